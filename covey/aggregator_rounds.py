@@ -21,12 +21,13 @@ import numpy as np
 from covey.handshake import NONCE_BYTES
 from covey.rounds import Rounds, Stale, Superseded
 from covey.tensor_arrays import Array, bytes_of
-from covey.tensor_link import CONNECT_S, TensorLink
+from covey.tensor_link import CONNECT_S, Poster, TensorLink
+from covey.tensor_types import NUMBERS
 from covey.tensorwire import (
     HEADER_BYTES,
+    Declared,
     Frame,
     Header,
-    Kind,
     TensorOp,
     TensorWireError,
     epoch_text,
@@ -57,11 +58,15 @@ class AggregatorRounds:
     """Methods may be called from any thread."""
 
     def __init__(
-        self, rounds: Rounds, lost: Callable[[int, str], None], failed: Callable[[Exception], None] = lambda error: None
+        self,
+        rounds: Rounds,
+        lost: Callable[[int, str], None],
+        failed: Callable[[Exception], None] = lambda error: None,
+        poster: Poster | None = None,
     ) -> None:
         """From the link thread `lost(epoch, why)` is called each time the address of that epoch cannot be used, and
-        `failed` once nothing will be added any more."""
-        self.rounds, self._lost, self._failed = rounds, lost, failed
+        `failed` once nothing will be added any more. `poster`: which all tables share."""
+        self.rounds, self._lost, self._failed, self._poster = rounds, lost, failed, poster
         self._changed = threading.Condition()
         """Guards everything below, and the rounds; notified when any of it changes."""
         self._at: AggregatorAt | None = None
@@ -77,21 +82,11 @@ class AggregatorRounds:
 
     # ---- from the script ----
 
-    def declare(
-        self,
-        name: str,
-        kind: Kind,
-        shape: tuple[int, ...],
-        initial: Array,
-        block: int = 0,
-        elements: tuple[int, int] | None = None,
-    ) -> None:
+    def declare(self, declared: Declared, initial: Array) -> None:
         """A new tensor, or one Block of it, of which `initial` is a model's value. ValueError when there is one."""
-        value = bytes_of(initial) if kind == "model" else None
-        self._say_out(
-            lambda: self.rounds.declare(name, kind, shape, value, block, elements),
-            0 if value is None else initial.nbytes,
-        )
+        value = bytes_of(initial) if declared.kind == "model" else None
+        size = 0 if value is None else initial.nbytes
+        self._say_out(lambda: self.rounds.declare_as(declared, value), size)
 
     def push(self, label: str, data: Array, blocks: bool) -> None:
         """Begin a round of a Block. `blocks`: this thread waits for it at once. ValueError when one is under way."""
@@ -113,7 +108,7 @@ class AggregatorRounds:
                     raise ValueError(tensor.fault)
                 self._changed.wait(waits.left_s)
         # only this Block's next round, which nobody can begin before this ends, would write here
-        np.copyto(out, np.frombuffer(tensor.state, dtype="<f4"))
+        np.copyto(out, np.frombuffer(tensor.state, dtype=NUMBERS[tensor.declared.type].stored))
 
     def why(self) -> str:
         """Nothing comes, for people."""
@@ -206,7 +201,7 @@ class AggregatorRounds:
 
     def _serve(self, at: AggregatorAt) -> None:
         """Connect and carry frames until the connection ends, always by an exception."""
-        link = TensorLink(at.address)
+        link = TensorLink(at.address, self._poster)
         try:
             with self._changed:
                 hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._at is at else None

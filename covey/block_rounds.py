@@ -6,6 +6,10 @@
 
 A table has a connection, a thread and an epoch of its own, from its first Block on. Table 0's owner is there without
 being asked for; that of another one is asked for by its first Block.
+
+Blocks go out one after the other, each rank beginning with the table after its own number: so at any time every owner
+hears one rank, and no network card is shared by several pushes, which TCP would divide unfairly, while each sum waits
+for the slowest.
 """
 
 import threading
@@ -13,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from covey.aggregator_rounds import AggregatorRounds, Waits
@@ -21,15 +26,16 @@ from covey.core import JobId
 from covey.rounds import Rounds
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
-from covey.tensorwire import PART_BYTES, Kind, block_label, key_of
+from covey.tensor_link import Poster
+from covey.tensor_types import NUMBERS
+from covey.tensorwire import PART_BYTES, Declared, block_label, key_of
 from covey.wire import AggregatorAt
 
 
 class CutTensor(NamedTuple):
     """A tensor, and where it is summed."""
 
-    kind: Kind
-    shape: tuple[int, ...]
+    declared: Declared
     blocks: tuple[Block, ...]
 
 
@@ -56,6 +62,7 @@ class BlockRounds:
         """Why nothing will be added any more."""
         self._job, self._rank, self._world_size = job, rank, world_size
         self._lost, self._wanted = lost, wanted
+        self._poster = Poster() if tables > 1 else None
         self._lock = threading.Lock()
         """Guards what follows."""
         self._at: dict[int, AggregatorRounds] = {}
@@ -78,21 +85,20 @@ class BlockRounds:
             for rounds in self._at.values():
                 rounds.rounds.order = order
 
-    def declare(self, name: str, kind: Kind, data: Array) -> None:
+    def declare(self, declared: Declared, data: Array) -> None:
         """A new tensor; a model's initial value is `data`. ValueError when there is one of that name."""
-        blocks = blocks_of(key_of(name), data.size, data.itemsize, self.tables)
+        blocks = blocks_of(key_of(declared.name), data.size, data.itemsize, self.tables)
         flat, whole = data.reshape(-1), len(blocks) == 1
         for at, block in enumerate(blocks):
-            elements = None if whole else block[:2]
-            self._table(block.table).declare(name, kind, data.shape, flat[block.first : block.end], at, elements)
-        self.known[name] = CutTensor(kind, data.shape, blocks)
+            cut = declared if whole else msgspec.structs.replace(declared, block=at, elements=block[:2])
+            self._table(block.table).declare(cut, flat[block.first : block.end])
+        self.known[declared.name] = CutTensor(declared, blocks)
 
     def push(self, name: str, data: Array, blocks: bool) -> None:
         """Begin a round. `blocks`: this thread waits for it at once. ValueError when one is under way."""
-        flat, last = data.reshape(-1), len(self.known[name].blocks) - 1
-        for at, block in enumerate(self.known[name].blocks):
-            # all but the last are sent by their tables' threads meanwhile
-            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks and at == last)
+        flat, each = data.reshape(-1), enumerate(self.known[name].blocks)
+        for at, block in sorted(each, key=lambda one: (one[1].table - self._rank - 1) % self.tables):
+            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks)
 
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
@@ -102,17 +108,17 @@ class BlockRounds:
 
     def wait(self, name: str, waits: Waits, out: Array | None) -> Array:
         """The tensor's result. ValueError when an aggregator does not add it."""
-        placed = self.known[name]
-        result = np.empty(placed.shape, np.float32) if out is None else out
+        cut = self.known[name]
+        result = np.empty(cut.declared.shape, NUMBERS[cut.declared.type].stored) if out is None else out
         flat = result.reshape(-1)
-        for at, block in enumerate(placed.blocks):
+        for at, block in enumerate(cut.blocks):
             self._at[block.table].wait(block_label(name, at), waits, flat[block.first : block.end])
         return result
 
     def why(self, name: str) -> str:
         """Nothing comes, for people."""
-        placed = self.known.get(name)
-        blocks: Sequence[Block] = () if placed is None else placed.blocks
+        cut = self.known.get(name)
+        blocks: Sequence[Block] = () if cut is None else cut.blocks
         late = [
             self._at[block.table]
             for at, block in enumerate(blocks)
@@ -127,6 +133,8 @@ class BlockRounds:
             each = list(self._at.values())
         for rounds in each:
             rounds.close()
+        if self._poster is not None:
+            self._poster.close()
 
     # ---- from the agent ----
 
@@ -148,7 +156,8 @@ class BlockRounds:
             if rounds is not None:
                 return rounds
             of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
-            rounds = self._at[table] = AggregatorRounds(of, partial(self._table_lost, table), self._failed)
+            lost = partial(self._table_lost, table)
+            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster)
             rounds.rounds.order = self._order
             told = self._told.get(table)
         if self._closed:

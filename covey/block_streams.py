@@ -12,7 +12,7 @@ from covey.blocks import Block, Sizes, blocks_of, table_id
 from covey.core import JobId
 from covey.ports import Bytes
 from covey.tensorstream import TensorStream
-from covey.tensorwire import PART_BYTES, Kind, block_label, key_of
+from covey.tensorwire import PART_BYTES, Declared, Kind, block_label, key_of
 from covey.wire import AggregatorAt
 
 ELEMENT_BYTES = 4
@@ -92,7 +92,9 @@ class BlockStreams:
         for at, block in enumerate(blocks):
             initial = _part(data, block) if kind == "model" else None
             cut = None if len(blocks) == 1 else block[:2]
-            self._stream(block.table).declare(name, kind, shape, initial, at, cut)
+            stream = self._stream(block.table)
+            rounds = stream.rounds
+            stream.declare_as(Declared(name, kind, shape, rounds.part_bytes, rounds.order, at, cut), initial)
 
     def _stream(self, table: int) -> TensorStream:
         if table not in self._at:

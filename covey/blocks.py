@@ -30,7 +30,7 @@ class Sizes(NamedTuple):
     """A tensor below this is in table 0: a job of small tensors needs one owner."""
     least_bytes: int = 128 << 10
     """Of a Block of a tensor that is cut: each costs a message more, and smaller ones save nothing."""
-    most_bytes: int = 4 << 20
+    most_bytes: int = 512 << 10
     """Longest Block."""
     aligned: int = 16
     """Elements: Blocks begin at cache lines."""

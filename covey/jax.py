@@ -19,24 +19,25 @@ from jax.interpreters import mlir
 
 from covey.client import JOIN_S, of_process
 from covey.tensor_arrays import Array
+from covey.tensorwire import TYPES
 
 if TYPE_CHECKING:
     from covey.client import JobClient
 
 
 def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:
-    """The sum of this tree of arrays over all ranks: of the same structure and shapes, float32. Every rank calls it
+    """The sum of this tree of arrays over all ranks: of the same structure, shapes and types. Every rank calls it
     with the same `name`, which two different trees must not share, as often as the others. `job`: this rank's
     (that of `covey.join()`, or made if there is none); it computes on one device. A jitted step may still call back
     when its call has returned: wait for its results (`jax.block_until_ready`) before the job is left.
 
-    TypeError, naming the leaf, where one is not float32. Errors of `TensorClient.push_pull` are raised as they are,
-    inside `jit` as JAX passes on those of callbacks."""
+    TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16. Errors of
+    `TensorClient.push_pull` are raised as they are, inside `jit` as JAX passes on those of callbacks."""
     return _summed(tree, name, job, False)
 
 
 def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> Any:
-    """The average of this tree over all ranks: `psum`, divided by their number."""
+    """The average of this tree over all ranks: as `psum`, divided by their number, and rounded once."""
     return _summed(tree, name, job, True)
 
 
@@ -46,16 +47,16 @@ def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:
     leaves = [leaf for _, leaf in found]
     for each, leaf in zip(names, leaves, strict=True):
         dtype = jax.numpy.result_type(leaf)
-        if dtype != np.float32:
-            raise TypeError(f"{each} is {dtype}; Covey adds float32")
+        if dtype.name not in TYPES:
+            raise TypeError(f"{each} is {dtype}; Covey adds {', '.join(TYPES)}")
     client = _joined(job)
 
     def summed(*arrays: Any) -> list[Array]:
         handles = [
-            client.tensors.push(each, np.asarray(array, np.float32)) for each, array in zip(names, arrays, strict=True)
+            client.tensors.push(each, np.asarray(array, jax.numpy.result_type(array)), mean=mean)
+            for each, array in zip(names, arrays, strict=True)
         ]
-        sums = [handle.wait() for handle in handles]
-        return [array / np.float32(client.world_size) for array in sums] if mean else sums
+        return [handle.wait() for handle in handles]
 
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         results = _called_back.bind(*leaves, call=summed)

@@ -24,6 +24,7 @@ from covey.sum_order import Order
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     PART_BYTES,
+    TYPES,
     WANT,
     Declared,
     Frame,
@@ -62,6 +63,7 @@ class TensorRounds:
         self.declared = declared
         self.packed = pack_declared(declared)
         self.key = key_of(declared.label)
+        self.type = TYPES[declared.type][0]
         self.version = 0
         self.agreed = declared.kind == "grad"
         """A model's initial value is in force only once the aggregator has sent the one it chose."""
@@ -91,6 +93,8 @@ class TensorRounds:
             raise TensorWireError(
                 f"part {header.part} of {self.declared.name!r} has {end - start} bytes, not {header.length}"
             )
+        if header.type != self.type:
+            raise TensorWireError(f"part {header.part} of {self.declared.name!r} is of type {header.type}")
         if header.round != self.expected:
             return None
         return memoryview(self.incoming)[start:end]
@@ -140,21 +144,18 @@ class Rounds:
 
     # ---- from the script ----
 
-    def declare(
-        self,
-        name: str,
-        kind: Kind,
-        shape: tuple[int, ...],
-        initial: Payload | None = None,
-        block: int = 0,
-        elements: tuple[int, int] | None = None,
-    ) -> Iterator[Frame]:
-        """Declare a tensor, or one Block of it: these `elements`, of which `initial` is then the value. ValueError when
-        its name is taken by another shape or kind, or it is too large."""
-        declared = Declared(name, kind, shape, self.part_bytes, self.order, block, elements)
+    def declare(self, name: str, kind: Kind, shape: tuple[int, ...], initial: Payload | None = None) -> Iterator[Frame]:
+        """Declare a tensor of float32. ValueError when its name is taken by another shape or kind, or it is too
+        large."""
+        return self.declare_as(Declared(name, kind, shape, self.part_bytes, self.order), initial)
+
+    def declare_as(self, declared: Declared, initial: Payload | None = None) -> Iterator[Frame]:
+        """Declare a tensor, or one Block of it. ValueError when its name is taken, or it is too large."""
         known = self._by_key.get(key_of(declared.label))
         if known is not None:
-            raise ValueError(f"tensor {name!r} is already known as {known.declared.kind} {known.declared.shape}")
+            raise ValueError(
+                f"tensor {declared.name!r} is already known as {known.declared.kind} {known.declared.shape}"
+            )
         tensor = TensorRounds(declared, initial)
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
@@ -267,6 +268,7 @@ class Rounds:
             rank=self.rank,
             round=tensor.version,
             flags=0 if tensor.agreed else WANT,
+            type=tensor.type,
             payload=tensor.packed,
         )
 
@@ -283,6 +285,7 @@ class Rounds:
                 part=part,
                 rank=self.rank,
                 round=round,
+                type=tensor.type,
                 payload=view[start:end],
             )
             for part, (start, end) in enumerate(spans)

@@ -29,6 +29,7 @@ from covey.sum_order import Node, Order, last_addition
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
 from covey.tensor_memory import MemoryFault, TensorMemory, TensorRange
+from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared
 
 Words = npt.NDArray[np.uint32]
@@ -38,7 +39,7 @@ Tree = Any
 SMALL_BYTES = 64 << 10
 """Up to here every rank adds the whole tensor."""
 PIECE = 64 << 10
-"""Floats that are added at a time: they stay in a cache."""
+"""Elements that are added at a time: they stay in a cache."""
 _LINE = 64
 """Bytes of a rank's words: a cache line of its own."""
 
@@ -64,7 +65,8 @@ class SharedTensor:
     def __init__(self, declared: Declared, rank: int, ranks: int, range_: TensorRange) -> None:
         self.declared, self._range = declared, range_
         self._rank, self._ranks = rank, ranks
-        places, count = _Places(declared, ranks), declared.size_bytes // 4
+        places, count = _Places(declared, ranks), declared.size_bytes // declared.element_bytes
+        self._numbers = NUMBERS[declared.type]
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
         self._results = [self._floats(start, count) for start in places.results]
@@ -136,7 +138,7 @@ class SharedTensor:
 
     def take(self, out: Array | None) -> Array:
         """The result, once it is there, into `out` or a new array."""
-        found = np.empty(self.declared.shape, np.float32) if out is None else out
+        found = np.empty(self.declared.shape, self._numbers.stored) if out is None else out
         flat = found.reshape(-1)
         if self._small:
             self._add([turns[self._turn(self.round)] for turns in self._slots], flat, 0, len(flat))
@@ -162,7 +164,7 @@ class SharedTensor:
         return round % 2 if self._small else 0
 
     def _floats(self, start: int, count: int) -> Array:
-        return np.ndarray((count,), "<f4", self._range.mapped, start)
+        return np.ndarray((count,), self._numbers.stored, self._range.mapped, start)
 
     def _all(self, what: int) -> bool:
         """Whether every rank has pushed (0) or added (1) this round."""
@@ -188,15 +190,25 @@ class SharedTensor:
         self._range.memory.ring()
 
     def _add(self, slots: Sequence[Array], into: Array, start: int, end: int) -> None:
+        numbers = self._numbers
         for at in range(start, end, PIECE):
             here = slice(at, min(at + PIECE, end))
-            pieces = [slot[here] for slot in slots]
-            spare = [array[: here.stop - at] for array in _spare(self._tree)]
-            if self.declared.kind == "model":
-                before = self._results[(self.round - 1) % 2][here]
-                np.add(before, _sum(self._tree, pieces, spare, None)[0], out=into[here])
-            else:
+            pieces = [numbers.widen(slot[here]) for slot in slots]
+            spare = [array[: here.stop - at] for array in _spare(self._tree, numbers.wide)]
+            if not numbers.rounds and self.declared.kind == "grad":
                 _sum(self._tree, pieces, spare, into[here])
+                self._divide(into[here])
+                continue
+            found = np.empty(here.stop - at, numbers.wide)
+            _sum(self._tree, pieces, spare, found)
+            self._divide(found)
+            if self.declared.kind == "model":
+                np.add(numbers.widen(self._results[(self.round - 1) % 2][here]), found, out=found)
+            into[here] = numbers.narrow(found)
+
+    def _divide(self, total: Array) -> None:
+        if self.declared.mean:
+            np.divide(total, self._numbers.wide.type(self._ranks), out=total)
 
 
 class SharedRounds:
@@ -313,12 +325,11 @@ def _needed(tree: Tree) -> int:
     return max(1, _needed(left), _needed(right) + (not isinstance(left, int)))
 
 
-def _spare(tree: Tree) -> list[Array]:
+def _spare(tree: Tree, wide: np.dtype[Any]) -> list[Array]:
     """Of this thread, for `_sum`."""
-    arrays: list[Array] = getattr(_of_thread, "arrays", [])
+    arrays: list[Array] = _of_thread.__dict__.setdefault(wide.name, [])
     while len(arrays) < _needed(tree):
-        arrays.append(np.empty(PIECE, np.float32))
-    _of_thread.arrays = arrays
+        arrays.append(np.empty(PIECE, wide))
     return arrays
 
 

@@ -19,10 +19,37 @@ DEAD_S = 6.0
 """Quiet time after which the connection is given up, seconds."""
 
 
+class Poster:
+    """A thread that sends what others need not wait for, in the order in which it was posted."""
+
+    def __init__(self) -> None:
+        self._posted: queue.SimpleQueue[tuple[TensorLink, Iterable[Frame]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def post(self, link: "TensorLink", frames: Iterable[Frame]) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name="covey-push", daemon=True)
+                self._thread.start()
+        self._posted.put((link, frames))
+
+    def close(self) -> None:
+        """After what was posted. Again is harmless."""
+        self._posted.put(None)
+
+    def _send(self) -> None:
+        while (posted := self._posted.get()) is not None:
+            link, frames = posted
+            link.send(frames)
+            link.posted_sent()
+
+
 class TensorLink:
     """One connection. Sending is serialised by `lock`; only the link thread reads."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, poster: Poster | None = None) -> None:
+        """`poster`: of several connections, which then take turns; without, it has its own."""
         host, _, port = address.rpartition(":")
         self.lock = threading.RLock()
         self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
@@ -30,8 +57,7 @@ class TensorLink:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
         self._poll = select.poll()
         self._poll.register(self.sock, select.POLLIN)
-        self._posted: queue.SimpleQueue[Iterable[Frame] | None] = queue.SimpleQueue()
-        self._poster: threading.Thread | None = None
+        self._shared, self._poster = poster is not None, poster or Poster()
         self._waiting = 0
         """Posted and not sent."""
         self._counting = threading.Lock()
@@ -49,7 +75,7 @@ class TensorLink:
     def say(self, frames: Iterable[Frame], at_once: bool) -> None:
         """As `send`, after all that was said before, by whatever thread. `at_once`: in this thread, if nobody else is
         sending; else a thread of the link does it and this one goes on."""
-        if at_once and self.lock.acquire(blocking=False):
+        if at_once and not self._shared and self.lock.acquire(blocking=False):
             try:
                 with self._counting:
                     first = not self._waiting
@@ -60,16 +86,12 @@ class TensorLink:
                 self.lock.release()
         with self._counting:
             self._waiting += 1
-            if self._poster is None:
-                self._poster = threading.Thread(target=self._send_posted, name="covey-push", daemon=True)
-                self._poster.start()
-        self._posted.put(frames)
+        self._poster.post(self, frames)
 
-    def _send_posted(self) -> None:
-        while (frames := self._posted.get()) is not None:
-            self.send(frames)
-            with self._counting:
-                self._waiting -= 1
+    def posted_sent(self) -> None:
+        """For the poster: one of what was posted is out, or will never be."""
+        with self._counting:
+            self._waiting -= 1
 
     def send_locked(self, frames: Iterable[Frame]) -> None:
         whole = False
@@ -114,6 +136,7 @@ class TensorLink:
 
     def close(self) -> None:
         self.shut()
-        self._posted.put(None)
+        if not self._shared:
+            self._poster.close()
         with self.lock:
             self.sock.close()

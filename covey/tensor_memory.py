@@ -273,4 +273,5 @@ def _unlike(mine: Declared, packed: bytes, rank: int) -> tuple[str, str]:
 
 
 def _words(declared: Declared) -> str:
-    return f"{declared.kind} {declared.shape}, added by {declared.order}"
+    how = f"added by {declared.order}{', divided' if declared.mean else ''}"
+    return f"{declared.kind} {declared.shape} of {declared.type}, {how}"

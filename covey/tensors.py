@@ -1,4 +1,4 @@
-"""Push and pull of named float32 tensors: what a training script calls `job.tensors` (the AutoPS Agent, §4.3.1).
+"""Push and pull of named tensors: what a training script calls `job.tensors` (the AutoPS Agent, §4.3.1).
 
     with covey.join() as job:
         w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
@@ -10,7 +10,8 @@
 
 Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly
 one contribution per rank, in a fixed order of additions (`covey.sum_order`), in whatever order they arrive and however
-often the aggregator is replaced. Rounds of different names may be under way at once, from several threads.
+often the aggregator is replaced. Rounds of different names may be under way at once, from several threads. Tensors are
+of float32, float64, float16 or bfloat16; the last two are added in float32 and rounded once (`covey.tensor_types`).
 
 Where all ranks of the job are on one host they need no aggregator: they add in memory that they share. Otherwise, or
 where a rank cannot, tensors go to an aggregator by TCP. The bits are the same.
@@ -35,9 +36,9 @@ from covey.block_rounds import BlockRounds
 from covey.core import JobId
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
-from covey.tensor_arrays import Array, check_out, checked
+from covey.tensor_arrays import Array, GivenArray, as_stored, check_out, checked
 from covey.tensor_memory import MemoryFault, MemoryRefused, TensorMemory
-from covey.tensorwire import PART_BYTES, Declared, Kind
+from covey.tensorwire import PART_BYTES, Declared, Kind, Type
 from covey.units import format_seconds
 from covey.wire import AggregatorAt
 
@@ -55,8 +56,8 @@ class TensorError(RuntimeError):
 class TensorHandle:
     """A round that `TensorClient.push` began."""
 
-    def __init__(self, client: "TensorClient", name: str, out: Array | None) -> None:
-        self._client, self._name, self._out = client, name, out
+    def __init__(self, client: "TensorClient", name: str, given: GivenArray, out: Array | None) -> None:
+        self._client, self._name, self._given, self._out = client, name, given, out
         self._result: Array | None = None
 
     @property
@@ -65,10 +66,12 @@ class TensorHandle:
         return self._result is not None or self._client.has_result(self._name)
 
     def wait(self) -> Array:
-        """The result: float32, in `out` if there was one, else a new array. Blocks until every rank has pushed. Again
-        is harmless. Errors as of `push_pull`."""
+        """The result, of the type that was pushed: in `out` if there was one, else in a new array. Blocks until every
+        rank has pushed. Again is harmless. Errors as of `push_pull`."""
         if self._result is None:
-            self._result = self._client.finish(self._name, self._out)
+            out = None if self._out is None else as_stored(self._out, self._given.type)
+            found = self._client.finish(self._name, out)
+            self._result = self._out if self._out is not None else found.view(self._given.dtype)
         return self._result
 
 
@@ -155,34 +158,38 @@ class TensorClient:
                 raise ValueError("there are tensors already; set the order of their additions before the first one")
             self._far.order = order
 
-    def model(self, name: str, initial: Array) -> Array:
-        """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new float32 array of that
-        shape. Blocks until all ranks called it. Errors as of `push_pull`."""
-        data = checked(name, initial)
+    def model(self, name: str, initial: Array, *, mean: bool = False) -> Array:
+        """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new array of that type and
+        shape; `mean`: as of their rounds. Blocks until all ranks called it. Errors as of `push_pull`."""
+        given = checked(name, initial)
         with self._timed():
-            self._begin(name, "model", data, True)
+            self._begin(name, "model", given, True, mean)
             try:
-                return self._wait(name)
+                return self._wait(name).view(given.dtype)
             finally:
                 self._ended(name)
 
-    def push(self, name: str, array: Array, *, out: Array | None = None) -> TensorHandle:
+    def push(
+        self, name: str, array: Array, *, out: Array | None = None, mean: bool = False, type: Type | None = None
+    ) -> TensorHandle:
         """Begin this tensor's next round, and go on: `push(...).wait()` is `push_pull`. `array` is read until then, and
-        must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape,
-        contiguous float32. Does not wait for other ranks, nor for the network; only the first tensor waits until all
-        ranks have joined their agents. Errors as of `push_pull`."""
-        return self._push(name, array, out, False)
+        must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape and type,
+        contiguous. Does not wait for other ranks, nor for the network; only the first tensor waits until all ranks have
+        joined their agents. Errors as of `push_pull`."""
+        return self._push(name, array, out, False, mean, type)
 
-    def push_pull(self, name: str, array: Array, *, out: Array | None = None) -> Array:
-        """The result of this tensor's next round: the sum of all ranks' arrays, added to the parameters of `model`
-        where there are any. Float32 of the same shape: `out`, as of `push`, or a new array. Blocks until every rank has
-        pushed.
+    def push_pull(
+        self, name: str, array: Array, *, out: Array | None = None, mean: bool = False, type: Type | None = None
+    ) -> Array:
+        """The result of this tensor's next round: the sum of all ranks' arrays, with `mean` divided by their number;
+        added to the parameters of `model` where there are any. Of the same type and shape: `out`, as of `push`, or a
+        new array. `type="bfloat16"`: the array holds its bits, as uint16 or int16. Blocks until every rank has pushed.
 
-        ValueError when the shape is not that of earlier calls or the last round of this name was not waited for,
-        TypeError when it is not float32, TensorError when the aggregator refuses it, Superseded when this run of the
-        job is over.
+        ValueError when shape, type or `mean` are not those of earlier calls or the last round of this name was not
+        waited for, TypeError when it is of another type than Covey adds, TensorError when the aggregator refuses it,
+        Superseded when this run of the job is over.
         """
-        handle = self._push(name, array, out, True)
+        handle = self._push(name, array, out, True, mean, type)
         try:
             return handle.wait()
         finally:
@@ -218,7 +225,7 @@ class TensorClient:
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
             try:
-                self._begin(LEAVE, "grad", np.zeros(1, np.float32), True, linger_s)
+                self._begin(LEAVE, "grad", checked(LEAVE, np.zeros(1, np.float32)), True, False, linger_s)
                 self._wait(LEAVE, linger_s)
             except TimeoutError:
                 return False
@@ -263,23 +270,28 @@ class TensorClient:
 
     # ---- script side ----
 
-    def _push(self, name: str, array: Array, out: Array | None, blocks: bool) -> TensorHandle:
-        data = checked(name, array)
+    def _push(
+        self, name: str, array: Array, out: Array | None, blocks: bool, mean: bool, type: Type | None
+    ) -> TensorHandle:
+        given = checked(name, array, type)
         if out is not None:
-            check_out(name, out, data.shape)
+            check_out(name, out, given)
         with self._timed():
-            self._begin(name, "grad", data, blocks)
-        return TensorHandle(self, name, out)
+            self._begin(name, "grad", given, blocks, mean)
+        return TensorHandle(self, name, given, out)
 
-    def _begin(self, name: str, kind: Kind, data: Array, blocks: bool, give_up_s: float | None = None) -> None:
+    def _begin(
+        self, name: str, kind: Kind, given: GivenArray, blocks: bool, mean: bool = False, give_up_s: float | None = None
+    ) -> None:
         """The next round of a tensor; a new model's is about its initial value. TimeoutError after `give_up_s`."""
+        data = given.data
         with self._changed:
             if name in self._open:
                 raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
             self._open[name] = data
         with contextlib.ExitStack() as undo:
             undo.callback(self._ended, name)
-            way = self._way(name, kind, data, give_up_s)
+            way = self._way(name, kind, given, mean, give_up_s)
             self._raise_if_over()
             if way is not None and self._shared is not None:
                 try:
@@ -294,27 +306,31 @@ class TensorClient:
         with self._changed:
             self._open.pop(name, None)
 
-    def _way(self, name: str, kind: Kind, data: Array, give_up_s: float | None) -> SharedTensor | None:
+    def _way(
+        self, name: str, kind: Kind, given: GivenArray, mean: bool, give_up_s: float | None
+    ) -> SharedTensor | None:
         """That of a tensor, which is declared if it is new."""
         if name in self._ways:
-            return self._known(name, kind, data.shape)
+            return self._known(name, kind, given, mean)
         patience = _Patience(self, name, give_up_s)
         with self._changed:
             while self._undecided:
                 patience.look()
                 self._changed.wait(patience.left_s)
-        way = self._share(Declared(name, kind, data.shape, self._far.part_bytes, self._far.order))
+        shape, far = given.data.shape, self._far
+        declared = Declared(name, kind, shape, far.part_bytes, far.order, type=given.type, mean=mean)
+        way = self._share(declared)
         if way is None:
-            self._far.declare(name, kind, data)
+            far.declare(declared, given.data)
         self._ways[name] = way
         if way is not None:
             sizes = [each.declared.size_bytes for each in list(self._ways.values()) if each is not None]
             self._tell_shared(max(sizes), sum(sizes))
         return way
 
-    def _known(self, name: str, kind: Kind, shape: tuple[int, ...]) -> SharedTensor | None:
-        way = self._ways[name]
-        declared = self._far.known[name] if way is None else way.declared
+    def _known(self, name: str, kind: Kind, given: GivenArray, mean: bool) -> SharedTensor | None:
+        way, shape = self._ways[name], given.data.shape
+        declared = self._far.known[name].declared if way is None else way.declared
         if kind == "model":
             raise ValueError(f"tensor {name!r} is already known as {declared.kind} {declared.shape}")
         if declared.shape != shape:
@@ -322,6 +338,9 @@ class TensorClient:
                 f"tensor {name!r} has shape {declared.shape}, this array {shape}; "
                 "give an array of another shape another name"
             )
+        was, now = _update(declared.type, declared.mean), _update(given.type, mean)
+        if was != now:
+            raise ValueError(f"tensor {name!r} is the {was}, and here the {now}; give another one another name")
         return way
 
     def _share(self, declared: Declared) -> SharedTensor | None:
@@ -342,7 +361,7 @@ class TensorClient:
         data = self._open.get(name)
         if data is None:
             raise TensorError(f"tensor {name!r} is in a round that the script gave up; it cannot be pushed elsewhere")
-        self._far.declare(name, kind, data)
+        self._far.declare(way.declared, data)
         if kind == "grad":
             self._far.push(name, data, False)
         with self._changed:
@@ -389,3 +408,7 @@ class TensorClient:
         finally:
             if not getattr(self._thread_here, "background", False):
                 self.communicate_s += time.monotonic() - began
+
+
+def _update(type: Type, mean: bool) -> str:
+    return f"{'mean' if mean else 'sum'} of {type}"

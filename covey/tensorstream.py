@@ -11,7 +11,17 @@ from covey.core import JobId
 from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
 from covey.rounds import Rounds, Superseded, TensorRounds
-from covey.tensorwire import HEADER_BYTES, PART_BYTES, Frame, Kind, Payload, TensorOp, TensorWireError, parse, verify
+from covey.tensorwire import (
+    HEADER_BYTES,
+    PART_BYTES,
+    Declared,
+    Frame,
+    Payload,
+    TensorOp,
+    TensorWireError,
+    parse,
+    verify,
+)
 from covey.wire import AggregatorAt
 
 SILENT_S, DEAD_S = 2.0, 6.0
@@ -47,21 +57,13 @@ class TensorStream:
         self._closed = False
         spawn(f"tensors of rank {rank}", self._run())
 
-    def declare(
-        self,
-        name: str,
-        kind: Kind,
-        shape: tuple[int, ...],
-        initial: Payload | None = None,
-        block: int = 0,
-        elements: tuple[int, int] | None = None,
-    ) -> None:
+    def declare_as(self, declared: Declared, initial: Payload | None = None) -> None:
         """As of `Rounds`."""
-        self._send(self.rounds.declare(name, kind, shape, initial, block, elements))
+        self._send(self.rounds.declare_as(declared, initial))
 
     async def model(self, name: str, initial: bytes, shape: tuple[int, ...]) -> bytes:
         """Rank 0's initial parameters, on every rank."""
-        self.declare(name, "model", shape, initial)
+        self._send(self.rounds.declare(name, "model", shape, initial))
         return await self.agreed(name)
 
     async def agreed(self, label: str) -> bytes:
@@ -72,7 +74,7 @@ class TensorStream:
     async def push_pull(self, label: str, data: Payload) -> bytes:
         """The result of the next round of a Block: parameters plus sum for a model, else the sum."""
         if label not in self.rounds.tensors:
-            self.declare(label, "grad", (len(data) // 4,))
+            self._send(self.rounds.declare(label, "grad", (len(data) // 4,)))
         self._send(self.rounds.push(label, data))
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.unacknowledged is None)

@@ -25,6 +25,7 @@ Both ends prove that they know the secret of the assignment, and neither sends i
 
 import enum
 import hashlib
+import math
 import struct
 from typing import Annotated, Literal, NamedTuple
 
@@ -48,7 +49,12 @@ PARTS_MAX = 0xFFFF
 BLOCKS_MAX = 1 << 20
 Elements = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 RANKS_MAX = 0xFFFF
-FLOAT32 = 1
+Type = Literal["float32", "float64", "float16", "bfloat16"]
+"""Of the elements of a tensor (`covey.tensor_types`)."""
+TYPES: dict[Type, tuple[int, int]] = {"float32": (1, 4), "float64": (2, 8), "float16": (3, 2), "bfloat16": (4, 2)}
+"""The number of each in a header, and bytes of an element. A frame that has no elements says float32."""
+FLOAT32 = TYPES["float32"][0]
+_TYPE_NUMBERS = frozenset(number for number, _ in TYPES.values())
 WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
 
@@ -97,6 +103,7 @@ _LENGTH_MAX = {
     TensorOp.CHALLENGE: CHALLENGE_BYTES,
 }
 _OPS = {int(op): op for op in TensorOp}
+_WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
 
 
 class Header(NamedTuple):
@@ -111,6 +118,8 @@ class Header(NamedTuple):
     epoch: int
     length: int
     crc: int
+    type: int = FLOAT32
+    """Of the elements (`TYPES`)."""
 
 
 def job_hash(job: JobId) -> int:
@@ -134,9 +143,10 @@ def frame(
     rank: int = 0,
     round: int = 0,
     flags: int = 0,
+    type: int = FLOAT32,
     payload: Payload = b"",
 ) -> Frame:
-    head = _HEADER.pack(VERSION, op, flags, FLOAT32, job, key, part, rank, round, epoch, len(payload), 0)[:_COVERED]
+    head = _HEADER.pack(VERSION, op, flags, type, job, key, part, rank, round, epoch, len(payload), 0)[:_COVERED]
     crc = crc32(payload, crc32(head))
     return head + crc.to_bytes(4, "little"), payload
 
@@ -145,19 +155,19 @@ def parse(data: Payload) -> Header:
     """The header in 40 bytes. TensorWireError when its version, operation, type, flags or length cannot be."""
     if len(data) != HEADER_BYTES:
         raise TensorWireError(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
-    version, number, flags, dtype, job, key, part, rank, round_, epoch, length, crc = _HEADER.unpack(data)
+    version, number, flags, type_, job, key, part, rank, round_, epoch, length, crc = _HEADER.unpack(data)
     if version != VERSION:
         raise TensorWireError(f"version {version} of the tensor path is not spoken here; this is version {VERSION}")
     op = _OPS.get(number)
     if op is None:
         raise TensorWireError(f"unknown operation {number}")
-    if dtype != FLOAT32:
-        raise TensorWireError(f"unknown type {dtype}; only float32 travels here")
+    if type_ not in _TYPE_NUMBERS or (type_ != FLOAT32 and op not in _WITH_TYPE):
+        raise TensorWireError(f"unknown type {type_} of {op.name}")
     if flags & ~WANT or (flags and op is not TensorOp.OPEN):
         raise TensorWireError(f"unknown flags {flags:#x} of {op.name}")
     if length > _LENGTH_MAX[op]:
         raise TensorWireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
-    return Header(op, flags, job, key, part, rank, round_, epoch, length, crc)
+    return Header(op, flags, job, key, part, rank, round_, epoch, length, crc, type_)
 
 
 def verify(head: Payload, payload: Payload) -> None:
@@ -183,25 +193,32 @@ class Declared(msgspec.Struct, frozen=True):
     kind: Kind
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=8)]
     part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
+    """A whole number of elements."""
     order: Order = "rank"
     """Of the additions of a round. A client of before this was said expects "rank"."""
     block: Annotated[int, msgspec.Meta(ge=0, le=BLOCKS_MAX)] = 0
     """Which Block of the tensor this is (`covey.blocks`)."""
     elements: tuple[Elements, Elements] | None = None
     """The first element of the Block, and the one after its last; None: the tensor is one Block."""
+    type: Type = "float32"
+    mean: bool = False
+    """The sum is divided by the number of ranks."""
+
+    @property
+    def element_bytes(self) -> int:
+        return TYPES[self.type][1]
 
     @property
     def tensor_bytes(self) -> int:
         """Of the whole tensor."""
-        size = 4
-        for n in self.shape:
-            size *= n
-        return size
+        return self.element_bytes * math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
         """Of this Block."""
-        return self.tensor_bytes if self.elements is None else 4 * (self.elements[1] - self.elements[0])
+        return (
+            self.tensor_bytes if self.elements is None else self.element_bytes * (self.elements[1] - self.elements[0])
+        )
 
     @property
     def label(self) -> str:
@@ -241,8 +258,10 @@ def unpack_declared(data: Payload) -> Declared:
         declared = _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise TensorWireError(f"malformed declaration of a tensor: {error}") from error
+    if declared.part_bytes % declared.element_bytes:
+        raise TensorWireError(f"a part of {declared.name!r} would have {declared.part_bytes} bytes of {declared.type}")
     cut = declared.elements
-    if cut is not None and not cut[0] <= cut[1] <= declared.tensor_bytes // 4:
+    if cut is not None and not cut[0] <= cut[1] <= math.prod(declared.shape):
         raise TensorWireError(f"Block {declared.block} of {declared.name!r} is no part of {declared.shape}")
     if declared.parts > PARTS_MAX:
         raise TensorWireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")

@@ -12,7 +12,8 @@ bucket's own memory, which DDP waits for only at the end of the pass:
     covey-ddp                           wait, divide, set the future of bucket 0, then of bucket 1, ...
 
 A bucket is known by the parameters in it, not by its number: after its first backward pass DDP makes its buckets anew.
-The average is the sum in the order of `covey.sum_order`, then divided by the number of ranks. With two ranks that is
+The average is the sum in the order of `covey.sum_order`, then divided by the number of ranks; of float16 and bfloat16
+it is made in float32, and rounded once. With two ranks that is
 what gloo gives, to the bit; DDP's own reduction divides first, which differs in the last bits where the number of ranks
 is no power of two.
 """
@@ -28,10 +29,18 @@ from torch.distributed import GradBucket
 
 from covey.client import JOIN_S, of_process
 from covey.tensors import TensorClient, TensorHandle
+from covey.tensorwire import Type
 
 if TYPE_CHECKING:
     from covey.client import JobClient
 
+TYPES: dict[torch.dtype, Type] = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+"""Of gradients that Covey averages."""
 END_S = 1.0
 """How long the end of the script waits for the thread that ends rounds."""
 _models = 0
@@ -42,9 +51,9 @@ def attach(ddp: Any, job: "JobClient | None" = None) -> None:
     this rank's (that of `covey.join()`, or made if there is none). Every rank attaches the same models in the same
     order.
 
-    TypeError, naming the parameter, where gradients are not float32 in the host's memory; RuntimeError where the model
-    has a communication hook, or other ranks than the job (torchrun's). Errors of `push_pull` are raised by the backward
-    pass."""
+    TypeError, naming the parameter, where gradients are not of a type in TYPES in the host's memory; RuntimeError where
+    the model has a communication hook, or other ranks than the job (torchrun's). Errors of `push_pull` are raised by
+    the backward pass."""
     global _models
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     for name, parameter in ddp.module.named_parameters():
@@ -58,7 +67,7 @@ def attach(ddp: Any, job: "JobClient | None" = None) -> None:
             f"DDP has {ranks} ranks, and this job {found.world_size}: Covey averages over ranks that the agent started"
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
-    buckets = Buckets(found.tensors, names, found.world_size, f"ddp{_models}")
+    buckets = Buckets(found.tensors, names, f"ddp{_models}")
     ddp.register_comm_hook(buckets, average)
     _models += 1
 
@@ -71,9 +80,9 @@ def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.
 class Buckets:
     """Those of one model, and the thread that ends their rounds."""
 
-    def __init__(self, tensors: TensorClient, names: dict[int, str], ranks: int, prefix: str) -> None:
+    def __init__(self, tensors: TensorClient, names: dict[int, str], prefix: str) -> None:
         """`names`: of parameters, by their id."""
-        self._tensors, self._parameters, self._ranks, self._prefix = tensors, names, ranks, prefix
+        self._tensors, self._parameters, self._prefix = tensors, names, prefix
         self._names: dict[tuple[int, ...], str] = {}
         self._begun: queue.SimpleQueue[tuple[TensorHandle, Any, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._end_rounds, name="covey-ddp", daemon=True)
@@ -85,8 +94,9 @@ class Buckets:
         future, gradients = torch.futures.Future(), bucket.buffer()
         name = self._name(bucket.parameters())
         _check(name, gradients)
-        array = gradients.numpy()
-        self._begun.put((self._tensors.push(name, array, out=array), gradients, future))
+        array = _bits(gradients).numpy()
+        handle = self._tensors.push(name, array, out=array, mean=True, type=TYPES[gradients.dtype])
+        self._begun.put((handle, gradients, future))
         return future
 
     def _name(self, parameters: list[Any]) -> str:
@@ -105,7 +115,6 @@ class Buckets:
             handle, gradients, future = begun
             try:
                 handle.wait()
-                gradients.div_(self._ranks)
             except Exception as error:  # DDP waits for this future: whatever happens here must reach it
                 future.set_exception(error)
             else:
@@ -118,6 +127,11 @@ class Buckets:
 
 
 def _check(name: str, tensor: Any) -> None:
-    if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+    if tensor.dtype not in TYPES or tensor.device.type != "cpu":
         came = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-        raise TypeError(f"gradients of {name!r} are {came}; Covey averages float32 on cpu")
+        raise TypeError(f"gradients of {name!r} are {came}; Covey averages {', '.join(TYPES.values())} on cpu")
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As numpy can hold it, which has no bfloat16."""
+    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor

@@ -249,6 +249,14 @@ class RankShares(Fact, frozen=True):
     rank: int
 
 
+class TableUsed(Fact, frozen=True):
+    """A rank on this host has Blocks in this table of its job (`covey.blocks`), other than table 0."""
+
+    job: JobId
+    epoch: int
+    table: int
+
+
 class TensorsSeen(Fact, frozen=True):
     """Tensors of a job's rank on this host: what the model's skew is measured from (Tiresias §3.2). Told again
     whenever one more, or a larger one, was seen; of one epoch the newest counts."""

@@ -22,6 +22,8 @@ class ConnectedProcess:
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0
         """As in `Join`; 2 also once it was sent."""
         self.told_no_memory = False
+        self.tables: set[int] = set()
+        """In which it has Blocks (`covey.blocks`), other than table 0."""
         self._stream = stream
         self.outbox = Outbox()
 

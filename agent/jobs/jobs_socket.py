@@ -21,6 +21,7 @@ from agent.jobs.connected import ConnectedProcess, plain
 from agent.jobs.counted import CountedProcesses
 from agent.jobs.tensor_memories import TensorMemories
 from agent.ports.protocol_error_limit import ProtocolErrorLimit
+from covey.blocks import TABLES_MAX
 from covey.core import Fact, JobId
 from covey.errors import Refused
 from covey.frames import FrameError, pack, read_frame
@@ -41,13 +42,14 @@ from covey.wire import (
     Refusal,
     Stepped,
     Stopping,
+    TableWanted,
     TensorMemoryHere,
     TensorsShared,
     decoder,
     other_protocol,
 )
 from plugins.base import JobPeer, RanksSpec
-from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed, TensorsSeen
+from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed, TableUsed, TensorsSeen
 
 JOIN_S = 5.0
 """A process that has not joined this long after connecting is cut off."""
@@ -111,6 +113,7 @@ class JobSocket:
         for peer in self._joined:
             if peer.job is not None:
                 found.append(JobJoined(peer.job, peer.epoch, peer.rank, peer.kernel))
+                found += [TableUsed(peer.job, peer.epoch, table) for table in sorted(peer.tables)]
                 if peer.pages is not None and peer.pages.mapped:
                     found.append(RankShares(peer.job, peer.epoch, peer.rank))
                 if peer.attached is not None:
@@ -222,6 +225,12 @@ class JobSocket:
             raise FrameError("TensorsShared from outside a job, or of an impossible size")
         self._tell(TensorsSeen(peer.job, peer.epoch, frame.largest_bytes, frame.total_bytes))
 
+    def _table_wanted(self, peer: ConnectedProcess, frame: TableWanted) -> None:
+        if peer.job is None or not 0 < frame.table < TABLES_MAX:
+            raise FrameError("TableWanted from outside a job, or of an impossible table")
+        peer.tables.add(frame.table)
+        self._tell(TableUsed(peer.job, peer.epoch, frame.table))
+
     def _no_memory(self, job: JobId, why: str) -> None:
         self._env.log.info("tensors go to an aggregator", job=job, why=why)
 
@@ -244,6 +253,8 @@ class JobSocket:
                 self._cannot_share(peer, frame)
             elif isinstance(frame, TensorsShared):
                 self._tensors_shared(peer, frame)
+            elif isinstance(frame, TableWanted):
+                self._table_wanted(peer, frame)
             elif isinstance(frame, Join | Joined | Stopping | PagesHere | TensorMemoryHere | NeighbourFlag):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:

@@ -1,6 +1,6 @@
 """What the agent starts: the plugin `aggregator`."""
 
-from covey.wire import AggregatorLost, TableWanted
+from covey.wire import AggregatorLost
 from plugins.aggregator import messages
 from plugins.aggregator.datapath.aggd import AGGD
 from plugins.aggregator.service import AggregatorService
@@ -13,5 +13,5 @@ PLUGIN = Plugin(
     messages=messages.Any,
     service=AggregatorService,
     programs=(AGGD,),
-    frames=(AggregatorLost, TableWanted),
+    frames=(AggregatorLost,),
 )

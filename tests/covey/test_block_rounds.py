@@ -1,6 +1,7 @@
 """Tensors whose Blocks have several owners: a real aggd for each, one thread per rank."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,6 +154,8 @@ def test_one_table_that_belongs_to_another_run_ends_the_waits_for_all(rack: Rack
         rack.tell(rack.serve(table))  # nobody sums table 2
     threads = rack.begin(1)
     until(lambda: len(rack.wanted) == 4)
+    until(lambda: all(client._why("w") == "the agent has not named an aggregator yet" for client in rack.clients))
+    time.sleep(0.05)  # they wait for table 2 now
     rack.tell(AggregatorAt(JOB, 2 << 32, HostId("h1"), "", b"", 1))
     for thread in threads:
         thread.join(5)

@@ -19,8 +19,8 @@ from covey.errors import CoveyError
 from covey.frames import pack
 from covey.kernels import kernel
 from covey.version import VERSION
-from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping, TableWanted
-from plugins.facts import JobJoined
+from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
+from plugins.facts import JobJoined, TableUsed
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
 
@@ -145,18 +145,20 @@ async def test_what_an_agent_must_know_is_said_again_to_the_next_one(agent: Agen
     job._owner_lost(4, "reset by peer", 0)
     job._owner_lost(9, "reset by peer", 2)
     job._table_wanted(2)
-    await until(lambda: agent.heard == [*lost, TableWanted(2)])
+    used = TableUsed(J1, 1, 2)
+    await until(lambda: agent.heard == lost and used in agent.facts)
     await agent.restart()
-    await until(lambda: agent.heard == [TableWanted(2), *lost])
+    await until(lambda: agent.heard == lost and used in agent.facts)
+    assert used in agent.socket.facts(), "a plugin that starts later is told too"
     (peer,) = agent.socket.peers(J1)
     peer.send(AggregatorAt(J1, 5, HostId("h2"), "127.0.0.1:1", b"s" * 16))
     await until(lambda: job._owners.all())
     job._owner_lost(4, "an old word", 0)
     await agent.restart()
     await until(lambda: agent.socket.peers(J1))
-    await until(lambda: len(agent.heard) == 2)
+    await until(lambda: agent.heard == [lost[1]] and used in agent.facts)
     await asyncio.sleep(0.02)
-    assert agent.heard == [TableWanted(2), lost[1]]
+    assert agent.heard == [lost[1]]
     await asyncio.to_thread(job.close)
 
 

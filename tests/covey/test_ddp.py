@@ -27,22 +27,25 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 rank, world, store, kinds, steps, doors = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6], sys.argv[6]
 torch.set_num_threads(1)
+SHORT = {"bfloat16": torch.bfloat16, "float64": torch.float64}
 class Model(torch.nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
         self.sometimes, self.kind = torch.nn.Linear(64, 64), kind
     def forward(self, x):
-        x = self.layers(x)
+        x = self.layers(x.to(self.layers[0].weight.dtype))
         return self.sometimes(x) if self.kind != "unused" else x
 def batch(rank, step):
     return torch.randn(16, 64, generator=torch.Generator().manual_seed(1000 * rank + step))
 def told(model):
     whole = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-    print("sha256", hashlib.sha256(whole.numpy().tobytes()).hexdigest(), flush=True)
+    print("sha256", hashlib.sha256(whole.view(torch.uint8).numpy().tobytes()).hexdigest(), flush=True)
 def made(kind):
     torch.manual_seed(1)
     model = Model(kind)
+    if kind in SHORT:
+        model.to(SHORT[kind])
     return model, torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
 def alone(kind):  # the ranks one after another, in one process
     model, optimizer = made(kind)
@@ -54,10 +57,10 @@ def alone(kind):  # the ranks one after another, in one process
             model(batch(each, step)).square().mean().backward()
             found.append([p.grad.clone() for p in parameters])
         for at, p in enumerate(parameters):
-            sums = [gradients[at] for gradients in found]
+            sums = [gradients[at].to(torch.promote_types(p.dtype, torch.float32)) for gradients in found]
             while len(sums) > 1:
                 sums = [a + b for a, b in zip(sums[::2], sums[1::2])] + sums[len(sums) // 2 * 2:]
-            p.grad = sums[0] / world
+            p.grad = (sums[0] / world).to(p.dtype)
         optimizer.step()
     told(model)
 def together(kind):
@@ -165,9 +168,13 @@ def test_two_ranks_train_to_the_same_bits_as_with_gloo(aggd: AggdThread, tmp_pat
 
 
 def test_four_ranks_train_to_the_same_bits_as_one_process(aggd: AggdThread, tmp_path: Path) -> None:
-    ours = Script(tmp_path, 4, "plain", "covey")
+    """Also models of 16 and of 64 bits."""
+    kinds = "plain,bfloat16,float64"
+    ours = Script(tmp_path, 4, kinds, "covey")
     ours.moved(aggd.serve("j1", EPOCH + 1, 4))
-    assert ours.parameters() == Script(tmp_path, 4, "plain", "alone").parameters()
+    found = ours.parameters()
+    assert found == Script(tmp_path, 4, kinds, "alone").parameters()
+    assert len(set(found.split())) == 3
 
 
 def test_an_aggregator_that_is_killed_in_a_backward_pass_changes_no_bit(tmp_path: Path) -> None:
@@ -188,7 +195,7 @@ WRONG = """
 import torch, torch.distributed as dist
 import covey.torch
 dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
-model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).to(torch.bfloat16))
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).to(torch.complex64))
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 covey.torch.attach(ddp)
 """
@@ -197,7 +204,8 @@ covey.torch.attach(ddp)
 def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
     script = WRONG.format(store=tmp_path / "store")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "gradients of '1.weight' are bfloat16 on cpu; Covey averages float32 on cpu" in done.stderr
+    named = "gradients of '1.weight' are complex64 on cpu; Covey averages float32, float64, float16, bfloat16 on cpu"
+    assert named in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -93,4 +93,4 @@ def test_ranks_of_one_core_train_to_the_same_bits_as_one_process(way: str) -> No
 def test_a_leaf_that_cannot_be_added_is_named() -> None:
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", WRONG], capture_output=True, text=True, check=False, env=env)
-    assert "psum['a'][1] is int32; Covey adds float32" in done.stderr
+    assert "psum['a'][1] is int32; Covey adds float32, float64, float16, bfloat16" in done.stderr

@@ -289,7 +289,7 @@ def test_garbage_in_the_memory_is_refused_or_told(seed: int, count: int) -> None
     for _ in range(count):
         os.pwrite(shared.descriptor, rng.randbytes(rng.choice((1, 4, 8))), rng.choice(begins) + rng.randrange(0, 64))
     rank, far = shared.clients[1], []
-    rank._far.declare = lambda name, kind, data: far.append(name)  # type: ignore[method-assign]
+    rank._far.declare = lambda declared, data: far.append(declared.name)  # type: ignore[method-assign]
     rank._far.push = lambda name, data, blocks: None  # type: ignore[method-assign]
     for name in ("known", "new"):
         try:
@@ -386,11 +386,11 @@ def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(SharedRounds, "_run", lambda self: None)
     handle, spare, calls = client.push("w", np.ones(200_000, np.float32)), shared_rounds._spare, list[int]()
 
-    def interrupted(tree: object) -> list[Array]:
+    def interrupted(tree: object, wide: np.dtype[np.float32]) -> list[Array]:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return spare(tree)
+        return spare(tree, wide)
 
     monkeypatch.setattr(shared_rounds, "_spare", interrupted)
     with pytest.raises(KeyboardInterrupt):

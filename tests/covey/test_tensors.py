@@ -369,7 +369,7 @@ def test_arrays_that_cannot_be_summed_are_refused_at_once(aggd: AggdThread) -> N
     client = ranks.clients[0]
     ranks.moved(aggd.serve("j1", EPOCH + 1, 1))
     with pytest.raises(TypeError, match="astype"):
-        client.push_pull("g", np.zeros(3))  # type: ignore[arg-type]
+        client.push_pull("g", np.zeros(3, np.int32))
     client.push_pull("g", np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="another name"):
         client.push_pull("g", np.zeros(4, np.float32))

@@ -14,6 +14,7 @@ from covey.ports import ByteStream, Env
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
+    TYPES,
     WANT,
     Declared,
     Frame,
@@ -126,7 +127,7 @@ class JobSums:
 
     @property
     def largest_bytes(self) -> int:
-        return max((tensor.declared.size_bytes for tensor in self.tensors.values()), default=0)
+        return max((tensor.declared.tensor_bytes for tensor in self.tensors.values()), default=0)
 
     @property
     def state_bytes(self) -> int:
@@ -270,7 +271,14 @@ class WorkerLink:
                 if head is None:
                     epoch, began_s = self.job.epoch, self.job.env.clock.cpu_s()
                     head, _ = frame(
-                        TensorOp.RESULT, self.job.hash, epoch, key=key, part=part, round=version, payload=payload
+                        TensorOp.RESULT,
+                        self.job.hash,
+                        epoch,
+                        key=key,
+                        part=part,
+                        round=version,
+                        type=TYPES[tensor.declared.type][0],
+                        payload=payload,
                     )
                     heads[part] = head
                     self.job.worked(began_s)
@@ -310,6 +318,8 @@ class WorkerLink:
                 pass
             case TensorOp.PUSH | TensorOp.STATE:
                 declared = self._tensor(header).declared
+                if header.type != TYPES[declared.type][0]:
+                    raise TensorWireError(f"type {header.type} in a tensor of {declared.type}")
                 if header.part >= declared.parts:
                     raise TensorWireError(f"part {header.part} of a tensor with {declared.parts}")
                 start, end = declared.span(header.part)
@@ -368,5 +378,6 @@ class WorkerLink:
 
 
 def _words(declared: Declared) -> str:
-    parts = f"in parts of {declared.part_bytes} bytes, added by {declared.order}"
-    return f"{declared.kind} {declared.name!r} of shape {declared.shape} {parts}"
+    what = f"{declared.kind} {declared.name!r} of {declared.type} and shape {declared.shape}"
+    how = f"in parts of {declared.part_bytes} bytes, added by {declared.order}{', divided' if declared.mean else ''}"
+    return f"{what} {how}"

@@ -19,15 +19,17 @@ the state.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from covey.sum_order import Addition, Node, addition
+from covey.tensor_types import NUMBERS, Wide
 from covey.tensorwire import Declared, Payload
 
-Array = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+"""Of the tensor's type, as it lies in memory."""
 
 
 class Violation(Exception):
@@ -54,9 +56,10 @@ class TensorSum:
         self.rounds = 0
         """Rounds completed here."""
         self.duplicates = 0
-        self._count = declared.size_bytes // 4
-        self._state = _empty(0)
-        self._sum = _empty(0)
+        self._numbers = NUMBERS[declared.type]
+        self._count = declared.size_bytes // declared.element_bytes
+        self._state = self._empty(0)
+        self._sum = self._empty(0)
         self._lent: dict[int, int] = {}
         """id of an array that is being sent -> how often."""
         self._held_versions: dict[int, int] = {}
@@ -105,7 +108,7 @@ class TensorSum:
             self.duplicates += 1
             return ()
         start, end = self._span(part, data)
-        self._state[start:end] = np.frombuffer(data, dtype="<f4")
+        self._state[start:end] = np.frombuffer(data, dtype=self._numbers.stored)
         self._fetched.add(part)
         if len(self._fetched) < self.declared.parts:
             return ()
@@ -143,12 +146,15 @@ class TensorSum:
         sides = [(0, 1)] if now is None else [now.left, now.right]
         data = [self._partial[part].pop(side) for side in sides]
         if now is None or now.sum == (0, self.workers):
-            self._finish(part, data)
+            self._finish(part, self._wide(sides, data))
+            used = data
+        elif self._numbers.rounds:
+            self._wait(part, now.sum, np.add(*self._wide(sides, data)).data.cast("B"))
             used = data
         else:
             left = bytearray(data[0]) if memoryview(data[0]).readonly else data[0]
-            into = np.frombuffer(left, dtype="<f4")
-            np.add(into, np.frombuffer(data[1], dtype="<f4"), out=into)
+            into, right = self._wide(sides, [left, data[1]])
+            np.add(into, right, out=into)
             self._wait(part, now.sum, left)
             used = data[1:]
         for buffer in used:
@@ -201,7 +207,7 @@ class TensorSum:
         self._holder = holders[0]
         self._fetched.clear()
         if not len(self._state):
-            self._state = _empty(self._count)
+            self._state = self._empty(self._count)
         return (StateTransfer("ask", self._holder),)
 
     def _has_it(self, rank: int) -> bool:
@@ -224,7 +230,7 @@ class TensorSum:
             self.duplicates += 1
             return
         if len(self._sum) != self._count or id(self._sum) in self._lent:
-            self._sum = _empty(self._count)
+            self._sum = self._empty(self._count)
         self._got[part].add(rank)
         self._wait(part, (rank, rank + 1), data)
 
@@ -236,16 +242,31 @@ class TensorSum:
         if now is None or (now.left in partial and now.right in partial):
             self._ready.append((part, now))
 
-    def _finish(self, part: int, last: Sequence[Payload]) -> None:
+    def _wide(self, sides: Sequence[Node], data: Sequence[Payload]) -> list[Wide]:
+        """These contributions, or sums of some, as they are added."""
+        numbers = self._numbers
+        return [
+            numbers.widen(np.frombuffer(each, dtype=numbers.stored))
+            if end - first == 1
+            else np.frombuffer(each, dtype=numbers.wide)
+            for (first, end), each in zip(sides, data, strict=True)
+        ]
+
+    def _finish(self, part: int, last: Sequence[Wide]) -> None:
         """The last addition of a part; a single rank's contribution is all there is."""
-        start, end = (offset // 4 for offset in self.declared.span(part))
-        into, arrays = self._sum[start:end], [np.frombuffer(data, dtype="<f4") for data in last]
-        if len(arrays) == 1:
-            into[:] = arrays[0]
+        start, end = (offset // self.declared.element_bytes for offset in self.declared.span(part))
+        whole, numbers = self._sum[start:end], self._numbers
+        into = np.empty(end - start, numbers.wide) if numbers.rounds else whole
+        if len(last) == 1:
+            into[:] = last[0]
         else:
-            np.add(arrays[0], arrays[1], out=into)
+            np.add(last[0], last[1], out=into)
+        if self.declared.mean:
+            np.divide(into, numbers.wide.type(self.workers), out=into)
         if self.declared.kind == "model":
-            np.add(self._state[start:end], into, out=into)
+            np.add(numbers.widen(self._state[start:end]), into, out=into)
+        if numbers.rounds:
+            whole[:] = numbers.narrow(into)
         self._whole += 1
 
     def _complete(self) -> Sequence[StateTransfer]:
@@ -271,8 +292,7 @@ class TensorSum:
         start, end = self.declared.span(part)
         if len(data) != end - start:
             raise Violation(f"part {part} has {end - start} bytes, not {len(data)}")
-        return start // 4, end // 4
+        return start // self.declared.element_bytes, end // self.declared.element_bytes
 
-
-def _empty(count: int) -> Array:
-    return np.empty(count, dtype="<f4")
+    def _empty(self, count: int) -> Array:
+        return np.empty(count, dtype=self._numbers.stored)

@@ -21,7 +21,7 @@ from covey.errors import Refused
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream, ProcessId
 from covey.tensorwire import grant_of
-from covey.wire import AggregatorAt, AggregatorLost, Frame, TableWanted
+from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath.control import DropJob, GetStatus, Now, Order, Quit, Serve, answers
@@ -266,6 +266,11 @@ class AggregatorService(PluginService):
                 self._stepped(fact)
             case facts.JobJoined():
                 self.dispatch(RankJoined(fact.job), self.directory)
+            case facts.TableUsed():
+                table = table_id(fact.job, fact.table)
+                self._tables.use(table)
+                self._open(table)
+                self.dispatch(RankJoined(table), self.directory)
             case _:
                 pass
 
@@ -278,17 +283,13 @@ class AggregatorService(PluginService):
                 self.dispatch(JobStepped(table, fact.epoch, fact.step, period_us), self.coordinator)
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
-        if peer.job is None or not isinstance(frame, AggregatorLost | TableWanted) or self._tell_superseded(peer):
-            return
-        if not 0 <= frame.table < TABLES_MAX:
+        if not isinstance(frame, AggregatorLost) or peer.job is None or not 0 <= frame.table < TABLES_MAX:
             return
         table = table_id(peer.job, frame.table)
-        self._open(table)
-        if isinstance(frame, AggregatorLost):
-            self.log.info("aggregator lost by a rank", job=table, rank=peer.rank, why=frame.why)
+        self.log.info("aggregator lost by a rank", job=table, rank=peer.rank, why=frame.why)
+        if not self._tell_superseded(peer):
+            self._open(table)
             self.dispatch(RankLost(table, frame.epoch, frame.why), self.directory)
-        else:
-            self.dispatch(RankJoined(table), self.directory)
 
     def _open(self, table: JobId) -> None:
         """A rank here has Blocks in it, or another host asks who sums it."""

@@ -14,6 +14,9 @@ from covey.core import HostId, JobId
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.facts import JobPlaced, Place, TensorsSeen
 
+EARLY_MAX = 1024
+"""Jobs that are not placed whose ranks have said which tables they use: some come too early, some too late."""
+
 
 class JobTables:
     """Of gangs that the log has placed."""
@@ -47,6 +50,15 @@ class JobTables:
         opened = self._open.pop(job, set()) | {0}
         tables = _tables(placed) if placed is not None else 1
         return [table_id(job, table) for table in sorted(opened | set(range(tables)))]
+
+    def use(self, table: JobId) -> None:
+        """A rank here has Blocks in it; the log may not have told this host of its gang yet."""
+        job = job_of(table)
+        if job not in self._placed:
+            self._open.setdefault(job, set()).add(number_of(table))
+            early = [each for each in self._open if each not in self._placed]
+            for each in early[: max(0, len(early) - EARLY_MAX)]:
+                del self._open[each]
 
     def open(self, table: JobId) -> GangPlaced | None:
         """Open it here. None: it is open already, or no such job is placed, or it has no such table."""

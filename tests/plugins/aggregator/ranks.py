@@ -11,7 +11,7 @@ from covey.block_streams import BlockStreams
 from covey.blocks import tables_of
 from covey.core import HostId, JobId
 from covey.ports import Command, Env
-from covey.wire import AggregatorAt, AggregatorLost, Frame, TableWanted
+from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator.service import AggregatorService
 from plugins.facts import Place
@@ -94,17 +94,20 @@ class Rank:
 
         self.process.spawn("moved", moved())
 
-    def lost(self, epoch: int, why: str, table: int) -> None:
-        self.tell(AggregatorLost(epoch, why, table))
-
     def wanted(self, table: int) -> None:
         self.tables_wanted.add(table)
-        self.tell(TableWanted(table))
+        agent, process = self.job_on_rack.rack.agents[self.host], self.job_on_rack.rack.hosts[self.host].agent
+        if process is not None and process.alive:
 
-    def tell(self, frame: Frame) -> None:
+            async def tell() -> None:
+                agent.bus.publish(facts.TableUsed(self.job, self.epoch, table))
+
+            process.spawn("table", tell())
+
+    def lost(self, epoch: int, why: str, table: int) -> None:
         plugin, agent = self.job_on_rack.plugin(self.host), self.job_on_rack.rack.hosts[self.host].agent
         if plugin is not None and agent is not None and agent.alive:
-            agent.spawn("frame", plugin.frame(cast(Any, self), frame))
+            agent.spawn("frame", plugin.frame(cast(Any, self), AggregatorLost(epoch, why, table)))
 
 
 class Job:
@@ -150,18 +153,18 @@ class Job:
             plugin.host.peers = partial(self._peers, ranks, others)  # type: ignore[method-assign]
             process = self.rack.hosts[host].agent
             assert process is not None
-            process.spawn("log", self._tell(agent, plugin, ranks))
+            process.spawn("log", self._tell(agent, ranks))
         self.rack.world.at(self.rack.world.now + 0.1, self.tell_agents)
 
     def _peers(self, ranks: "list[Rank]", others: Callable[[JobId], Any], job: JobId) -> Any:
         return ranks if job == self.name else others(job)
 
-    async def _tell(self, agent: Any, plugin: AggregatorService, ranks: list[Rank]) -> None:
+    async def _tell(self, agent: Any, ranks: list[Rank]) -> None:
         agent.bus.publish(facts.JobPlaced(self.name, self.grant, "t", self.workers, self.places))
         for rank in ranks:
             agent.bus.publish(facts.JobJoined(self.name, self.grant, rank.rank))
             for table in sorted(rank.tables_wanted):
-                await plugin.frame(cast(Any, rank), TableWanted(table))
+                agent.bus.publish(facts.TableUsed(self.name, self.grant, table))
 
     def owner(self, table: int = 0) -> str:
         """Who sums the table by the highest epoch that any rank was told; empty while none was."""

@@ -42,6 +42,14 @@ def test_a_table_that_the_job_has_not_is_never_opened(table: str) -> None:
     assert tables.open(JobId(table)) is None and tables.ids(JOB) == ["j1"]
 
 
+def test_a_rank_may_come_before_the_log_tells_of_its_gang() -> None:
+    tables = JobTables()
+    tables.use(JobId("j1/2"))
+    tables.use(JobId("j1/9"))
+    assert tables.open(JobId("j1/2")) is None
+    assert tables.place(placed()) == ([gang(0), gang(2)], [gang(1)])
+
+
 def test_all_tables_of_a_job_end_with_it() -> None:
     tables = JobTables()
     tables.place(placed())

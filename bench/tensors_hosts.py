@@ -1,0 +1,199 @@
+"""`make bench-tensors-hosts`: rounds of tensors between hosts, with one owner, with one on each host, and with gloo.
+
+    python bench/tensors_hosts.py [--hosts 4] [--rate 1gbit] [--rounds 4] [--cases 1 MB,25 MB] [--json FILE]
+
+Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
+a rank. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a job on
+several hosts has them (`covey.blocks`). In each window the same ranks do a block of rounds through each, and again in
+the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all ranks and
+aggregators together, ms. (Needs root, iproute2 and PyTorch.)
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.tensors_live import ddp, sums  # noqa: E402
+from covey.blocks import table_id, tables_of  # noqa: E402
+from covey.core import HostId, JobId  # noqa: E402
+from covey.wire import AggregatorAt  # noqa: E402
+
+GRANT = 1 << 32
+SECRET = b"sixteen bytes !!"
+DOORS = ("one owner", "owners", "gloo")
+START_S, ROUND_S = 60.0, 600.0
+WARM = 2
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument(
+        "--rate", default="1gbit", help="of a host's link in each direction, as tc says it; empty: none"
+    )
+    parser.add_argument("--rounds", type=int, default=4, help="of each block; a block is one door in one window")
+    parser.add_argument("--cases", default="4 KB,1 MB,25 MB,25 MB in 100,DDP")
+    json_option(parser)
+    args = parser.parse_args(argv)
+    titles = [f"{door}, {what}" for what in ("ms", "CPU ms") for door in DOORS]
+    print_head(" | ".join(("hosts", "tensors", *titles)))
+    whole: dict[str, Any] = {}
+    for case in args.cases.split(","):
+        found = whole[case] = measure(args.hosts, args.rate, case, args.rounds)
+        print(f"| {args.hosts} | {case} | {row(found)} |", flush=True)
+    keep(whole, args.json)
+    return 0
+
+
+def row(found: dict[str, Any]) -> str:
+    def each(what: str) -> str:
+        theirs = found["gloo"][what]
+        ours = [f"{found[door][what]:.1f} ({found[door][what] / theirs:.2f}x)" for door in DOORS[:2]]
+        return f"{' | '.join(ours)} | {theirs:.1f}"
+
+    return f"{each('ms')} | {each('cpu_ms')}"
+
+
+def measure(hosts: int, rate: str, case: str, rounds: int) -> dict[str, Any]:
+    """By door: the median round of rank 0, and what a round costs in processor time."""
+    from chaos.rack.hosts import Laboratory
+
+    with Laboratory(hosts) as lab:
+        each = list(lab.hosts.values())
+        shared = lab.folder
+        for host in each:
+            if rate:
+                shape = ("root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
+                port = ["tc", "qdisc", "add", "dev", f"h{host.number}n0", *shape]
+                subprocess.run([*lab.inside(), *port], check=True)
+                host.run(["tc", "qdisc", "add", "dev", "eth0", *shape]).check_returncode()
+        run = [sys.executable, str(Path(__file__).resolve())]
+        for at, host in enumerate(each):
+            words = [*run, "--aggd", str(at), str(hosts), host.address, str(shared)]
+            host.popen(words, log=shared / f"aggd{at}.log")
+        _until(lambda: all((shared / f"aggd{at}").exists() for at in range(hosts)), shared)
+        ranks = [
+            host.popen(
+                [*run, "--rank", str(at), str(hosts), case, str(rounds), str(shared)],
+                log=shared / f"rank{at}.log",
+                GLOO_SOCKET_IFNAME="eth0",
+                OMP_NUM_THREADS="1",
+            )
+            for at, host in enumerate(each)
+        ]
+        for rank in ranks:
+            if rank.wait(ROUND_S):
+                raise SystemExit(_logs(shared))
+        said = [json.loads((shared / f"found{at}").read_text(encoding="utf-8")) for at in range(hosts)]
+    found: dict[str, Any] = {}
+    for door in DOORS:
+        all_ms = said[0][door]["ms"]
+        cpu_s = sum(one[door]["cpu_s"] for one in said)
+        found[door] = {"ms": statistics.median(all_ms), "cpu_ms": 1000 * cpu_s / len(all_ms), "all_ms": all_ms}
+    return found
+
+
+def _until(there: Callable[[], bool], shared: Path) -> None:
+    end_s = time.monotonic() + START_S
+    while not there():
+        if time.monotonic() > end_s:
+            raise SystemExit(_logs(shared))
+        time.sleep(0.05)
+
+
+def _logs(shared: Path) -> str:
+    return "\n".join(
+        f"{path.name}: {path.read_text(errors='replace')[-2000:]}" for path in sorted(shared.glob("*.log"))
+    )
+
+
+# ---- on a host ----
+
+
+def aggd_main(at: int, hosts: int, address: str, shared: Path) -> None:
+    """An aggregator, until its host ends."""
+    import uvloop
+
+    from plugins.aggregator.datapath.control import Serve
+    from tests.plugins.aggregator.loopback import AggdThread
+
+    class LikeAgents(AggdThread):
+        new_loop = staticmethod(uvloop.new_event_loop)
+
+    folder = shared / f"run{at}"
+    folder.mkdir()
+    running = LikeAgents(folder, bind=f"{address}:0", memory_bytes_max=4 << 30)
+    running.order(Serve(table_id(JobId("many"), at), GRANT + 1, hosts, SECRET))
+    if at == 0:
+        running.order(Serve(JobId("one"), GRANT + 1, hosts, SECRET))
+    said = shared / f"aggd{at}.new"
+    said.write_text(f"{running.now().address} {os.getpid()}", encoding="utf-8")
+    said.rename(shared / f"aggd{at}")
+    threading.Event().wait()
+
+
+def rank_main(rank: int, hosts: int, case: str, rounds: int, shared: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{shared}/store", rank=rank, world_size=hosts)
+    owners = [(shared / f"aggd{at}").read_text(encoding="utf-8").split() for at in range(hosts)]
+    clients = {
+        "one owner": _client(JobId("one"), rank, hosts, [owners[0][0]]),
+        "owners": _client(JobId("many"), rank, hosts, [address for address, _ in owners]),
+    }
+    play = ddp(torch, clients, hosts) if case == "DDP" else sums(torch, clients, case)
+    found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in DOORS}
+    for door in DOORS:
+        for _ in range(WARM):
+            play[door]()
+    for door in (*DOORS, *reversed(DOORS)):
+        dist.barrier()
+        began_cpu_s = time.process_time() + _used_s(int(owners[rank][1]))
+        for _ in range(rounds):
+            began_s = time.perf_counter()
+            play[door]()
+            found[door]["ms"].append(1000 * (time.perf_counter() - began_s))
+        dist.barrier()
+        found[door]["cpu_s"] += time.process_time() + _used_s(int(owners[rank][1])) - began_cpu_s
+    for client in clients.values():
+        client.leave()
+        client.close()
+    (shared / f"found{rank}").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _client(job: JobId, rank: int, hosts: int, owners: Sequence[str]) -> Any:
+    from covey.tensors import TensorClient
+
+    client = TensorClient(job, rank, hosts, lambda epoch, why, table: None, tables=tables_of(len(owners)))
+    for table, address in enumerate(owners):
+        client.moved(AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table))
+    return client
+
+
+def _used_s(pid: int) -> float:
+    """Processor time of this host's aggregator; its process has the same number here, in one namespace of processes."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        rank_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), Path(sys.argv[6]))
+    elif sys.argv[1:2] == ["--aggd"]:
+        aggd_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))
+    else:
+        sys.exit(main())
