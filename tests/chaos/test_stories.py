@@ -26,9 +26,9 @@ from plugins.scheduler.messages.commands import Granted
 DIRECTED = [name for name in held_stories() if name != "swarm"]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("story", DIRECTED)
+@pytest.mark.parametrize(("story", "seed"), [*((story, 1) for story in DIRECTED), ("mischief", 2)])
 def test_every_directed_story_holds(story: str, seed: int) -> None:
+    """More seeds of each are played by `make soak`."""
     tell(story, seed)
 
 

@@ -72,6 +72,8 @@ COMPLAINTS_S = 5.0
 """An aggregator that says it serves, but that ranks cannot use for this long, is replaced."""
 
 NO_ROOM = "no aggregator that gossip shows has room for it"
+HOME_S = 10.0
+"""After which a table that is to be on one host, and is on another, is offered there, seconds."""
 AGAIN_S = 30.0
 """Between two attempts to find room for a job that nobody promised what it needs, seconds."""
 
@@ -253,7 +255,7 @@ class JobCoordinator:
             job.superseded[sender] = state.epoch
             return self._look(job, state.search, f"a host knows epoch {epoch_text(job.epoch)}")
         assigned = job.accept(state, message.address)
-        job.again_s = now_s + AGAIN_S
+        job.again_s, job.home_s = now_s + AGAIN_S, now_s + HOME_S
         job.gauge.begin(now_s)
         return [
             LogEvent(job.job, "tensors assigned", f"to {sender} at {message.address}, epoch {epoch_text(state.epoch)}"),
@@ -294,6 +296,10 @@ class JobCoordinator:
         if not isinstance(state, Summed):
             return ()
         asks = self._ask_work(state.assigned) if job.gauge.due(now_s) else ()
+        home = stays_on(job.placed)
+        if home not in (None, state.assigned.owner) and now_s >= job.home_s and home not in self._gone:
+            job.home_s = now_s + AGAIN_S
+            return [*asks, *self._move(job, state.assigned, home, f"{home} is to have it", quiet=False)]
         if job.gauge.demand is None or state.promised or now_s < job.again_s:
             return asks
         job.again_s = now_s + AGAIN_S

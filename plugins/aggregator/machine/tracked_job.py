@@ -192,6 +192,8 @@ class TrackedJob:
         """Of the newest assignment, also when that is over."""
         self.again_s = 0.0
         """When to look for room again, if not promised."""
+        self.home_s = 0.0
+        """When to offer it to the host that it is to stay on, if another sums it."""
         self.refused = ""
         """The last refusal, for people."""
         self.seen = (0, 0)

@@ -255,7 +255,8 @@ class AggregatorService(PluginService):
                 for peer in self.host.peers(fact.job):
                     self._tell_superseded(peer)
             case facts.JobUnplaced():
-                for table in self._tables.unplace(fact.job):
+                kept = (table for table in (*self.owner.jobs, *self.directory.known) if job_of(table) == fact.job)
+                for table in dict.fromkeys((*self._tables.unplace(fact.job), *kept)):
                     self._feed_all(Unplaced(table, fact.epoch, fact.ended))
             case facts.HostGone() | facts.HostSeen() | facts.SecondPassed():
                 rack = self._rack()

@@ -132,6 +132,7 @@ class Job:
         self.places = tuple(Place(HostId(host), (rank,), ()) for rank, host in enumerate(hosts))
         self.ranks = [Rank(self, host, rank) for rank, host in enumerate(hosts)]
         self._boots: dict[str, object] = {}
+        self.told = True
         self.tell_agents()
 
     async def pause(self, env: Env) -> None:
@@ -143,7 +144,7 @@ class Job:
 
     def tell_agents(self) -> None:
         """As the log and the joining ranks would: each agent learns of the job once it is up, also after a restart."""
-        for host in self.rack.alive():
+        for host in self.rack.alive() if self.told else ():
             agent, plugin = self.rack.agents[host], self.plugin(host)
             if plugin is None or not self.rack.began(host) or self._boots.get(host) is agent or not agent.boot:
                 continue

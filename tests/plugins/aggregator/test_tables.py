@@ -6,6 +6,7 @@ from chaos.rackworld import SimRack
 from covey.blocks import table_id
 from covey.core import HostId, JobId
 from plugins.aggregator.machine.events import GangPlaced
+from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.messages import Demand
 from plugins.aggregator.policy import Candidate, ranked, ranked_for
 from plugins.aggregator.service.tables import JobTables
@@ -98,6 +99,18 @@ def test_every_host_of_a_job_owns_a_table_of_it() -> None:
         assert any(line.startswith("table 2: to h3 at ") for line in said)
 
 
+def test_a_table_that_began_elsewhere_comes_to_its_host() -> None:
+    """With this seed gossip has not told of the others yet when the first ranks begin."""
+    with settled_rack(38) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=160, cut=True)
+        rack.until(job.reached(3), 60, "round 3")
+        assert [job.owner(table) for table in (1, 2)] == ["h1", "h1"]
+        rack.until(lambda: [job.owner(table) for table in (1, 2)] == ["h2", "h3"], 20, "each has its table")
+        job.finish()
+        said = [line.reason for line in rack.agents["h1"].event_log.lines_of("j1") if line.event == "tensors offered"]
+        assert sum("is to have it" in reason for reason in said) == 2
+
+
 def test_a_table_is_found_for_who_asks_first() -> None:
     """The coordinator's own rank has no Block in it yet."""
     with settled_rack(37) as rack:
@@ -148,6 +161,31 @@ def test_a_job_that_ended_leaves_no_table_behind() -> None:
             assert plugin is not None
             assert not plugin.owner.jobs and not plugin.directory.known and not plugin.coordinator.jobs
             plugin.owner.check()
+
+
+def test_an_owner_that_was_away_when_the_job_ended_drops_its_table_too() -> None:
+    """It knows the table from its disk, and is told of the end alone."""
+    with settled_rack(38) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=1000, cut=True)
+        rack.until(lambda: job.owner(1) == "h2", 60, "h2 has its table")
+        agent = rack.hosts["h2"].agent
+        assert agent is not None
+        agent.signal(9)
+        job.told = False  # by nobody from now on
+        before = rack.agents["h2"]
+        rack.hosts["h2"].start_agent()
+        rack.until(lambda: rack.agents["h2"] is not before and rack.began("h2"), 10, "it is back")
+        rack.until(lambda: "j1/1" in owner(job, "h2").jobs, 10, "h2 knows its table")
+        unplaced(rack, job)
+        rack.run(3)
+        owner(job, "h2").check()
+        assert not owner(job, "h2").jobs
+
+
+def owner(job: Job, host: str) -> Owner:
+    plugin = job.plugin(host)
+    assert plugin is not None
+    return plugin.owner
 
 
 def unplaced(rack: SimRack, job: Job) -> None:

@@ -3,6 +3,7 @@ place stands whoever calls `come`."""
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -211,7 +212,7 @@ class LiveHost:
             **env,
         }
         process = self.processes[JobId(job)] = subprocess.Popen(
-            argv, env=given, cwd=ROOT, start_new_session=True, preexec_fn=lambda: os.sched_setaffinity(0, {0})
+            argv, env=given, cwd=ROOT, start_new_session=True, preexec_fn=_on_core_0
         )
         self.devices.pids.add(process.pid)
         self.runner.pids[key] = {0: process.pid}
@@ -230,6 +231,16 @@ class LiveHost:
 
     def state(self) -> str:
         return self.service.machine.gpus[self.devices.device.uuid].state
+
+
+_prctl = ctypes.CDLL(None).prctl
+PR_SET_PDEATHSIG = 1
+
+
+def _on_core_0() -> None:
+    """In the new process; it does not outlive this one, whose end might be a signal."""
+    os.sched_setaffinity(0, {0})
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class _Probes(msgspec.Struct, frozen=True):
