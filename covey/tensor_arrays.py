@@ -21,7 +21,7 @@ class GivenArray(NamedTuple):
     """Contiguous, as it lies in memory."""
     type: Type
     dtype: np.dtype[Any]
-    """The script's own, which results have."""
+    """The script's own, but for the order of bytes, which results have."""
 
 
 def checked(name: str, array: Array, type: Type | None = None) -> GivenArray:
@@ -37,7 +37,7 @@ def checked(name: str, array: Array, type: Type | None = None) -> GivenArray:
     of: Type = found
     order = NUMBERS[of].stored if data.dtype.kind == "f" else data.dtype  # of bytes; numpy may keep them in another
     whole = np.ascontiguousarray(data, dtype=order).reshape(data.shape)
-    return GivenArray(as_stored(whole, of), of, data.dtype)
+    return GivenArray(as_stored(whole, of), of, whole.dtype)
 
 
 def as_stored(array: Array, type: Type) -> Array:

@@ -1,7 +1,9 @@
 """Aggregator: tensors of many jobs summed on few hosts (AutoPS: J. Gu, thesis 2021, chapter IV).
 Not live: `machine/pool.py`, which assigns single tensors; `covey-sim aggregators` and `covey-vectors` run it.
 
-Words. *Aggregator*: a host whose process `aggd` sums tensors. *Owner* of a job: the aggregator that sums it now.
+Words. *Aggregator*: a host whose process `aggd` sums tensors. *Table*: all Blocks of a job that one aggregator sums,
+its *owner*; a job has one for each of its hosts (`covey.blocks`, `service/tables.py`), and to the machines here each is
+what a job was when it had one owner: by its id, a job of its own.
 *Coordinator* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when that is gone.
 *Round*: every rank's push of a tensor, summed once, in a fixed order. *Epoch*: orders a job's owners; the higher wins.
 
@@ -18,6 +20,5 @@ A job's first iterations are its trial. Then its coordinator knows D and e (`mac
 promises it a part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. A job
 that is measured to hurt another leaves; the least loaded aggregator empties itself into others
 (`machine/consolidator.py`). The states of a job at its coordinator: `machine/tracked_job.py`.
-`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation; a live job has one aggregator
-(docs/papers/aggregator.md).
+`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation (docs/papers/aggregator.md).
 """

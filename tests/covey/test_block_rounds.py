@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,9 @@ import pytest
 from covey.blocks import table_id
 from covey.core import HostId, JobId
 from covey.rounds import Superseded
+from covey.tensor_link import Poster, TensorLink
 from covey.tensors import TensorClient, TensorError
+from covey.tensorwire import Frame
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import GetStatus
 from tests.covey.test_tensors import deltas, reference, until
@@ -109,6 +111,24 @@ def test_every_owner_sums_its_blocks_and_the_bits_are_those_of_one(rack: Rack) -
     shares = np.array(received(rack)) / sum(received(rack))
     assert abs(shares - 1 / 3).max() < 0.02, shares
     assert not rack.lost and sorted(set(rack.wanted)) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def test_each_rank_begins_with_the_table_after_its_number(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So every owner hears one rank at a time."""
+    posted: dict[int, list[int]] = {}
+    post = Poster.post
+
+    def recorded(self: Poster, link: TensorLink, frames: Iterable[Frame]) -> None:
+        posted.setdefault(id(self), []).append(link.sock.getpeername()[1])
+        post(self, link, frames)
+
+    monkeypatch.setattr(Poster, "post", recorded)
+    for table in range(3):
+        rack.tell(rack.serve(table))
+    rack.end(rack.begin(3))
+    ports = [int(owner.now().address.rpartition(":")[2]) for owner in rack.owners]
+    last_rounds = [[ports.index(port) for port in each[-3:]] for each in posted.values()]
+    assert sorted(last_rounds) == [[1, 2, 0], [2, 0, 1]]
 
 
 def test_the_owner_of_a_table_is_asked_for_once_a_rank_has_blocks_in_it(rack: Rack) -> None:

@@ -48,6 +48,11 @@ else:
     for step in range(5):
         params = stepped(params, mean(gradients(params, batch(rank, step))))
     jax.block_until_ready(params)
+    short = {"b": jnp.array([1.5, 2.25], jnp.bfloat16), "h": jnp.array([3.0], jnp.float16)}
+    averaged = lambda tree: covey.jax.pmean(tree, name="short", job=job)
+    found = (jax.jit(averaged) if way == "jit" else averaged)(short)
+    told = {name: (str(array.dtype), array.tolist()) for name, array in found.items()}
+    assert told == {"b": ("bfloat16", [1.5, 2.25]), "h": ("float16", [3.0])}, told
     client.leave()
     client.close()
 print(hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree_util.tree_leaves(params))).hexdigest())

@@ -235,6 +235,7 @@ def test_bits_of_bfloat16_come_in_either_integer_and_go_back_in_it() -> None:
         assert given.type == "bfloat16" and given.data.dtype == np.uint16 and given.dtype == dtype
     other_order = checked("g", np.array([1.0, 2.0], ">f4"))
     assert other_order.type == "float32" and other_order.data.tolist() == [1.0, 2.0]
+    assert other_order.data.view(other_order.dtype).tolist() == [1.0, 2.0], "as a result is handed over"
 
 
 # ---- frames ----------------------------------------------------------------------------------------------------------

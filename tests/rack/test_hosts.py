@@ -5,8 +5,10 @@ Each forms from names, trains a job over all hosts with known bits, and keeps pa
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,20 @@ pytestmark = [
 ]
 DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 STEPS = 150
+BLOCKS = """
+import time
+import covey
+import numpy as np
+
+with covey.join() as job:
+    for round in range(40):
+        mine = np.full(300_000, job.rank + round, np.float32)  # a Block for each host, or more
+        total = job.tensors.push_pull("g", mine)
+        assert (total == 6 + 4 * round).all(), (round, total)
+        job.step(round)
+        time.sleep(0.1)
+print("all sums are right")
+"""
 BORROW = """
 from covey import RemoteMemory
 from covey.units import MIB
@@ -83,10 +99,38 @@ def test_a_rack_of_names_trains_and_lends_memory(rack: AgentRack, expected: str)
         host.name: hosts_address(host.address) for host in rack.hosts
     }, "everybody is known under the address that its seeds are reached from"
     (third.folder / "root" / "borrow.py").write_text(BORROW)
+    train_with_several_owners(rack)
     borrowed = third.shell("COVEY_SOCKET=/run/covey/jobs.sock python borrow.py", timeout_s=90)
     assert borrowed.returncode == 0, borrowed.stderr
     slabs = rack.agent(third).get("slabs").data
     assert any(slab["state"] == "mapped" and slab["lender"] not in (None, "gpu3") for slab in slabs), slabs
+
+
+def train_with_several_owners(rack: AgentRack) -> None:
+    """Its tensors are in several tables; an owner that is killed is replaced, and every sum is right."""
+    third = rack.hosts[2]
+    (third.folder / "root" / "blocks.py").write_text(BLOCKS)
+    submitted = third.shell("agentctl submit --workers 4 -- python blocks.py")
+    assert submitted.returncode == 0, submitted.stderr
+    job = submitted.stdout.split()[0]
+    owners: dict[str, str] = {}
+
+    def all_sum() -> bool:
+        rows = [row for row in rack.agent(third).get("tensors").data if row["job"].partition("/")[0] == job]
+        owners.update({row["job"]: row["host"] for row in rows if row["rounds"] > 3})
+        return len(owners) > 1
+
+    end_s = time.monotonic() + 60
+    while not all_sum():
+        assert time.monotonic() < end_s, f"several hosts are to sum: {owners}"
+        time.sleep(0.2)
+    victim = next(host for host in rack.hosts if host.name == owners[f"{job}/1"])
+    (pid,) = victim.find("aggd")
+    os.kill(pid, signal.SIGKILL)
+    waited = third.shell(f"agentctl wait {job}", timeout_s=120)
+    assert waited.returncode == 0, waited.stdout + waited.stderr
+    log = third.shell(f"agentctl logs {job} --rank 0").stdout
+    assert "all sums are right" in log, log
 
 
 def hosts_address(address: str) -> str:

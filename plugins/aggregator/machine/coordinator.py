@@ -140,6 +140,7 @@ class JobCoordinator:
     def _placed(self, event: GangPlaced) -> Sequence[Action]:
         known = self.jobs.get(event.job)
         if known is not None and known.placed.grant >= event.grant:
+            known.restay(event)
             return ()
         self.jobs[event.job] = self._new(event)
         if known is not None and known.placed.world_size == event.world_size:
@@ -211,11 +212,10 @@ class JobCoordinator:
         if not hosts:
             return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
         epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
-        secret = self._entropy(SECRET_BYTES)
+        secret, demand = self._entropy(SECRET_BYTES), job.gauge.demand if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
-        demand = job.gauge.demand if search.promised else None
-        stays = hosts[0] == stays_on(job.placed)
-        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, job.refused, stays)
+        size, stays = job.placed.world_size, hosts[0] == stays_on(job.placed)
+        offer = Offer(job.job, epoch, size, secret, demand, job.refused, stays)
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),
@@ -297,7 +297,7 @@ class JobCoordinator:
             return ()
         asks = self._ask_work(state.assigned) if job.gauge.due(now_s) else ()
         home = stays_on(job.placed)
-        if home not in (None, state.assigned.owner) and now_s >= job.home_s and home not in self._gone:
+        if home not in (None, state.assigned.owner, *self._gone) and now_s >= job.home_s:
             job.home_s = now_s + AGAIN_S
             return [*asks, *self._move(job, state.assigned, home, f"{home} is to have it", quiet=False)]
         if job.gauge.demand is None or state.promised or now_s < job.again_s:

@@ -244,6 +244,11 @@ class TrackedJob:
         if self.assigned is not None:
             assert self.assigned.epoch <= self.epoch and self.is_of_run(self.assigned.epoch)
 
+    def restay(self, placed: GangPlaced) -> None:
+        """Of the same gang it is known now where it is to stay."""
+        if placed.grant == self.placed.grant:
+            self.placed = placed
+
     # ---- transitions ----
 
     def leave(self, gauge: Profiler) -> None:

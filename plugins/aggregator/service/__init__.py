@@ -294,8 +294,7 @@ class AggregatorService(PluginService):
 
     def _open(self, table: JobId) -> None:
         """A rank here has Blocks in it, or another host asks who sums it."""
-        gang = self._tables.open(table)
-        if gang is not None:
+        for gang in self._tables.open(table):
             self._feed_all(gang)
 
     def _tell_superseded(self, peer: JobPeer) -> bool:

@@ -60,13 +60,14 @@ class JobTables:
             for each in early[: max(0, len(early) - EARLY_MAX)]:
                 del self._open[each]
 
-    def open(self, table: JobId) -> GangPlaced | None:
-        """Open it here. None: it is open already, or no such job is placed, or it has no such table."""
+    def open(self, table: JobId) -> list[GangPlaced]:
+        """Open it here; table 0 is one of several from now on. Nothing: it is open already, no such job is placed, or it
+        has no such table."""
         fact, number = self._placed.get(job_of(table)), number_of(table)
         if fact is None or not 0 < number < _tables(fact) or number in self._open[fact.job]:
-            return None
+            return []
         self._open[fact.job].add(number)
-        return self._gang(fact, number)
+        return [self._gang(fact, number), self._gang(fact, 0)]
 
     def ids(self, job: JobId) -> list[JobId]:
         """Of those that are open."""
@@ -80,12 +81,12 @@ class JobTables:
         largest, total = max(size for size, _ in tables.values()), sum(size for _, size in tables.values())
         return msgspec.structs.replace(fact, job=job, largest_bytes=largest, total_bytes=max(largest, total))
 
-    @staticmethod
-    def _gang(fact: JobPlaced, table: int) -> GangPlaced:
+    def _gang(self, fact: JobPlaced, table: int) -> GangPlaced:
         """Each table has another host of the job that is asked first, so that no card carries more than its share."""
         hosts = list(dict.fromkeys(place.host for place in fact.places))
         prefers = hosts[table % len(hosts)] if hosts else None
-        return GangPlaced(table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, table > 0)
+        several = table > 0 or bool(self._open[fact.job])
+        return GangPlaced(table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, several)
 
 
 def _tables(fact: JobPlaced) -> int:

@@ -7,7 +7,7 @@ from covey.blocks import table_id
 from covey.core import HostId, JobId
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.aggregator.machine.owner import Owner
-from plugins.aggregator.messages import Demand
+from plugins.aggregator.messages import Demand, Handover
 from plugins.aggregator.policy import Candidate, ranked, ranked_for
 from plugins.aggregator.service.tables import JobTables
 from plugins.facts import JobPlaced, Place, TensorsSeen
@@ -22,33 +22,33 @@ def placed(grant: int = 1) -> JobPlaced:
     return JobPlaced(JOB, grant, "t", 3, PLACES)
 
 
-def gang(table: int, grant: int = 1) -> GangPlaced:
-    return GangPlaced(table_id(JOB, table), grant, 3, PLACES, HostId(f"h{table}"), table > 0)
+def gang(table: int, grant: int = 1, several: bool = False) -> GangPlaced:
+    return GangPlaced(table_id(JOB, table), grant, 3, PLACES, HostId(f"h{table}"), several or table > 0)
 
 
 def test_only_table_0_is_open_until_somebody_needs_another() -> None:
     tables = JobTables()
     assert tables.place(placed()) == ([gang(0)], [gang(1), gang(2)])
     assert tables.ids(JOB) == ["j1"]
-    assert tables.open(JobId("j1/2")) == gang(2)
-    assert tables.open(JobId("j1/2")) is None
+    assert tables.open(JobId("j1/2")) == [gang(2), gang(0, several=True)]
+    assert tables.open(JobId("j1/2")) == []
     assert tables.ids(JOB) == ["j1", "j1/2"]
-    assert tables.place(placed(2)) == ([gang(0, 2), gang(2, 2)], [gang(1, 2)])
+    assert tables.place(placed(2)) == ([gang(0, 2, several=True), gang(2, 2)], [gang(1, 2)])
 
 
 @pytest.mark.parametrize("table", ["j1", "j1/3", "j1/15", "j2/1", "j2"])
 def test_a_table_that_the_job_has_not_is_never_opened(table: str) -> None:
     tables = JobTables()
     tables.place(placed())
-    assert tables.open(JobId(table)) is None and tables.ids(JOB) == ["j1"]
+    assert not tables.open(JobId(table)) and tables.ids(JOB) == ["j1"]
 
 
 def test_a_rank_may_come_before_the_log_tells_of_its_gang() -> None:
     tables = JobTables()
     tables.use(JobId("j1/2"))
     tables.use(JobId("j1/9"))
-    assert tables.open(JobId("j1/2")) is None
-    assert tables.place(placed()) == ([gang(0), gang(2)], [gang(1)])
+    assert not tables.open(JobId("j1/2"))
+    assert tables.place(placed()) == ([gang(0, several=True), gang(2)], [gang(1)])
 
 
 def test_all_tables_of_a_job_end_with_it() -> None:
@@ -56,7 +56,7 @@ def test_all_tables_of_a_job_end_with_it() -> None:
     tables.place(placed())
     tables.open(JobId("j1/1"))
     assert tables.unplace(JOB) == ["j1", "j1/1", "j1/2"]
-    assert tables.unplace(JOB) == ["j1"] and tables.open(JobId("j1/1")) is None and not tables.hosts()
+    assert tables.unplace(JOB) == ["j1"] and not tables.open(JobId("j1/1")) and not tables.hosts()
 
 
 def test_what_all_owners_have_seen_counts_for_the_jobs_skew() -> None:
@@ -109,6 +109,25 @@ def test_a_table_that_began_elsewhere_comes_to_its_host() -> None:
         job.finish()
         said = [line.reason for line in rack.agents["h1"].event_log.lines_of("j1") if line.event == "tensors offered"]
         assert sum("is to have it" in reason for reason in said) == 2
+
+
+def test_the_first_table_comes_to_its_host_too_once_there_are_others() -> None:
+    """Its first owner was the least busy host, whoever that was."""
+    with settled_rack(39) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=160)
+        rack.until(job.reached(3), 60, "round 3")
+        plugin = job.plugin("h1")
+        assert plugin is not None
+        away = Handover(JOB, plugin.directory.known[JOB].epoch, HostId("h3"), "for this test")
+        process = rack.hosts["h1"].agent
+        assert process is not None
+        process.spawn("handover", plugin.on_message(HostId("h1"), away))
+        rack.until(lambda: job.owner() == "h3", 20, "it moved")
+        rack.run(25)
+        assert job.owner() == "h3", "one table may be anywhere"
+        job.ranks[0].wanted(2)
+        rack.until(lambda: job.owner() == "h1" and job.owner(2) == "h3", 30, "each host has one")
+        job.finish()
 
 
 def test_a_table_is_found_for_who_asks_first() -> None:
