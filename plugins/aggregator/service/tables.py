@@ -61,8 +61,8 @@ class JobTables:
                 del self._open[each]
 
     def open(self, table: JobId) -> list[GangPlaced]:
-        """Open it here; table 0 is one of several from now on. Nothing: it is open already, no such job is placed, or it
-        has no such table."""
+        """Open it here; table 0 is one of several from now on. Nothing: it is open already, no such job is placed, or
+        it has no such table."""
         fact, number = self._placed.get(job_of(table)), number_of(table)
         if fact is None or not 0 < number < _tables(fact) or number in self._open[fact.job]:
             return []
