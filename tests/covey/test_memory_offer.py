@@ -43,7 +43,12 @@ async def add(clients: tuple[JobClient, ...], name: str = "g", size: int = 50_00
     def one(client: JobClient) -> Any:
         return client.tensors.push_pull(name, np.full(size, 1.5, np.float32))
 
-    for found in await asyncio.wait_for(asyncio.gather(*[asyncio.to_thread(one, each) for each in clients]), 20):
+    rounds = [asyncio.create_task(asyncio.to_thread(one, each)) for each in clients]
+    _, waiting = await asyncio.wait(rounds, timeout=20)
+    if waiting:  # their threads must end, or the test never does
+        for client in clients:
+            client.tensors.close()
+    for found in await asyncio.gather(*rounds):
         assert found.tolist() == [1.5 * len(clients)] * size
 
 
