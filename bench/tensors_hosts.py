@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
-from bench.tensors_live import ddp, sums  # noqa: E402
+from bench.tensors_live import ddp, row, sums  # noqa: E402
 from covey.blocks import table_id, tables_of  # noqa: E402
 from covey.core import HostId, JobId  # noqa: E402
 from covey.wire import AggregatorAt  # noqa: E402
@@ -52,18 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole: dict[str, Any] = {}
     for case in args.cases.split(","):
         found = whole[case] = measure(args.hosts, args.rate, case, args.rounds)
-        print(f"| {args.hosts} | {case} | {row(found)} |", flush=True)
+        print(f"| {args.hosts} | {case} | {row(found, DOORS, 1)} |", flush=True)
     keep(whole, args.json)
     return 0
-
-
-def row(found: dict[str, Any]) -> str:
-    def each(what: str) -> str:
-        theirs = found["gloo"][what]
-        ours = [f"{found[door][what]:.1f} ({found[door][what] / theirs:.2f}x)" for door in DOORS[:2]]
-        return f"{' | '.join(ours)} | {theirs:.1f}"
-
-    return f"{each('ms')} | {each('cpu_ms')}"
 
 
 def measure(hosts: int, rate: str, case: str, rounds: int) -> dict[str, Any]:

@@ -60,11 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def row(found: dict[str, Any]) -> str:
+def row(found: dict[str, Any], doors: Sequence[str] = DOORS, digits: int = 2) -> str:
+    """ms and processor time by door, and in times of those of the last one, gloo."""
+
     def each(what: str) -> str:
-        theirs = found["gloo"][what]
-        ours = [f"{found[door][what]:.2f} ({found[door][what] / theirs:.2f}x)" for door in DOORS[:2]]
-        return f"{' | '.join(ours)} | {theirs:.2f}"
+        theirs = found[doors[-1]][what]
+        ours = [f"{found[door][what]:.{digits}f} ({found[door][what] / theirs:.2f}x)" for door in doors[:-1]]
+        return f"{' | '.join(ours)} | {theirs:.{digits}f}"
 
     return f"{each('ms')} | {each('cpu_ms')}"
 

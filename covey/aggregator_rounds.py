@@ -134,6 +134,8 @@ class AggregatorRounds:
             with self._changed:
                 if not self.rounds.moved(at.epoch):
                     return
+                if not at.address:
+                    raise Superseded("this run of the job was taken back; this process should end")
                 self._at = at
                 self._problem = f"connecting to the aggregator on {at.host}"
                 if self._link is not None:

@@ -7,9 +7,8 @@
 A table has a connection, a thread and an epoch of its own, from its first Block on. Table 0's owner is there without
 being asked for; that of another one is asked for by its first Block.
 
-Blocks go out one after the other, each rank beginning with the table after its own number: so at any time every owner
-hears one rank, and no network card is shared by several pushes, which TCP would divide unfairly, while each sum waits
-for the slowest.
+Blocks go out one after the other, each rank beginning with the table after its own number, so that not all ranks push
+to one owner first: TCP would divide its network card unfairly, and each sum waits for the slowest.
 """
 
 import threading
@@ -58,6 +57,7 @@ class BlockRounds:
         self.tables, self.part_bytes = tables, part_bytes
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
+        """By name: what was declared."""
         self.fatal: Exception | None = None
         """Why nothing will be added any more."""
         self._job, self._rank, self._world_size = job, rank, world_size

@@ -195,20 +195,14 @@ class SharedTensor:
             here = slice(at, min(at + PIECE, end))
             pieces = [numbers.widen(slot[here]) for slot in slots]
             spare = [array[: here.stop - at] for array in _spare(self._tree, numbers.wide)]
-            if not numbers.rounds and self.declared.kind == "grad":
-                _sum(self._tree, pieces, spare, into[here])
-                self._divide(into[here])
-                continue
-            found = np.empty(here.stop - at, numbers.wide)
+            found = np.empty(here.stop - at, numbers.wide) if numbers.rounds else into[here]
             _sum(self._tree, pieces, spare, found)
-            self._divide(found)
+            if self.declared.mean:
+                np.divide(found, numbers.wide.type(self._ranks), out=found)
             if self.declared.kind == "model":
                 np.add(numbers.widen(self._results[(self.round - 1) % 2][here]), found, out=found)
-            into[here] = numbers.narrow(found)
-
-    def _divide(self, total: Array) -> None:
-        if self.declared.mean:
-            np.divide(total, self._numbers.wide.type(self._ranks), out=total)
+            if numbers.rounds:
+                into[here] = numbers.narrow(found)
 
 
 class SharedRounds:

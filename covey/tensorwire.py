@@ -47,6 +47,7 @@ FAULT_BYTES_MAX = 1024
 SECRET_BYTES = 16
 PARTS_MAX = 0xFFFF
 BLOCKS_MAX = 1 << 20
+"""Of one tensor."""
 Elements = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 RANKS_MAX = 0xFFFF
 Type = Literal["float32", "float64", "float16", "bfloat16"]

@@ -71,7 +71,8 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     epoch: int
     host: HostId
     address: str
-    """TCP `ip:port` of the aggregating process."""
+    """TCP `ip:port` of the aggregating process; empty: the rank's run of the job is over, and `epoch` is of a newer
+    one."""
     secret: bytes
     """16 bytes that a connection must prove to know; sent only to the ranks of this job."""
     table: int = 0

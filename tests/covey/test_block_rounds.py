@@ -183,6 +183,17 @@ def test_one_table_that_belongs_to_another_run_ends_the_waits_for_all(rack: Rack
     assert [type(error) for error in rack.failed] == [Superseded, Superseded]
 
 
+def test_a_rank_that_never_had_an_owner_learns_that_its_run_is_over(rack: Rack) -> None:
+    """Its agent names a newer run, and no address."""
+    threads = rack.begin(1)
+    until(lambda: len(rack.wanted) == 4)
+    rack.tell(AggregatorAt(JOB, 2 << 32, HostId("h1"), "", b""))
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert [type(error) for error in rack.failed] == [Superseded, Superseded] and not rack.lost
+
+
 def test_rounds_of_cut_tensors_do_not_block_and_end_where_they_are_wanted(rack: Rack) -> None:
     for table in range(3):
         rack.tell(rack.serve(table))

@@ -72,8 +72,6 @@ COMPLAINTS_S = 5.0
 """An aggregator that says it serves, but that ranks cannot use for this long, is replaced."""
 
 NO_ROOM = "no aggregator that gossip shows has room for it"
-HOME_S = 10.0
-"""After which a table that is to be on one host, and is on another, is offered there, seconds."""
 AGAIN_S = 30.0
 """Between two attempts to find room for a job that nobody promised what it needs, seconds."""
 
@@ -255,7 +253,8 @@ class JobCoordinator:
             job.superseded[sender] = state.epoch
             return self._look(job, state.search, f"a host knows epoch {epoch_text(job.epoch)}")
         assigned = job.accept(state, message.address)
-        job.again_s, job.home_s = now_s + AGAIN_S, now_s + HOME_S
+        job.again_s = now_s + AGAIN_S
+        job.assigned_at(now_s)
         job.gauge.begin(now_s)
         return [
             LogEvent(job.job, "tensors assigned", f"to {sender} at {message.address}, epoch {epoch_text(state.epoch)}"),
@@ -296,9 +295,8 @@ class JobCoordinator:
         if not isinstance(state, Summed):
             return ()
         asks = self._ask_work(state.assigned) if job.gauge.due(now_s) else ()
-        home = stays_on(job.placed)
-        if home not in (None, state.assigned.owner, *self._gone) and now_s >= job.home_s:
-            job.home_s = now_s + AGAIN_S
+        home = job.due_home(state.assigned.owner, self._gone, now_s)
+        if home is not None:
             return [*asks, *self._move(job, state.assigned, home, f"{home} is to have it", quiet=False)]
         if job.gauge.demand is None or state.promised or now_s < job.again_s:
             return asks

@@ -4,7 +4,7 @@ A state has what is known in it and in no other: an open offer exists only while
 somebody sums the job. What outlives states stands on `TrackedJob`. Only `JobCoordinator` calls the transitions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Self, assert_never
 
 import msgspec
@@ -19,6 +19,8 @@ from plugins.aggregator.policy import Candidate
 
 TRIES_MAX = 16
 """Hosts asked for room; then somebody sums the job without a promise."""
+HOME_S = (10.0, 1800.0)
+"""When a table that is to be on one host is offered there, if another sums it: at first, and at most, seconds apart."""
 FORGIVE_S = 10.0
 """Complaints further apart than this are separate ones, seconds."""
 
@@ -192,8 +194,8 @@ class TrackedJob:
         """Of the newest assignment, also when that is over."""
         self.again_s = 0.0
         """When to look for room again, if not promised."""
-        self.home_s = 0.0
-        """When to offer it to the host that it is to stay on, if another sums it."""
+        self._home_s, self._home_pause_s = 0.0, HOME_S[0]
+        """When to offer it to the host that it is to stay on, if another sums it; and how long after that again."""
         self.refused = ""
         """The last refusal, for people."""
         self.seen = (0, 0)
@@ -243,6 +245,22 @@ class TrackedJob:
                 assert_never(state)
         if self.assigned is not None:
             assert self.assigned.epoch <= self.epoch and self.is_of_run(self.assigned.epoch)
+
+    def assigned_at(self, now_s: float) -> None:
+        """Somebody accepted it."""
+        if self.assigned is not None and self.assigned.owner == stays_on(self.placed):
+            self._home_pause_s = HOME_S[0]
+        self._home_s = now_s + self._home_pause_s
+
+    def due_home(self, owner: HostId, gone: Collection[HostId], now_s: float) -> HostId | None:
+        """The host to offer it to now, since it is to stay there and another sums it; a host that declines is asked
+        less and less often."""
+        home = stays_on(self.placed)
+        if home is None or home == owner or home in gone or now_s < self._home_s:
+            return None
+        self._home_pause_s = min(2 * self._home_pause_s, HOME_S[1])
+        self._home_s = now_s + self._home_pause_s
+        return home
 
     def restay(self, placed: GangPlaced) -> None:
         """Of the same gang it is known now where it is to stay."""

@@ -1,11 +1,14 @@
 """A coordinator moves a job from an owner that can go on to another one: event by event. (Whole racks: test_live.)"""
 
+from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated
-from plugins.aggregator.machine.tracked_job import Offering, OwnerSearch, Summed
+from plugins.aggregator.machine.tracked_job import HOME_S, Offering, OwnerSearch, Summed
 from plugins.aggregator.messages import (
     Accepted,
     Assigned,
@@ -66,6 +69,33 @@ def notes(actions: list[Any]) -> list[tuple[str, str]]:
 
 def given_away(to: HostId | None, play: Play, assigned: Assigned, why: str = "c empties itself") -> list[Any]:
     return play(Heard(C, Handover(JOB, assigned.epoch, to, why)))
+
+
+def test_a_host_that_declines_its_table_is_asked_less_and_less_often() -> None:
+    play = Play(JobCoordinator(A, lambda size: bytes(size)))
+    play(RackUpdated(frozenset(), (Candidate(C, False, 0.0, 0, 0.0),)))
+    play(msgspec.structs.replace(PLACED, prefers=E, stays=True))
+    play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(None)))
+    ((to, first),) = sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
+    assert (to, first.stays) == (C, False), "gossip has not told of e yet"
+    play(Heard(C, Accepted(JOB, first.epoch, "10.0.0.3:9")))
+    asked_s: list[float] = []
+    for _ in range(7200):
+        play.now_s += 1
+        for host, message in sends(play(seen())):
+            if isinstance(message, Offer):
+                assert (host, message.stays) == (E, True)
+                asked_s.append(play.now_s)
+                play(Heard(E, Declined(JOB, message.epoch, "busy")))
+    pauses = [after - before for before, after in pairwise([100.0, *asked_s])]
+    assert pauses[:4] == [10, 20, 40, 80] and max(pauses) == HOME_S[1] and len(pauses) < 15
+    play.now_s += HOME_S[1]
+    to, offer = offered(play(seen()))
+    play(Heard(to, Accepted(JOB, offer.epoch, "10.0.0.5:9")))
+    assert play.machine.jobs[JOB].assigned.owner == E
+    for _ in range(100):
+        play.now_s += 1
+        assert not [message for _, message in sends(play(seen())) if isinstance(message, Offer)]
 
 
 def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accepted() -> None:
