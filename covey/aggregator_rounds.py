@@ -20,6 +20,7 @@ import numpy as np
 
 from covey.handshake import NONCE_BYTES
 from covey.rounds import Rounds, Stale, Superseded
+from covey.sum_order import Node
 from covey.tensor_arrays import Array, bytes_of
 from covey.tensor_link import CONNECT_S, Poster, TensorLink
 from covey.tensor_types import NUMBERS
@@ -63,10 +64,12 @@ class AggregatorRounds:
         lost: Callable[[int, str], None],
         failed: Callable[[Exception], None] = lambda error: None,
         poster: Poster | None = None,
+        heard: Callable[[], None] = lambda: None,
     ) -> None:
-        """From the link thread `lost(epoch, why)` is called each time the address of that epoch cannot be used, and
-        `failed` once nothing will be added any more. `poster`: which all tables share."""
-        self.rounds, self._lost, self._failed, self._poster = rounds, lost, failed, poster
+        """From the link thread `lost(epoch, why)` is called each time the address of that epoch cannot be used,
+        `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: which all tables
+        share."""
+        self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
         self._changed = threading.Condition()
         """Guards everything below, and the rounds; notified when any of it changes."""
         self._at: AggregatorAt | None = None
@@ -88,15 +91,34 @@ class AggregatorRounds:
         size = 0 if value is None else initial.nbytes
         self._say_out(lambda: self.rounds.declare_as(declared, value), size)
 
-    def push(self, label: str, data: Array, blocks: bool) -> None:
-        """Begin a round of a Block. `blocks`: this thread waits for it at once. ValueError when one is under way."""
-        self._say_out(lambda: self.rounds.push(label, bytes_of(data)), 0 if blocks else data.nbytes)
+    def speak(self, declared: Declared, ranks: Node, results: tuple[Array, Array]) -> None:
+        """Likewise, for all these ranks, of one host: `results` are where theirs lie in turn, the first one with a
+        model's initial value. ValueError when there is one."""
+        buffers = (bytes_of(results[0]), bytes_of(results[1]))
+        self._say_out(lambda: self.rounds.declare_as(declared, None, ranks, buffers))
+
+    def push(self, label: str, *sums: Array, blocks: bool) -> None:
+        """Begin a round of a Block, with this rank's contribution, or what those it speaks for have added. `blocks`:
+        this thread waits for it at once. ValueError when one is under way."""
+        size = 0 if blocks else sum(each.nbytes for each in sums)
+        self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums)), size)
 
     def has_result(self, label: str) -> bool:
         """Whether no round of this Block is under way, and nothing of it is being sent."""
         with self._changed:
             tensor = self.rounds.tensors[label]
             return tensor.unacknowledged is None and tensor.agreed and not self._repeating
+
+    def round(self, label: str) -> int | None:
+        """Of a Block: that is under way, else the last one. None: nothing was declared."""
+        with self._changed:
+            tensor = self.rounds.tensors.get(label)
+            return None if tensor is None else tensor.unacknowledged or tensor.version
+
+    def fault(self, label: str) -> str:
+        """Why a Block is not added, for people; empty: it is."""
+        with self._changed:
+            return self.rounds.tensors[label].fault
 
     def wait(self, label: str, waits: Waits, out: Array) -> None:
         """The Block's result, into `out`, flat. ValueError when the aggregator does not add it."""
@@ -224,6 +246,7 @@ class AggregatorRounds:
                 with self._changed:
                     self._repeating = False
                     self._changed.notify_all()
+            self._heard()
             while True:
                 self._take(link, at)
         finally:
@@ -232,6 +255,7 @@ class AggregatorRounds:
                     self._link = None
                 self._repeating = False
                 self._changed.notify_all()
+            self._heard()
             link.close()
 
     def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
@@ -251,6 +275,8 @@ class AggregatorRounds:
                 raise ConnectionAbortedError("is no longer the aggregator")
             answer = self.rounds.heard(header, into)
             self._changed.notify_all()
+        if header.op in (TensorOp.RESULT, TensorOp.FAULT):
+            self._heard()
         link.send(answer, careful=False)
         return header
 

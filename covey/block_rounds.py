@@ -12,7 +12,7 @@ to one owner first: TCP would divide its network card unfairly, and each sum wai
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -37,6 +37,12 @@ class CutTensor(NamedTuple):
     declared: Declared
     blocks: tuple[Block, ...]
 
+    def block(self, at: int) -> Declared:
+        """What is declared of one Block."""
+        if len(self.blocks) == 1:
+            return self.declared
+        return msgspec.structs.replace(self.declared, block=at, elements=self.blocks[at][:2])
+
 
 class BlockRounds:
     """Methods may be called from any thread; of one tensor, by one at a time."""
@@ -50,10 +56,12 @@ class BlockRounds:
         *,
         tables: int = 1,
         wanted: Callable[[int], None] = lambda table: None,
+        heard: Callable[[], None] = lambda: None,
         part_bytes: int = PART_BYTES,
     ) -> None:
-        """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used;
-        `wanted(table)` when the owner of a table other than 0 is needed for the first time."""
+        """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
+        `heard` when a result may be there; `wanted(table)` when the owner of a table other than 0 is needed for the
+        first time."""
         self.tables, self.part_bytes = tables, part_bytes
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
@@ -61,7 +69,7 @@ class BlockRounds:
         self.fatal: Exception | None = None
         """Why nothing will be added any more."""
         self._job, self._rank, self._world_size = job, rank, world_size
-        self._lost, self._wanted = lost, wanted
+        self._lost, self._wanted, self._heard = lost, wanted, heard
         self._poster = Poster() if tables > 1 else None
         self._lock = threading.Lock()
         """Guards what follows."""
@@ -69,7 +77,7 @@ class BlockRounds:
         self._told: dict[int, AggregatorAt] = {}
         """The newest owner of each table that the agent named."""
         self._closed = False
-        self._table(0)
+        self.table(0)
 
     # ---- from the script ----
 
@@ -87,18 +95,17 @@ class BlockRounds:
 
     def declare(self, declared: Declared, data: Array) -> None:
         """A new tensor; a model's initial value is `data`. ValueError when there is one of that name."""
-        blocks = blocks_of(key_of(declared.name), data.size, data.itemsize, self.tables)
-        flat, whole = data.reshape(-1), len(blocks) == 1
-        for at, block in enumerate(blocks):
-            cut = declared if whole else msgspec.structs.replace(declared, block=at, elements=block[:2])
-            self._table(block.table).declare(cut, flat[block.first : block.end])
-        self.known[declared.name] = CutTensor(declared, blocks)
+        flat, cut = data.reshape(-1), self.cut(declared)
+        for at, block in enumerate(cut.blocks):
+            self.table(block.table).declare(cut.block(at), flat[block.first : block.end])
+        self.known[declared.name] = cut
 
     def push(self, name: str, data: Array, blocks: bool) -> None:
         """Begin a round. `blocks`: this thread waits for it at once. ValueError when one is under way."""
-        flat, each = data.reshape(-1), enumerate(self.known[name].blocks)
-        for at, block in sorted(each, key=lambda one: (one[1].table - self._rank - 1) % self.tables):
-            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks)
+        flat, cut = data.reshape(-1), self.known[name]
+        for at in self.in_turn(cut, range(len(cut.blocks))):
+            block = cut.blocks[at]
+            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks)
 
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
@@ -136,6 +143,38 @@ class BlockRounds:
         if self._poster is not None:
             self._poster.close()
 
+    # ---- for who speaks for a host ----
+
+    def cut(self, declared: Declared) -> CutTensor:
+        """Where a tensor is summed."""
+        count = declared.size_bytes // declared.element_bytes
+        return CutTensor(declared, blocks_of(key_of(declared.name), count, declared.element_bytes, self.tables))
+
+    def in_turn(self, cut: CutTensor, blocks: Iterable[int]) -> list[int]:
+        """These Blocks, as this rank pushes them."""
+        return sorted(blocks, key=lambda at: (cut.blocks[at].table - self._rank - 1) % self.tables)
+
+    def table(self, table: int) -> AggregatorRounds:
+        """Rounds at the owner of this table, who is asked for if there was none."""
+        with self._lock:
+            rounds = self._at.get(table)
+            if rounds is not None:
+                return rounds
+            of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
+            lost = partial(self._table_lost, table)
+            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
+            rounds.rounds.order = self._order
+            told = self._told.get(table)
+        if self._closed:
+            rounds.close()
+        if self.fatal is not None:
+            rounds.fail(self.fatal)
+        if told is not None:
+            rounds.moved(told)
+        if table:
+            self._wanted(table)
+        return rounds
+
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
@@ -149,26 +188,6 @@ class BlockRounds:
             rounds.moved(at)
 
     # ---- inside ----
-
-    def _table(self, table: int) -> AggregatorRounds:
-        with self._lock:
-            rounds = self._at.get(table)
-            if rounds is not None:
-                return rounds
-            of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
-            lost = partial(self._table_lost, table)
-            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster)
-            rounds.rounds.order = self._order
-            told = self._told.get(table)
-        if self._closed:
-            rounds.close()
-        if self.fatal is not None:
-            rounds.fail(self.fatal)
-        if told is not None:
-            rounds.moved(told)
-        if table:
-            self._wanted(table)
-        return rounds
 
     def _table_lost(self, table: int, epoch: int, why: str) -> None:
         self._lost(epoch, why, table)

@@ -105,8 +105,8 @@ class Pages(Protocol):
         """A page of zeros. `mine`: this process writes it, and it is sealed at once. OSError when there is no memory or
         descriptor for it, or a kernel without sealed memory."""
 
-    def make_memory(self, ranks: int) -> SharedPage:
-        """Memory of `covey.tensor_layout`, of which this process needs no view. OSError as of `make`."""
+    def make_memory(self, ranks: int, first: int) -> SharedPage:
+        """Memory of `covey.tensor_layout` for so many ranks from `first` on, of which this process needs no view. OSError as of `make`."""
 
 
 class ByteStream(Protocol):

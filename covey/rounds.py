@@ -20,10 +20,12 @@ from collections.abc import Iterator
 from covey import handshake
 from covey.core import JobId
 from covey.handshake import CHALLENGE_BYTES, Challenge
-from covey.sum_order import Order
+from covey.spoken import Spoken
+from covey.sum_order import Node, Order
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     PART_BYTES,
+    SPEAKS,
     TYPES,
     WANT,
     Declared,
@@ -38,6 +40,7 @@ from covey.tensorwire import (
     job_hash,
     key_of,
     pack_declared,
+    pack_opening,
 )
 
 
@@ -56,22 +59,37 @@ class Superseded(RuntimeError):
 class TensorRounds:
     """One tensor of one worker."""
 
-    def __init__(self, declared: Declared, initial: Payload | None) -> None:
+    def __init__(
+        self,
+        declared: Declared,
+        initial: Payload | None,
+        ranks: Node,
+        world_size: int,
+        buffers: tuple[memoryview, memoryview] | None = None,
+    ) -> None:
+        """`ranks`: for whom it pushes. `buffers`: where results lie, in turn; the first one has the initial value."""
         size = declared.size_bytes
         if initial is not None and len(initial) != size:
             raise ValueError(f"tensor {declared.name!r} has {size} bytes, its initial value {len(initial)}")
         self.declared = declared
         self.packed = pack_declared(declared)
+        self.spoken = Spoken(declared, ranks, world_size)
         self.key = key_of(declared.label)
         self.type = TYPES[declared.type][0]
         self.version = 0
         self.agreed = declared.kind == "grad"
         """A model's initial value is in force only once the aggregator has sent the one it chose."""
-        self.state = bytearray(initial) if initial is not None else bytearray(size)
-        self.incoming = bytearray(size)
-        self.pushed: Payload = b""
+        self.state: Payload
+        self.incoming: Payload
+        if buffers is None:
+            self.state = bytearray(initial) if initial is not None else bytearray(size)
+            self.incoming = bytearray(size)
+        else:
+            self.state, self.incoming = buffers
+        self.pushed: tuple[Payload, ...] = ()
+        """Of each node of `spoken`, its sum."""
         self.unacknowledged: int | None = None
-        """The round whose result is still to come; its bytes are `pushed`."""
+        """The round whose result is still to come; what was added for it is `pushed`."""
         self.fault = ""
         """Why the aggregator does not sum this tensor, for people."""
         self._seen: set[int] = set()
@@ -108,7 +126,7 @@ class TensorRounds:
         self.state, self.incoming = self.incoming, self.state
         if self.agreed:
             self.version += 1
-            self.unacknowledged, self.pushed = None, b""
+            self.unacknowledged, self.pushed = None, ()
         self.agreed = True
         return True
 
@@ -149,28 +167,37 @@ class Rounds:
         large."""
         return self.declare_as(Declared(name, kind, shape, self.part_bytes, self.order), initial)
 
-    def declare_as(self, declared: Declared, initial: Payload | None = None) -> Iterator[Frame]:
-        """Declare a tensor, or one Block of it. ValueError when its name is taken, or it is too large."""
+    def declare_as(
+        self,
+        declared: Declared,
+        initial: Payload | None = None,
+        ranks: Node | None = None,
+        buffers: tuple[memoryview, memoryview] | None = None,
+    ) -> Iterator[Frame]:
+        """Declare a tensor, or one Block of it. `ranks`: of this host, for all of which it is pushed; None: for this
+        one. `buffers`: as of `TensorRounds`. ValueError when its name is taken, or it is too large."""
         known = self._by_key.get(key_of(declared.label))
         if known is not None:
             raise ValueError(
                 f"tensor {declared.name!r} is already known as {known.declared.kind} {known.declared.shape}"
             )
-        tensor = TensorRounds(declared, initial)
+        tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers)
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
 
-    def push(self, name: str, data: Payload) -> Iterator[Frame]:
-        """Begin the next round of a tensor. `data` is not copied: it stays as it is until the result is here.
-        ValueError when a round is under way or it has another size."""
+    def push(self, name: str, *sums: Payload) -> Iterator[Frame]:
+        """Begin the next round of a tensor. `sums`: of each node that is pushed for, which for one rank is its own
+        contribution; they are not copied, and stay as they are until the result is here. ValueError when a round is
+        under way or they have another size."""
         tensor = self.tensors[name]
         if tensor.unacknowledged is not None or not tensor.agreed:
             raise ValueError(f"tensor {name!r} is still in round {tensor.expected}")
-        if len(data) != tensor.declared.size_bytes:
-            raise ValueError(f"tensor {name!r} has {tensor.declared.size_bytes} bytes, not {len(data)}")
-        tensor.pushed = data
+        for node, data in zip(tensor.spoken.nodes, sums, strict=True):
+            if len(data) != tensor.spoken.size_of(node):
+                raise ValueError(f"tensor {name!r} has {tensor.spoken.size_of(node)} bytes, not {len(data)}")
+        tensor.pushed = sums
         tensor.unacknowledged = tensor.version + 1
-        return self._parts(TensorOp.PUSH, tensor, tensor.unacknowledged, tensor.pushed)
+        return self._pieces(tensor, tensor.unacknowledged)
 
     # ---- from the connection ----
 
@@ -205,7 +232,7 @@ class Rounds:
         for tensor in tensors:
             tensor.forget_partial()
             if tensor.unacknowledged is not None:
-                frames.append(self._parts(TensorOp.PUSH, tensor, tensor.unacknowledged, tensor.pushed))
+                frames.append(self._pieces(tensor, tensor.unacknowledged))
         return itertools.chain.from_iterable(frames)
 
     def ping(self) -> Frame:
@@ -242,7 +269,7 @@ class Rounds:
                 return self._prove(handshake.parse_challenge(bytes(payload)))
             case TensorOp.ASK:
                 tensor = self._tensor(header)
-                return self._parts(TensorOp.STATE, tensor, tensor.version, tensor.state)
+                return self._state(tensor)
             case TensorOp.FAULT:
                 self._tensor(header).fault = bytes(payload).decode("utf-8", "replace")
             case TensorOp.STALE:
@@ -260,6 +287,7 @@ class Rounds:
     # ---- frames ----
 
     def _open(self, tensor: TensorRounds) -> Frame:
+        own = tensor.spoken.ranks == (self.rank, self.rank + 1)
         return frame(
             TensorOp.OPEN,
             self._hash,
@@ -267,28 +295,41 @@ class Rounds:
             key=tensor.key,
             rank=self.rank,
             round=tensor.version,
-            flags=0 if tensor.agreed else WANT,
+            flags=(0 if tensor.agreed else WANT) | (0 if own else SPEAKS),
             type=tensor.type,
-            payload=tensor.packed,
+            payload=pack_opening(tensor.packed, None if own else tensor.spoken.ranks),
         )
 
-    def _parts(self, op: TensorOp, tensor: TensorRounds, round: int, data: Payload) -> Iterator[Frame]:
-        """One frame per part, each made when it is sent, all under the present epoch."""
-        epoch, view = self.epoch, memoryview(data)
-        spans = [tensor.declared.span(part) for part in range(tensor.declared.parts)]
+    def _pieces(self, tensor: TensorRounds, round: int) -> Iterator[Frame]:
+        """What was pushed, one frame per piece, each made when it is sent, all under the present epoch."""
+        sums = {node: memoryview(data) for node, data in zip(tensor.spoken.nodes, tensor.pushed, strict=True)}
+        pieces = filter(None, map(tensor.spoken.piece, range(tensor.spoken.count)))
+        each = ((piece.type, sums[piece.node][piece.first : piece.end]) for piece in pieces)
+        return self._frames(TensorOp.PUSH, tensor, round, each)
+
+    def _state(self, tensor: TensorRounds) -> Iterator[Frame]:
+        """The last result, one frame per part."""
+        view, spans = memoryview(tensor.state), map(tensor.declared.span, range(tensor.declared.parts))
+        return self._frames(TensorOp.STATE, tensor, tensor.version, ((tensor.type, view[a:b]) for a, b in spans))
+
+    def _frames(
+        self, op: TensorOp, tensor: TensorRounds, round: int, each: Iterator[tuple[int, Payload]]
+    ) -> Iterator[Frame]:
+        """Of each type and payload, numbered from 0."""
+        epoch = self.epoch
         return (
             frame(
                 op,
                 self._hash,
                 epoch,
                 key=tensor.key,
-                part=part,
+                part=number,
                 rank=self.rank,
                 round=round,
-                type=tensor.type,
-                payload=view[start:end],
+                type=type,
+                payload=payload,
             )
-            for part, (start, end) in enumerate(spans)
+            for number, (type, payload) in enumerate(each)
         )
 
     def _tensor(self, header: Header) -> TensorRounds:

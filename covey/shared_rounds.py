@@ -20,12 +20,11 @@ Processors that may show another core a later store first (ARM) are left out: no
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from covey.sum_order import Node, Order, last_addition
+from covey.additions import add, pieces, tree_of
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
 from covey.tensor_memory import MemoryFault, TensorMemory, TensorRange
@@ -33,13 +32,9 @@ from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared
 
 Words = npt.NDArray[np.uint32]
-Tree = Any
-"""Of additions: a rank, or what is on the left and on the right."""
 
 SMALL_BYTES = 64 << 10
 """Up to here every rank adds the whole tensor."""
-PIECE = 64 << 10
-"""Elements that are added at a time: they stay in a cache."""
 _LINE = 64
 """Bytes of a rank's words: a cache line of its own."""
 
@@ -47,13 +42,13 @@ _LINE = 64
 class _Places:
     """Where what lies in the memory of one tensor."""
 
-    def __init__(self, declared: Declared, ranks: int) -> None:
-        self.small = declared.kind == "grad" and declared.size_bytes <= SMALL_BYTES
+    def __init__(self, declared: Declared, ranks: int, whole_job: bool) -> None:
+        self.small = whole_job and declared.kind == "grad" and declared.size_bytes <= SMALL_BYTES
         stride = whole_pages(max(1, declared.size_bytes))
         first = whole_pages(TensorRange.HEAD_BYTES + ranks * _LINE)
         turns = 2 if self.small else 1
         self.slots = [[first + (turn * ranks + rank) * stride for turn in range(turns)] for rank in range(ranks)]
-        results = 0 if self.small else 2 if declared.kind == "model" else 1
+        results = 0 if self.small else 2 if declared.kind == "model" or not whole_job else 1
         self.results = [first + (turns * ranks + at) * stride for at in range(results)]
         self.end = first + (turns * ranks + results) * stride
 
@@ -62,18 +57,21 @@ class SharedTensor:
     """One tensor of one rank: `begin` a round, `advance` until it is there, `take` it. Several threads may advance
     it."""
 
-    def __init__(self, declared: Declared, rank: int, ranks: int, range_: TensorRange) -> None:
+    def __init__(self, declared: Declared, range_: TensorRange) -> None:
         self.declared, self._range = declared, range_
-        self._rank, self._ranks = rank, ranks
-        places, count = _Places(declared, ranks), declared.size_bytes // declared.element_bytes
+        memory = range_.memory
+        rank, ranks = memory.at, memory.ranks
+        self._rank, self._ranks, self._first = rank, ranks, memory.members[0]
+        places = _Places(declared, ranks, memory.whole_job)
+        count = declared.size_bytes // declared.element_bytes
         self._numbers = NUMBERS[declared.type]
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
         self._results = [self._floats(start, count) for start in places.results]
-        """In turn those of a model, which is added to: who was interrupted in its part can begin it again."""
+        """Two take turns: who was interrupted in adding to a model can begin again."""
         self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
         self._part = (rank * count // ranks, (rank + 1) * count // ranks)
-        self._tree = _tree((0, ranks), declared.order)
+        self._tree = tree_of(memory.members, declared.order, self._first)
         self._lock = threading.Lock()
         self.round = 0
         """That this rank has pushed; the first one of a model tells of its initial value."""
@@ -84,6 +82,11 @@ class SharedTensor:
         """Why it could not."""
         if self._words[rank, 0]:
             raise MemoryFault("another client of this rank has used this name; a name is for one client")
+
+    @property
+    def whole_job(self) -> bool:
+        """Whether it needs no aggregator."""
+        return self._range.memory.whole_job
 
     @property
     def fault(self) -> str:
@@ -103,7 +106,7 @@ class SharedTensor:
             if self.taken != self.round:
                 raise ValueError(f"tensor {self.declared.name!r} is still in round {self.round}")
             round = self.round + 1
-            if not self._is_initial(round) or self._rank == 0:
+            if not self._is_initial(round) or self._first + self._rank == 0:
                 np.copyto(self._slots[self._rank][self._turn(round)], data.reshape(-1))
             if round == 1:
                 self._range.first(self._say_first)
@@ -123,8 +126,8 @@ class SharedTensor:
             if not self._all(0):
                 return False
             if not self._small:
-                if self._added < self.round:
-                    self._add_part()
+                if not self._own_part():
+                    return False
                 if not self._all(1):
                     return False
             self._whole = self.round
@@ -149,7 +152,11 @@ class SharedTensor:
 
     def missing(self) -> list[int]:
         """Ranks that have not pushed this round."""
-        return [rank for rank in range(self._ranks) if int(self._words[rank, 0]) < self.round]
+        return [self._first + at for at in range(self._ranks) if int(self._words[at, 0]) < self.round]
+
+    def why(self) -> str:
+        """No result is there, for people."""
+        return f"rank {', '.join(map(str, self.missing()))} has not pushed this round yet"
 
     def check(self) -> None:
         assert self.taken <= self._whole <= self.round <= self.taken + 1
@@ -172,10 +179,22 @@ class SharedTensor:
         ahead = 1 if what == 0 else 0
         if bool((words == self.round).all()):
             return True
-        for rank, word in enumerate(words.tolist()):
+        for rank, word in enumerate(words.tolist(), self._first):
             if not self.round - 1 <= word <= self.round + ahead:
                 raise ValueError(f"the memory it shares says rank {rank} is in round {word}, and this is {self.round}")
         return bool((words >= self.round).all())
+
+    def _own_part(self) -> bool:
+        """Whether this rank has done its part of the round."""
+        if self._added < self.round:
+            self._add_part()
+            self._say_added()
+        return True
+
+    def _say_added(self) -> None:
+        self._added = self.round
+        self._words[self._rank, 1] = self.round
+        self._range.memory.ring()
 
     def _add_part(self) -> None:
         start, end = self._part
@@ -185,18 +204,12 @@ class SharedTensor:
             result[start:end] = slots[0][start:end]
         else:
             self._add(slots, result, start, end)
-        self._added = self.round
-        self._words[self._rank, 1] = self.round
-        self._range.memory.ring()
 
     def _add(self, slots: Sequence[Array], into: Array, start: int, end: int) -> None:
         numbers = self._numbers
-        for at in range(start, end, PIECE):
-            here = slice(at, min(at + PIECE, end))
-            pieces = [numbers.widen(slot[here]) for slot in slots]
-            spare = [array[: here.stop - at] for array in _spare(self._tree, numbers.wide)]
-            found = np.empty(here.stop - at, numbers.wide) if numbers.rounds else into[here]
-            _sum(self._tree, pieces, spare, found)
+        for here in pieces(start, end):
+            found = np.empty(here.stop - here.start, numbers.wide) if numbers.rounds else into[here]
+            add(self._tree, slots, numbers, here, found)
             if self.declared.mean:
                 np.divide(found, numbers.wide.type(self._ranks), out=found)
             if self.declared.kind == "model":
@@ -209,9 +222,14 @@ class SharedRounds:
     """All shared tensors of one rank, and who goes on with them while the script computes: whoever waits for one tensor
     advances all of them, and where nobody waits a thread does."""
 
-    def __init__(self, memory: TensorMemory, refused: Callable[[SharedTensor], None]) -> None:
-        """`refused` is called, once, with a tensor that goes another way, by whichever thread sees it."""
-        self.memory, self._refused = memory, refused
+    def __init__(
+        self,
+        memory: TensorMemory,
+        refused: Callable[[SharedTensor], None],
+        make: Callable[[Declared, TensorRange], SharedTensor] = SharedTensor,
+    ) -> None:
+        """`make`: a tensor, once it lies in memory. `refused` is called, once, with a tensor that goes another way, by whichever thread sees it."""
+        self.memory, self._refused, self._make = memory, refused, make
         self._open: dict[str, SharedTensor] = {}
         self._changed = threading.Condition()
         self._giving_up = threading.Lock()
@@ -222,8 +240,8 @@ class SharedRounds:
     def tensor(self, declared: Declared) -> SharedTensor:
         """Mapped by this rank. MemoryRefused when it goes another way, MemoryFault when ranks mean different ones."""
         memory = self.memory
-        found = memory.join(declared, _Places(declared, memory.ranks).end)
-        return SharedTensor(declared, memory.rank, memory.ranks, found)
+        found = memory.join(declared, _Places(declared, memory.ranks, memory.whole_job).end)
+        return self._make(declared, found)
 
     def begin(self, tensor: SharedTensor, data: Array, blocks: bool) -> None:
         """Its next round. `blocks`: this thread waits for it at once. Errors as of `SharedTensor.begin`."""
@@ -304,46 +322,3 @@ class SharedRounds:
             bells = self.memory.bells()
             self._advance()
             self.memory.sleep(bells)
-
-
-def _tree(node: Node, order: Order) -> Tree:
-    last = last_addition(node, order)
-    return node[0] if last is None else (_tree(last.left, order), _tree(last.right, order))
-
-
-def _needed(tree: Tree) -> int:
-    """Spare arrays that `_sum` needs at once."""
-    if isinstance(tree, int):
-        return 0
-    left, right = tree
-    return max(1, _needed(left), _needed(right) + (not isinstance(left, int)))
-
-
-def _spare(tree: Tree, wide: np.dtype[Any]) -> list[Array]:
-    """Of this thread, for `_sum`."""
-    arrays: list[Array] = _of_thread.__dict__.setdefault(wide.name, [])
-    while len(arrays) < _needed(tree):
-        arrays.append(np.empty(PIECE, wide))
-    return arrays
-
-
-_of_thread = threading.local()
-
-
-def _sum(tree: Tree, pieces: Sequence[Array], spare: list[Array], out: Array | None) -> tuple[Array, bool]:
-    """Into `out`, or a spare one; and whether it is a spare one, which the caller gives back."""
-    if isinstance(tree, int):
-        if out is None:
-            return pieces[tree], False
-        np.copyto(out, pieces[tree])
-        return out, False
-    (left, left_spare), (right, right_spare) = _sum(tree[0], pieces, spare, None), _sum(tree[1], pieces, spare, None)
-    if out is not None:
-        into = out
-    elif left_spare or right_spare:
-        into = left if left_spare else right
-    else:
-        into = spare.pop()
-    np.add(left, right, out=into)
-    spare.extend(each for each, is_spare in ((left, left_spare), (right, right_spare)) if is_spare and each is not into)
-    return into, out is None

@@ -45,6 +45,22 @@ def addition(node: Node, ranks: int, order: Order) -> Addition | None:
         width *= 2  # no partner: it goes up alone
 
 
+def nodes_of(ranks: Node, world_size: int, order: Order) -> tuple[Node, ...]:
+    """The fewest sums of this order that these ranks, neighbours, make among themselves, lowest first; the rest of the
+    job needs nothing else of them. Added by "rank", only those that include rank 0 make any."""
+    at, end = ranks
+    if order == "rank":
+        return (ranks,) if at == 0 else tuple((rank, rank + 1) for rank in range(at, end))
+    found = []
+    while at < end:
+        width = 1
+        while width < world_size and at % (2 * width) == 0 and min(at + 2 * width, world_size) <= end:
+            width *= 2
+        found.append((at, min(at + width, world_size)))
+        at += width
+    return tuple(found)
+
+
 def last_addition(node: Node, order: Order) -> Addition | None:
     """The one addition that makes `node`; None: it is one rank's contribution."""
     first, end = node

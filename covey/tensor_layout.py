@@ -1,6 +1,6 @@
 """Layout of the memory in which ranks of one host exchange tensors: one sealed memfd of a job, made by its agent.
 
-    0          head: magic, version, ranks, whether a rank refused, how many tensors, where free memory begins
+    0          head: magic, version, how many ranks and the first of them, whether a rank refused, how many tensors, where free memory begins
     BELLS      for each rank a row of words, one of each rank: another number whenever that one has news for this one
     DIRECTORY  for each tensor: key, state, where it lies
     behind it  tensors, each with its declaration, two words a rank, and room for data (`covey.shared_rounds`)
@@ -17,13 +17,14 @@ from collections.abc import Mapping
 
 from covey.memfd import F_ADD_SEALS, F_GET_SEALS, GROW, SHRINK
 
-MAGIC, VERSION = b"COVEYten", 1
+MAGIC, VERSION = b"COVEYten", 2
+"""Version 1 did not say which ranks."""
 SIZE_BYTES = 1 << 40
 PAGE_BYTES = 4096
 RANKS_MAX = 128
 """More words than this nobody can sleep on at once (futex_waitv(2))."""
 TENSORS_MAX = 8192
-HEAD = struct.Struct("<8sIIIIQ")
+HEAD = struct.Struct("<8sIIIIQI")
 REFUSED_AT, COUNT_AT, FREE_AT = 16, 20, 24
 """Offsets of fields of the head; the first of them is where it is in every version."""
 ENTRY = struct.Struct("<IIQ")
@@ -55,12 +56,12 @@ def whole_pages(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
-def make(ranks: int) -> int:
-    """A descriptor of a new one. OSError when the kernel has none."""
+def make(ranks: int, first: int = 0) -> int:
+    """A descriptor of a new one, for so many ranks from `first` on. OSError when the kernel has none."""
     descriptor = os.memfd_create("covey-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, SIZE_BYTES)
-        os.pwrite(descriptor, HEAD.pack(MAGIC, VERSION, ranks, 0, 0, tensors_at(ranks)), 0)
+        os.pwrite(descriptor, HEAD.pack(MAGIC, VERSION, ranks, 0, 0, tensors_at(ranks), first), 0)
         fcntl.fcntl(descriptor, F_ADD_SEALS, SHRINK | GROW)
     except OSError:
         os.close(descriptor)
@@ -73,8 +74,9 @@ def refuse(descriptor: int) -> None:
     os.pwrite(descriptor, (1).to_bytes(4, "little"), REFUSED_AT)
 
 
-def check(descriptor: int, ranks: int) -> None:
-    """ValueError when this is no such memory for so many ranks."""
+def check(descriptor: int, rank: int, world_size: int) -> tuple[int, int]:
+    """From the first rank for which it is up to, and without, the second. ValueError when this is no such memory for
+    this rank of so many."""
     try:
         seals = fcntl.fcntl(descriptor, F_GET_SEALS)
         head = os.pread(descriptor, HEAD.size, 0)
@@ -82,7 +84,12 @@ def check(descriptor: int, ranks: int) -> None:
         raise ValueError(f"the descriptor is no sealed memory: {error}") from error
     if seals & (SHRINK | GROW) != SHRINK | GROW or os.fstat(descriptor).st_size != SIZE_BYTES:
         raise ValueError("the memory for tensors may change its size")
-    magic, version, its_ranks, _, _, _ = HEAD.unpack(head)
-    if magic != MAGIC or version != VERSION or its_ranks != ranks:
-        theirs, mine = f"version {version} for {its_ranks} ranks", f"version {VERSION} for {ranks}"
-        raise ValueError(f"the memory for tensors is of {theirs}, and not of {mine}")
+    if len(head) < HEAD.size:
+        raise ValueError("the memory for tensors has no head")
+    magic, version, ranks, _, _, _, first = HEAD.unpack(head)
+    if magic != MAGIC or version != VERSION:
+        raise ValueError(f"the memory for tensors is of version {version}, and not of version {VERSION}")
+    if not first <= rank < first + ranks <= world_size or ranks > RANKS_MAX:
+        theirs = f"{ranks} ranks from rank {first} on"
+        raise ValueError(f"the memory for tensors is for {theirs}, and not for rank {rank} of {world_size}")
+    return first, first + ranks

@@ -1,4 +1,4 @@
-"""One rank's view of the memory that the ranks of a job on one host share (`covey.tensor_layout`): who joins which
+"""One rank's view of the memory that a job's ranks on one host share (`covey.tensor_layout`): who joins which
 tensor, and bells."""
 
 import contextlib
@@ -60,10 +60,14 @@ class MemoryFault(Exception):
 class TensorMemory:
     """One rank's view of the memory of `covey.tensor_layout`."""
 
-    def __init__(self, descriptor: int, rank: int, ranks: int) -> None:
+    def __init__(self, descriptor: int, rank: int, world_size: int) -> None:
         """Takes the descriptor. ValueError, OSError when it cannot be used."""
-        tensor_layout.check(descriptor, ranks)
-        self.rank, self.ranks, self._descriptor = rank, ranks, descriptor
+        self.members = tensor_layout.check(descriptor, rank, world_size)
+        """Ranks that share it: from the first up to, and without, the second."""
+        self.rank, self.world_size, self._descriptor = rank, world_size, descriptor
+        ranks = self.ranks = self.members[1] - self.members[0]
+        self.at = rank - self.members[0]
+        """Of this rank among them."""
         self._head = map_shared(descriptor, tensor_layout.tensors_at(ranks), 0)
         self._locks = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         self._alone = threading.Lock()
@@ -81,19 +85,29 @@ class TensorMemory:
 
     # ---- bells ----
 
+    @property
+    def whole_job(self) -> bool:
+        """Whether all ranks of the job share it."""
+        return self.ranks == self.world_size
+
     def bells(self) -> Any:
         """This rank's, now."""
-        return self._bells[self.rank].values
+        return self._bells[self.at].values
 
     def ring(self) -> None:
         """Every rank's, also this one's: another thread may sleep."""
         with self._ringing:
             for bells in self._bells:
-                bells.ring(self.rank)
+                bells.ring(self.at)
+
+    def ring_here(self) -> None:
+        """Only this rank's, from a thread of it."""
+        with self._ringing:
+            self._bells[self.at].ring(self.at)
 
     def sleep(self, bells: Any, length_ns: int = LOOK_NS) -> None:
         """Until one of them rang since then."""
-        self._bells[self.rank].sleep(bells, length_ns)
+        self._bells[self.at].sleep(bells, length_ns)
 
     # ---- tensors ----
 

@@ -28,12 +28,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TextIO
 
 import numpy as np
 
 from covey.block_rounds import BlockRounds
 from covey.core import JobId
+from covey.host_rounds import HostTensor
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array, GivenArray, as_stored, check_out, checked
@@ -138,7 +140,9 @@ class TensorClient:
         self._ways: dict[str, SharedTensor | None] = {}
         """Of each tensor: through shared memory, or through an aggregator."""
         self._closed = False
-        self._far = BlockRounds(job, rank, world_size, lost, tables=tables, wanted=wanted, part_bytes=part_bytes)
+        self._far = BlockRounds(
+            job, rank, world_size, lost, tables=tables, wanted=wanted, heard=self._far_heard, part_bytes=part_bytes
+        )
 
     # ---- from the script ----
 
@@ -260,13 +264,21 @@ class TensorClient:
             if self._undecided:
                 self._shared, self._undecided = None, False
                 if memory is not None:
-                    self._shared = SharedRounds(memory, self._over_tcp)
+                    make = SharedTensor if memory.whole_job else partial(HostTensor, far=self._far)
+                    self._shared = SharedRounds(memory, self._over_tcp, make)
                 self._changed.notify_all()
             shared = self._shared
         if why:
             self._tell(f"uses no memory that ranks share: {why}")
             if shared is not None:
                 shared.memory.refuse()
+
+    # ---- from a link thread ----
+
+    def _far_heard(self) -> None:
+        shared = self._shared
+        if shared is not None:
+            shared.memory.ring_here()
 
     # ---- script side ----
 
@@ -323,7 +335,7 @@ class TensorClient:
         if way is None:
             far.declare(declared, given.data)
         self._ways[name] = way
-        if way is not None:
+        if way is not None and way.whole_job:
             sizes = [each.declared.size_bytes for each in list(self._ways.values()) if each is not None]
             self._tell_shared(max(sizes), sum(sizes))
         return way
@@ -387,7 +399,7 @@ class TensorClient:
             return "the agent has not said yet whether the ranks share memory: not all have joined"
         way = self._ways.get(name)
         if way is not None:
-            return f"rank {', '.join(map(str, way.missing()))} has not pushed this round yet"
+            return way.why()
         return self._far.why(name)
 
     def _tell(self, text: str) -> None:

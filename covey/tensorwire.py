@@ -12,7 +12,7 @@ much it will ever allocate before it allocates. The checksum covers header and p
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
       STATE(key, version, part) ...   ->
-      PUSH(key, round, part) ...      ->
+      PUSH(key, round, piece) ...     ->      of its own, or of what its host has added (`covey.spoken`)
                                        <- RESULT(key, round, part) ...
       PING                            ->
                                        <- PONG
@@ -34,7 +34,7 @@ import msgspec
 from covey.checksum import crc32
 from covey.core import JobId
 from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
-from covey.sum_order import Order
+from covey.sum_order import Node, Order
 
 VERSION = 2
 """Version 1 sent the secret itself."""
@@ -56,12 +56,17 @@ TYPES: dict[Type, tuple[int, int]] = {"float32": (1, 4), "float64": (2, 8), "flo
 """The number of each in a header, and bytes of an element. A frame that has no elements says float32."""
 FLOAT32 = TYPES["float32"][0]
 _TYPE_NUMBERS = frozenset(number for number, _ in TYPES.values())
+ADDED_AS: dict[Type, Type] = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
+"""In which a sum is, until it is rounded (`covey.tensor_types`)."""
 WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
+SPEAKS = 2
+"""Flag of OPEN: the worker pushes for all ranks of its host (`covey.spoken`); which, its payload says first."""
 
 _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
 _COVERED = HEADER_BYTES - 4
+_RANKS = struct.Struct("<HH")
 
 Payload = bytes | bytearray | memoryview
 Frame = tuple[bytes, Payload]
@@ -91,7 +96,7 @@ class TensorOp(enum.IntEnum):
 _LENGTH_MAX = {
     TensorOp.HELLO: NONCE_BYTES,
     TensorOp.PROOF: PROOF_BYTES,
-    TensorOp.OPEN: OPEN_BYTES_MAX,
+    TensorOp.OPEN: OPEN_BYTES_MAX + _RANKS.size,
     TensorOp.PUSH: PART_BYTES_MAX,
     TensorOp.STATE: PART_BYTES_MAX,
     TensorOp.PING: 0,
@@ -164,7 +169,7 @@ def parse(data: Payload) -> Header:
         raise TensorWireError(f"unknown operation {number}")
     if type_ not in _TYPE_NUMBERS or (type_ != FLOAT32 and op not in _WITH_TYPE):
         raise TensorWireError(f"unknown type {type_} of {op.name}")
-    if flags & ~WANT or (flags and op is not TensorOp.OPEN):
+    if flags & ~(WANT | SPEAKS) or (flags and op is not TensorOp.OPEN):
         raise TensorWireError(f"unknown flags {flags:#x} of {op.name}")
     if length > _LENGTH_MAX[op]:
         raise TensorWireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")
@@ -267,6 +272,21 @@ def unpack_declared(data: Payload) -> Declared:
     if declared.parts > PARTS_MAX:
         raise TensorWireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")
     return declared
+
+
+def pack_opening(packed: bytes, ranks: Node | None) -> bytes:
+    """The payload of OPEN. `packed`: the declaration; `ranks`: for whom the worker speaks, if not for itself alone."""
+    return packed if ranks is None else _RANKS.pack(*ranks) + packed
+
+
+def unpack_opening(flags: int, data: Payload) -> tuple[Declared, Node | None]:
+    """What was declared, and for whom the worker speaks, if not for itself alone."""
+    if not flags & SPEAKS:
+        return unpack_declared(data), None
+    if len(data) < _RANKS.size:
+        raise TensorWireError("OPEN does not say for which ranks")
+    first, end = _RANKS.unpack_from(data)
+    return unpack_declared(memoryview(data)[_RANKS.size :]), (first, end)
 
 
 # ---- epochs ----------------------------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ class JobSocket:
     def _share_memory(self, peer: ConnectedProcess, job: JobId) -> None:
         spec = self._runner.spec(job, peer.epoch)
         if spec is not None and self._memories.follows(spec):
-            self._memories.joined(job, peer.epoch, spec.world_size, self._of_epoch(job, peer.epoch))
+            self._memories.joined(job, peer.epoch, len(spec.ranks), self._of_epoch(job, peer.epoch))
 
     def _cannot_share(self, peer: ConnectedProcess, frame: NoTensorMemory) -> None:
         if peer.job is None or not self._memories.follows(self._runner.spec(peer.job, peer.epoch)):

@@ -1,6 +1,7 @@
-"""Memory in which the ranks of a job on this host exchange tensors, where all of them are here: who was given which.
+"""Memory in which the ranks of a job on this host exchange tensors: all of the job's, or those that are here, which add
+up what they have before it goes to an aggregator. Who was given which:
 
-    all ranks joined, each can     -> memory is made, each is given it
+    all of them joined, each can   -> memory is made, each is given it
     one cannot, now or later       -> each is told: whatever it has not shared yet goes to an aggregator
     this agent began anew          -> who has it keeps it; if one has and another has not, each is told
 
@@ -30,11 +31,15 @@ class TensorMemories:
 
     @staticmethod
     def follows(spec: RanksSpec | None) -> bool:
-        """Whether all its ranks are here: `Joined.tensor_memory`."""
-        return spec is not None and len(spec.ranks) == spec.world_size <= RANKS_MAX
+        """Whether its ranks here are all there are, or several in a row: `Joined.tensor_memory`."""
+        if spec is None or not 0 < len(spec.ranks) <= RANKS_MAX:
+            return False
+        ranks = [rank.rank for rank in spec.ranks]
+        in_a_row = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+        return in_a_row and (len(ranks) > 1 or spec.world_size == 1)
 
     def joined(self, job: JobId, epoch: int, ranks: int, peers: Sequence[ConnectedProcess]) -> None:
-        """`peers`: all processes of this epoch now, one more than before."""
+        """`ranks`: how many of the job are here. `peers`: all processes of this epoch now, one more than before."""
         key, best = (job, epoch), dict.fromkeys(sorted(peer.rank for peer in peers), 0)
         for peer in peers:
             best[peer.rank] = max(best[peer.rank], peer.tensor_memory)
@@ -75,7 +80,7 @@ class TensorMemories:
         if max(best.values()) == 2:
             return RESTARTED
         try:
-            self._made[key] = self._pages.make_memory(len(best))
+            self._made[key] = self._pages.make_memory(len(best), min(best))
         except OSError as error:
             return f"the kernel has no memory to share: {error}"
         return ""

@@ -36,8 +36,8 @@ class MemfdMemory:
 
     view = None
 
-    def __init__(self, ranks: int) -> None:
-        self.descriptor = tensor_layout.make(ranks)
+    def __init__(self, ranks: int, first: int) -> None:
+        self.descriptor = tensor_layout.make(ranks, first)
 
     def seal(self) -> None:
         """Its size is fixed from the beginning, and all its ranks write it."""
@@ -54,5 +54,5 @@ class MemfdPages:
     def make(self, kind: str, mine: bool) -> MemfdPage:
         return MemfdPage(kind, mine)
 
-    def make_memory(self, ranks: int) -> MemfdMemory:
-        return MemfdMemory(ranks)
+    def make_memory(self, ranks: int, first: int) -> MemfdMemory:
+        return MemfdMemory(ranks, first)

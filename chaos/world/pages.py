@@ -24,5 +24,5 @@ class SimPages:
     def make(self, kind: str, mine: bool) -> SimPage:
         return SimPage(mine)
 
-    def make_memory(self, ranks: int) -> SimPage:
+    def make_memory(self, ranks: int, first: int) -> SimPage:
         return SimPage(True)

@@ -148,14 +148,14 @@ async def test_a_rank_that_cannot_map_it_takes_the_others_along(
     await end(*clients)
 
 
-def _refused(descriptor: int, ranks: int) -> None:
+def _refused(descriptor: int, rank: int, world_size: int) -> None:
     raise ValueError("another version")
 
 
 async def test_without_memory_of_the_kernel_there_is_an_aggregator(
     agent: Agent, aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(self: object, ranks: int) -> None:
+    def none(self: object, ranks: int, first: int) -> None:
         raise OSError(24, "too many open files")
 
     monkeypatch.setattr(MemfdPages, "make_memory", none)
@@ -177,6 +177,35 @@ async def test_ranks_on_two_hosts_wait_for_no_memory(agent: Agent, aggd: AggdThr
     handle = await asyncio.to_thread(client.tensors.push, "g", np.ones(3, np.float32))
     assert not handle.done and not shares(client)
     await end(client)
+
+
+@pytest.mark.parametrize(("here", "shared"), [((2, 3), True), ((1, 3), False)])
+async def test_ranks_of_a_larger_job_share_memory_if_they_are_in_a_row(
+    agent: Agent, aggd: AggdThread, here: tuple[int, int], shared: bool
+) -> None:
+    """Ranks 2 and 3 of four: the others' part is pushed by a client of its own, one by one."""
+    import msgspec
+
+    spec = ranks("j1", "x", count=4)
+    placed = tuple(spec.ranks[rank] for rank in here)
+    agent.runner.known = msgspec.structs.replace(spec, ranks=placed, world_size=4)
+    clients = [await agent.client(COVEY_RANK=str(rank), COVEY_WORLD_SIZE="4") for rank in here]
+    at = aggd.serve("j1", EPOCH, 4)
+    away = [
+        TensorClient(J1, rank, 4, lambda epoch, why, table: None) for rank in range(4) if rank not in here
+    ]
+    for tensors in (*(client.tensors for client in clients), *away):
+        tensors.moved(AggregatorAt(J1, EPOCH, HostId("h1"), at.address, SECRET))
+    rounds = [
+        asyncio.to_thread(tensors.push_pull, "g", np.full(5, 1.5, np.float32))
+        for tensors in (*(client.tensors for client in clients), *away)
+    ]
+    for found in await asyncio.wait_for(asyncio.gather(*rounds), 20):
+        assert found.tolist() == [6.0] * 5
+    assert [shares(client) for client in clients] == [shared, shared]
+    for tensors in away:
+        tensors.close()
+    await end(*clients)
 
 
 async def test_the_agent_keeps_no_memory_of_jobs_that_are_over(agent: Agent) -> None:

@@ -259,7 +259,7 @@ def test_a_frame_with_any_byte_changed_is_found_out(at: int, flip: int, payload:
 
 
 @pytest.mark.parametrize(
-    ("op", "most"), [(TensorOp.OPEN, OPEN_BYTES_MAX), (TensorOp.PUSH, PART_BYTES_MAX), (TensorOp.ASK, 0)]
+    ("op", "most"), [(TensorOp.OPEN, OPEN_BYTES_MAX + 4), (TensorOp.PUSH, PART_BYTES_MAX), (TensorOp.ASK, 0)]
 )
 def test_a_length_too_large_for_its_operation_is_refused_before_anything_is_read(op: TensorOp, most: int) -> None:
     head = bytearray(frame(op, 1, EPOCH)[0])

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import shared_rounds, tensor_layout, tensor_memory
+from covey import additions, shared_rounds, tensor_layout, tensor_memory
 from covey.core import JobId
 from covey.rounds import Superseded
 from covey.shared_rounds import SharedRounds, SharedTensor
@@ -338,9 +338,19 @@ def test_nothing_is_pushed_before_the_agent_has_spoken() -> None:
     shared.end(threads)
 
 
-def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="of version 1 for 3 ranks, and not of version 1 for 2"):
+def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="is for 3 ranks from rank 0 on, and not for rank 0 of 2"):
         TensorMemory(tensor_layout.make(3), 0, 2)
+    for rank in (1, 4):
+        with pytest.raises(ValueError, match=f"is for 2 ranks from rank 2 on, and not for rank {rank} of 6"):
+            TensorMemory(tensor_layout.make(2, 2), rank, 6)
+    monkeypatch.setattr(tensor_layout, "VERSION", 1)
+    older = tensor_layout.make(2)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="is of version 1, and not of version 2"):
+        TensorMemory(older, 0, 2)
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
     with pytest.raises(ValueError, match="no sealed memory"):
         TensorMemory(plain, 0, 2)
@@ -384,7 +394,7 @@ def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyP
     (client,) = shared.clients
     client.model("w", np.zeros(200_000, np.float32))
     monkeypatch.setattr(SharedRounds, "_run", lambda self: None)
-    handle, spare, calls = client.push("w", np.ones(200_000, np.float32)), shared_rounds._spare, list[int]()
+    handle, spare, calls = client.push("w", np.ones(200_000, np.float32)), additions._spare, list[int]()
 
     def interrupted(tree: object, wide: np.dtype[np.float32]) -> list[Array]:
         calls.append(1)
@@ -392,7 +402,7 @@ def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyP
             raise KeyboardInterrupt
         return spare(tree, wide)
 
-    monkeypatch.setattr(shared_rounds, "_spare", interrupted)
+    monkeypatch.setattr(additions, "_spare", interrupted)
     with pytest.raises(KeyboardInterrupt):
         handle.wait()
     assert set(handle.wait().tolist()) == {1.0}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.sum_order import ORDERS, Node, Order, addition
+from covey.sum_order import ORDERS, Node, Order, addition, nodes_of
 
 
 def expression(ranks: int, order: Order, arrive: list[int]) -> str:
@@ -68,3 +68,9 @@ def test_a_host_with_neighbouring_ranks_sends_few_sums(ranks: int, seed: int) ->
             waiting.append(now.sum)
     assert sorted(rank for node in held for rank in range(*node)) == list(range(first, end))
     assert len(held) <= 2 * (end - first).bit_length()
+    assert nodes_of((first, end), ranks, "tree") == tuple(sorted(held))
+
+
+def test_by_rank_only_who_has_rank_0_adds_anything_alone() -> None:
+    assert nodes_of((0, 3), 8, "rank") == ((0, 3),)
+    assert nodes_of((3, 6), 8, "rank") == ((3, 4), (4, 5), (5, 6))

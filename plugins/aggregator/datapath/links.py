@@ -25,7 +25,7 @@ from covey.tensorwire import (
     frame,
     job_hash,
     parse,
-    unpack_declared,
+    unpack_opening,
     verify,
 )
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
@@ -316,7 +316,13 @@ class WorkerLink:
         match header.op:
             case TensorOp.PUSH if header.key in self._refused:
                 pass
-            case TensorOp.PUSH | TensorOp.STATE:
+            case TensorOp.PUSH:
+                piece = self._tensor(header).piece(self.rank, header.part)
+                if header.type != piece.type:
+                    raise TensorWireError(f"type {header.type} in a push of type {piece.type}")
+                if header.length != piece.size:
+                    raise TensorWireError(f"a piece of {header.length} bytes, not {piece.size}")
+            case TensorOp.STATE:
                 declared = self._tensor(header).declared
                 if header.type != TYPES[declared.type][0]:
                     raise TensorWireError(f"type {header.type} in a tensor of {declared.type}")
@@ -351,12 +357,13 @@ class WorkerLink:
                 self.send(TensorOp.PONG)
 
     async def _open(self, header: Header, payload: bytearray) -> None:
-        tensor = self.job.declare(header.key, unpack_declared(payload))
+        declared, ranks = unpack_opening(header.flags, payload)
+        tensor = self.job.declare(header.key, declared)
         if isinstance(tensor, str):
             self._refused.add(header.key)
             self.send(TensorOp.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
             return
-        self.job.do(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT)))
+        self.job.do(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT), ranks))
         await self._add(header.key, tensor)
 
     async def _add(self, key: int, tensor: TensorSum) -> None:

@@ -2,7 +2,8 @@
 
 Floating point addition is not associative, so the order of additions is part of the result. It is that of
 `covey.sum_order`, part by part, whatever arrives first (AutoPS leaves this open, and BytePS adds in order of arrival).
-A contribution whose partner is not here yet waits.
+A contribution whose partner is not here yet waits. What ranks of one host have added among themselves comes as one
+contribution (`covey.spoken`): a sum of the same tree, so that the bits are the same.
 
 An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
 rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks the lowest
@@ -24,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from covey.spoken import Piece, Spoken
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS, Wide
 from covey.tensorwire import Declared, Payload
@@ -62,6 +64,8 @@ class TensorSum:
         self._sum = self._empty(0)
         self._lent: dict[int, int] = {}
         """id of an array that is being sent -> how often."""
+        self._spoken: dict[int, Spoken] = {}
+        """By the rank that speaks, for itself or for its host."""
         self._held_versions: dict[int, int] = {}
         self._wants: set[int] = set()
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
@@ -69,7 +73,7 @@ class TensorSum:
         self._holder: int | None = None
         self._fetched: set[int] = set()
         self._held: dict[int, tuple[int, dict[int, Payload]]] = {}
-        """Pushes that came before the state: rank -> round, part -> bytes."""
+        """Pushes that came before the state: rank -> round, piece -> bytes."""
         self._got: list[set[int]] = [set() for _ in range(declared.parts)]
         """Per part: the ranks whose contribution to this round is here."""
         self._partial: list[dict[Node, Payload]] = [{} for _ in range(declared.parts)]
@@ -81,8 +85,10 @@ class TensorSum:
 
     # ---- what workers say ----
 
-    def open(self, rank: int, version: int, want: bool) -> Sequence[StateTransfer]:
-        """A rank connected and holds `version`; it may `want` the agreed state before it goes on."""
+    def open(self, rank: int, version: int, want: bool, ranks: Node | None = None) -> Sequence[StateTransfer]:
+        """A rank connected and holds `version`; it may `want` the agreed state before it goes on. `ranks`: it speaks
+        for all of these, of its host; None: for itself."""
+        self._speaks(rank, ranks or (rank, rank + 1))
         self._here.add(rank)
         if self.version is not None:
             if version > self.version:
@@ -114,23 +120,33 @@ class TensorSum:
             return ()
         return self._begin(version, has_state=True)
 
-    def push(self, rank: int, round: int, part: int, data: Payload) -> Sequence[StateTransfer]:
-        """Part of a rank's contribution. `data` is kept until it was added: hand over a buffer nobody else writes."""
-        self._span(part, data)
-        if rank not in self._held_versions and self.version is None:
+    def piece(self, rank: int, number: int) -> Piece:
+        """What a PUSH of this rank carries."""
+        spoken = self._spoken.get(rank)
+        if spoken is None:
             raise Violation(f"rank {rank} pushed before it said which version it holds")
+        piece = spoken.piece(number)
+        if piece is None:
+            raise Violation(f"piece {number} of a tensor with {spoken.count}")
+        return piece
+
+    def push(self, rank: int, round: int, number: int, data: Payload) -> Sequence[StateTransfer]:
+        """A piece of what a rank pushes. `data` is kept until it was added: hand over a buffer nobody else writes."""
+        piece = self.piece(rank, number)
+        if len(data) != piece.size:
+            raise Violation(f"piece {number} has {piece.size} bytes, not {len(data)}")
         if self.version is None:
-            held_round, parts = self._held.setdefault(rank, (round, {}))
+            held_round, pieces = self._held.setdefault(rank, (round, {}))
             if round != held_round or round != self._held_versions[rank] + 1:
                 raise Violation(f"rank {rank} holds version {self._held_versions[rank]} and pushed round {round}")
-            parts[part] = data
+            pieces[number] = data
             return ()
         if round == self.version:
             self.duplicates += 1
-            return self._give([rank]) if part == self.declared.parts - 1 else ()
+            return self._give([rank]) if self._is_last(rank, number) else ()
         if round != self.version + 1:
             raise Violation(f"rank {rank} pushed round {round} of a tensor at version {self.version}")
-        self._offer(rank, part, data)
+        self._offer(piece, data)
         return ()
 
     # ---- sums ----
@@ -143,7 +159,7 @@ class TensorSum:
     def work(self) -> Sequence[StateTransfer]:
         """Do one addition of one part. When that completes the round, everybody is given the result."""
         part, now = self._ready.popleft()
-        sides = [(0, 1)] if now is None else [now.left, now.right]
+        sides = [(0, self.workers)] if now is None else [now.left, now.right]
         data = [self._partial[part].pop(side) for side in sides]
         if now is None or now.sum == (0, self.workers):
             self._finish(part, self._wide(sides, data))
@@ -175,9 +191,10 @@ class TensorSum:
 
     def missing(self) -> list[int]:
         """Ranks whose word or push is still to come."""
+        said = self._got[-1]
         if self.version is None:
-            return [rank for rank in range(self.workers) if rank not in self._held_versions]
-        return [rank for rank in range(self.workers) if rank not in self._got[-1]]
+            said = {rank for spoken in self._spoken.values() for rank in range(*spoken.ranks)}
+        return [rank for rank in range(self.workers) if rank not in said]
 
     def check(self) -> None:
         for part, (got, partial) in enumerate(zip(self._got, self._partial, strict=True)):
@@ -193,7 +210,7 @@ class TensorSum:
     # ---- inside ----
 
     def _recover(self) -> Sequence[StateTransfer]:
-        if len(self._held_versions) < self.workers or self._holder is not None:
+        if self._holder is not None or self.missing():
             return ()
         newest = max(self._held_versions.values())
         oldest = min(self._held_versions.values())
@@ -211,28 +228,47 @@ class TensorSum:
         return (StateTransfer("ask", self._holder),)
 
     def _has_it(self, rank: int) -> bool:
-        return rank == 0 or rank not in self._wants
+        return self._spoken[rank].ranks[0] == 0 or rank not in self._wants
 
     def _begin(self, version: int, has_state: bool) -> Sequence[StateTransfer]:
         self.version, self.has_state, self._holder = version, has_state, None
         answers = sorted(self._wants)
         held, self._held = self._held, {}
-        for rank, (round, parts) in sorted(held.items()):
+        for rank, (round, pieces) in sorted(held.items()):
             if round == version + 1:
-                for part, data in sorted(parts.items()):
-                    self._offer(rank, part, data)
-            elif self.declared.parts - 1 in parts:
+                for number, data in sorted(pieces.items()):
+                    self._offer(self.piece(rank, number), data)
+            elif any(self._is_last(rank, number) for number in pieces):
                 answers.append(rank)
         return self._give(answers)
 
-    def _offer(self, rank: int, part: int, data: Payload) -> None:
-        if rank in self._got[part]:
+    def _speaks(self, rank: int, ranks: Node) -> None:
+        """Violation when it said otherwise before, or another rank speaks for one of these."""
+        known = self._spoken.get(rank)
+        if known is not None and known.ranks == ranks:
+            return
+        others = {each: by for by, spoken in self._spoken.items() for each in range(*spoken.ranks)}
+        taken = next((each for each in range(*ranks) if each in others), None)
+        if taken is not None or not ranks[0] <= rank < ranks[1]:
+            also = f", and rank {others[taken]} for rank {taken}" if taken is not None else ""
+            raise Violation(f"rank {rank} speaks for ranks {ranks[0]} to {ranks[1] - 1}{also}")
+        try:
+            self._spoken[rank] = Spoken(self.declared, ranks, self.workers)
+        except ValueError as error:
+            raise Violation(str(error)) from error
+
+    def _is_last(self, rank: int, number: int) -> bool:
+        return number == self._spoken[rank].count - 1
+
+    def _offer(self, piece: Piece, data: Payload) -> None:
+        got = self._got[piece.part]
+        if piece.node[0] in got:
             self.duplicates += 1
             return
         if len(self._sum) != self._count or id(self._sum) in self._lent:
             self._sum = self._empty(self._count)
-        self._got[part].add(rank)
-        self._wait(part, (rank, rank + 1), data)
+        got.update(range(*piece.node))
+        self._wait(piece.part, piece.node, data)
 
     def _wait(self, part: int, node: Node, data: Payload) -> None:
         """The sum of these ranks is here."""
@@ -279,7 +315,7 @@ class TensorSum:
         self._whole = 0
         for got in self._got:
             got.clear()
-        return self._give(range(self.workers))
+        return self._give(sorted(self._spoken))
 
     def _give(self, ranks: Sequence[int]) -> Sequence[StateTransfer]:
         if ranks and not self.has_state:

@@ -1,5 +1,6 @@
 """A job's workers and its aggregators without sockets: frames in queues, delivered in an order that a seed chooses."""
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,8 +11,20 @@ import numpy.typing as npt
 
 from covey.core import JobId
 from covey.rounds import Rounds
-from covey.sum_order import Order
-from covey.tensorwire import WANT, Frame, Header, Kind, TensorOp, frame, job_hash, parse, unpack_declared, verify
+from covey.sum_order import Node, Order
+from covey.tensorwire import (
+    WANT,
+    Declared,
+    Frame,
+    Header,
+    Kind,
+    TensorOp,
+    frame,
+    job_hash,
+    parse,
+    unpack_opening,
+    verify,
+)
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 Array = npt.NDArray[np.float32]
@@ -87,10 +100,10 @@ class Owner:
         assert (header.epoch, header.rank) == (self.epoch, rank)
         match header.op:
             case TensorOp.OPEN:
-                declared = unpack_declared(payload)
+                declared, ranks = unpack_opening(header.flags, payload)
                 tensor = self.tensors.setdefault(header.key, TensorSum(declared, self.workers))
                 assert tensor.declared == declared
-                self._do(header.key, tensor.open(rank, header.round, bool(header.flags & WANT)))
+                self._do(header.key, tensor.open(rank, header.round, bool(header.flags & WANT), ranks))
             case TensorOp.PUSH:
                 actions = self.tensors[header.key].push(rank, header.round, header.part, payload)
                 self._do(header.key, actions)
@@ -138,9 +151,11 @@ class Owner:
 
 @dataclass
 class Worker:
-    """A training script: every round it pushes each tensor in turn and waits for the result."""
+    """A training script: every round it pushes each tensor in turn and waits for the result. Or those of one host, for
+    all of which one of them speaks."""
 
     rank: int
+    ranks: Node
     rounds: Rounds
     tensors: Sequence[Tensor]
     last: int
@@ -160,8 +175,9 @@ class Worker:
         tensor = self.tensors[self.at]
         state = self.rounds.tensors.get(tensor.name)
         if state is None:
-            start = initial(tensor, self.rank).tobytes() if tensor.kind == "model" else None
-            self._send(self.rounds.declare(tensor.name, tensor.kind, tensor.shape, start))
+            start = initial(tensor, self.ranks[0]).tobytes() if tensor.kind == "model" else None
+            declared = Declared(tensor.name, tensor.kind, tensor.shape, self.rounds.part_bytes, self.rounds.order)
+            self._send(self.rounds.declare_as(declared, start, self.ranks))
             if tensor.kind == "model":
                 return True
             state = self.rounds.tensors[tensor.name]
@@ -174,9 +190,12 @@ class Worker:
             self._next()
         else:
             assert state.version == self.round - 1
-            data = contribution(tensor, self.rank, self.round).tobytes()
-            self._send(self.rounds.push(tensor.name, data))
+            self._send(self.rounds.push(tensor.name, *self._sums(tensor, state.spoken.nodes)))
         return True
+
+    def _sums(self, tensor: Tensor, nodes: Sequence[Node]) -> list[bytes]:
+        given = {rank: contribution(tensor, rank, self.round) for rank in range(*self.ranks)}
+        return [added([given[rank] for rank in range(*node)], self.rounds.order).tobytes() for node in nodes]
 
     def _next(self) -> None:
         self.at += 1
@@ -223,17 +242,24 @@ class Bench:
         rounds: int,
         part_bytes: int = 16,
         order: Order = "tree",
+        hosts: Sequence[int] = (),
     ) -> None:
+        """`hosts`: how many ranks each has, for all of which one speaks; none: each rank speaks for itself."""
         self.rng = random.Random(seed)
-        self.tensors, self.last = tensors, rounds
-        self.workers = [Worker(r, Rounds(JOB, r, workers, part_bytes, order), tensors, rounds) for r in range(workers)]
+        self.tensors, self.last, self.ranks = tensors, rounds, workers
+        ends = list(itertools.accumulate(hosts or [1] * workers))
+        self.workers = [
+            Worker(rank, ranks, Rounds(JOB, rank, workers, part_bytes, order), tensors, rounds)
+            for ranks in zip([0, *ends], ends, strict=False)
+            for rank in [self.rng.randrange(*ranks)]
+        ]
         self.order: Order = order
         self.owner = self.new_owner()
 
     def new_owner(self) -> Owner:
         """Replace the owner; every worker is told at once. What the old one had is lost."""
         epoch = getattr(self, "owner", Owner(1 << 32, 0)).epoch + 1
-        self.owner = Owner(epoch, len(self.workers))
+        self.owner = Owner(epoch, self.ranks)
         for worker in self.workers:
             worker.move(self.owner)
         return self.owner
@@ -241,14 +267,17 @@ class Bench:
     def choices(self) -> list[tuple[str, int]]:
         """What could happen next."""
         found: list[tuple[str, int]] = [("work", key) for key in self.owner.busy()]
-        for rank in range(len(self.workers)):
-            if self.owner.inboxes.get(rank):
-                found.append(("owner hears", rank))
-            if self.owner.outboxes.get(rank):
-                found.append(("worker hears", rank))
-            if not self.workers[rank].finished:
-                found.append(("script", rank))
+        for worker in self.workers:
+            if self.owner.inboxes.get(worker.rank):
+                found.append(("owner hears", worker.rank))
+            if self.owner.outboxes.get(worker.rank):
+                found.append(("worker hears", worker.rank))
+            if not worker.finished:
+                found.append(("script", worker.rank))
         return found
+
+    def worker(self, rank: int) -> Worker:
+        return next(worker for worker in self.workers if worker.rank == rank)
 
     def happen(self, what: str, which: int) -> bool:
         match what:
@@ -257,9 +286,9 @@ class Bench:
             case "owner hears":
                 self.owner.hear(which)
             case "worker hears":
-                self.workers[which].hear()
+                self.worker(which).hear()
             case _:
-                return self.workers[which].step()
+                return self.worker(which).step()
         return True
 
     def step(self, allowed: Callable[[str, int], bool] = lambda what, which: True) -> bool:
@@ -279,6 +308,6 @@ class Bench:
     def check_results(self) -> None:
         """Bit for bit what one process would have computed, on every worker, for every round."""
         for tensor in self.tensors:
-            for round, expected in enumerate(reference(tensor, len(self.workers), self.last, self.order), 1):
+            for round, expected in enumerate(reference(tensor, self.ranks, self.last, self.order), 1):
                 for worker in self.workers:
                     assert worker.results[tensor.name, round] == expected.tobytes(), (tensor, round, worker.rank)

@@ -23,16 +23,17 @@ def answered(bench: Bench, name: str, round: int) -> list[int]:
 
 @given(
     seed=st.integers(0, 2**32),
-    workers=st.integers(1, 7),
+    hosts=st.lists(st.integers(1, 5), min_size=1, max_size=5) | st.integers(1, 7).map(lambda count: [1] * count),
     part_bytes=st.sampled_from([4, 12, 16, 64, 1 << 20]),
     kills=st.lists(st.integers(0, 400), max_size=4),
     order=st.sampled_from(ORDERS),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_arrival_any_part_size_and_any_deaths_give_the_same_bits(
-    seed: int, workers: int, part_bytes: int, kills: list[int], order: Order
+    seed: int, hosts: list[int], part_bytes: int, kills: list[int], order: Order
 ) -> None:
-    bench = Bench(seed, workers, BOTH, rounds=3, part_bytes=part_bytes, order=order)
+    """Of ranks that speak for themselves, and of hosts for which one speaks."""
+    bench = Bench(seed, sum(hosts), BOTH, rounds=3, part_bytes=part_bytes, order=order, hosts=hosts)
     for steps in kills:
         for _ in range(steps):
             if not bench.step():
@@ -159,6 +160,31 @@ def test_the_beginning_of_a_model_is_rank_0s_even_while_rank_0_is_away() -> None
     assert tensor.open(2, 0, True) == (StateTransfer("ask", 0),)
     assert not tensor.gone(0), "rank 1's own idea of the beginning would be taken"
     assert tensor.open(1, 0, False) == (StateTransfer("ask", 1),), "rank 1 was given rank 0's by an earlier aggregator"
+
+
+def test_the_beginning_of_a_model_is_asked_of_who_speaks_for_rank_0() -> None:
+    tensor = TensorSum(Declared("w", "model", (1,)), 5)
+    assert tensor.open(3, 0, True, (2, 5)) == () and tensor.missing() == [0, 1]
+    assert tensor.open(1, 0, True, (0, 2)) == (StateTransfer("ask", 1),)
+    assert sorted(tensor.state_part(1, 0, 0, bytes(4))) == [StateTransfer("give", 1), StateTransfer("give", 3)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "why"),
+    [
+        (0, (0, 3), "and rank 2 for rank 2"),
+        (4, (4, 7), "ranks 4 to 6 of 6 cannot"),
+        (4, (0, 2), "rank 4 speaks for ranks 0 to 1"),
+        (2, (2, 3), "rank 2 speaks for ranks 2 to 2, and rank 2 for rank 2"),
+        (3, None, "and rank 2 for rank 3"),
+    ],
+)
+def test_two_do_not_speak_for_one_rank(rank: int, ranks: tuple[int, int] | None, why: str) -> None:
+    tensor = TensorSum(Declared("g", "grad", (1,)), 6)
+    tensor.open(2, 0, False, (2, 4))
+    with pytest.raises(Violation, match=why):
+        tensor.open(rank, 0, False, ranks)
+    assert tensor.missing() == [0, 1, 4, 5]
 
 
 def test_nobody_is_asked_before_all_ranks_have_said_which_version_they_hold() -> None:

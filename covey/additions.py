@@ -1,0 +1,74 @@
+"""The additions of a round over arrays, in the order of `covey.sum_order`, a piece at a time, so that it stays in a
+cache."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from covey.sum_order import Node, Order, last_addition
+from covey.tensor_arrays import Array
+from covey.tensor_types import Numbers, Wide
+
+Tree = Any
+"""Of additions: the place of a contribution, or what is on the left and on the right."""
+
+PIECE = 64 << 10
+"""Elements that are added at a time."""
+_of_thread = threading.local()
+
+
+def tree_of(node: Node, order: Order, first: int = 0) -> Tree:
+    """Of what makes `node`; contributions are numbered from rank `first` on."""
+    last = last_addition(node, order)
+    if last is None:
+        return node[0] - first
+    return tree_of(last.left, order, first), tree_of(last.right, order, first)
+
+
+def pieces(start: int, end: int) -> Iterator[slice]:
+    """Of elements `start` up to, and without, `end`."""
+    return (slice(at, min(at + PIECE, end)) for at in range(start, end, PIECE))
+
+
+def add(tree: Tree, contributions: Sequence[Array], numbers: Numbers, here: slice, into: Wide) -> None:
+    """One piece of the sum; `into` is as long as it, and of the type in which numbers are added."""
+    sides = [numbers.widen(each[here]) for each in contributions]
+    spare = [array[: here.stop - here.start] for array in _spare(tree, numbers.wide)]
+    _sum(tree, sides, spare, into)
+
+
+def _needed(tree: Tree) -> int:
+    """Spare arrays that `_sum` needs at once."""
+    if isinstance(tree, int):
+        return 0
+    left, right = tree
+    return max(1, _needed(left), _needed(right) + (not isinstance(left, int)))
+
+
+def _spare(tree: Tree, wide: np.dtype[Any]) -> list[Array]:
+    """Of this thread, for `_sum`."""
+    arrays: list[Array] = _of_thread.__dict__.setdefault(wide.name, [])
+    while len(arrays) < _needed(tree):
+        arrays.append(np.empty(PIECE, wide))
+    return arrays
+
+
+def _sum(tree: Tree, sides: Sequence[Array], spare: list[Array], out: Array | None) -> tuple[Array, bool]:
+    """Into `out`, or a spare one; and whether it is a spare one, which the caller gives back."""
+    if isinstance(tree, int):
+        if out is None:
+            return sides[tree], False
+        np.copyto(out, sides[tree])
+        return out, False
+    (left, left_spare), (right, right_spare) = _sum(tree[0], sides, spare, None), _sum(tree[1], sides, spare, None)
+    if out is not None:
+        into = out
+    elif left_spare or right_spare:
+        into = left if left_spare else right
+    else:
+        into = spare.pop()
+    np.add(left, right, out=into)
+    spare.extend(each for each, is_spare in ((left, left_spare), (right, right_spare)) if is_spare and each is not into)
+    return into, out is None

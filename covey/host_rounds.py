@@ -1,0 +1,134 @@
+"""Rounds of tensors of a job on several hosts: ranks of one host first add what they have, in memory that they share.
+
+Each Block has a *speaker* on every host, one of its ranks, so that all of them have their part of the work. When all
+ranks of the host have pushed, the speaker adds the Block for the host (whole sums of the tree of additions, mostly one:
+`covey.spoken`), pushes that to the Block's owner, and gets the result into memory that all of them read:
+
+    host 1  rank 0   copy in | add Block 0 of ranks 0 and 1, push -> table 0 -> result of Block 0 |            | copy out
+            rank 1   copy in | add Block 1 of ranks 0 and 1, push -> table 1 -> result of Block 1 | all Blocks | copy out
+    host 2  rank 2   copy in | add Block 0 of ranks 2 and 3, ...
+
+So a network card carries a Block once for a host, and not once for each of its ranks. To an aggregator the speaker is
+one that pushes for several ranks; its loss and its recovery are as of any other. Results lie in memory twice, in turn:
+one of round 9 is written over that of round 7, which all ranks have copied out before they pushed round 8, and so the
+last whole result is there for an aggregator that asks for it.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.additions import add, pieces, tree_of
+from covey.aggregator_rounds import AggregatorRounds
+from covey.block_rounds import BlockRounds
+from covey.blocks import Block
+from covey.rounds import Superseded
+from covey.shared_rounds import SharedTensor
+from covey.sum_order import Node, nodes_of
+from covey.tensor_arrays import Array
+from covey.tensor_memory import TensorRange
+from covey.tensorwire import Declared, key_of
+
+
+class _SpokenBlock(NamedTuple):
+    """One Block for which this rank speaks."""
+
+    declared: Declared
+    block: Block
+    at: AggregatorRounds
+    sums: tuple[Array, ...]
+    """Of each node, which several ranks make, or one of them."""
+
+    @property
+    def label(self) -> str:
+        return self.declared.label
+
+    @property
+    def elements(self) -> slice:
+        return slice(self.block.first, self.block.end)
+
+
+class HostTensor(SharedTensor):
+    """One tensor of one rank, as `SharedTensor`."""
+
+    def __init__(self, declared: Declared, range_: TensorRange, far: BlockRounds) -> None:
+        super().__init__(declared, range_)
+        memory, cut = range_.memory, far.cut(declared)
+        self._far, self._members = far, memory.members
+        self._nodes = nodes_of(memory.members, memory.world_size, declared.order)
+        self._trees = {node: tree_of(node, declared.order, self._first) for node in self._nodes}
+        mine = [at for at in range(len(cut.blocks)) if speaker(declared, at, far.tables, memory.ranks) == memory.at]
+        self._mine = [self._spoken(cut.block(at), cut.blocks[at]) for at in far.in_turn(cut, mine)]
+        self._here = self._said = 0
+        """So many of them have the result of this round; the last round of which this was said."""
+
+    def why(self) -> str:
+        missing = self.missing()
+        if missing:
+            return super().why()
+        late = [self._first + at for at in range(self._ranks) if int(self._words[at, 1]) < self.round]
+        waits = ", ".join(map(str, late))
+        whys = dict.fromkeys(spoken.at.why() for spoken in self._mine[self._here :])
+        return "; ".join(whys) or f"rank {waits} of this host waits for the sum of all hosts"
+
+    # ---- inside ----
+
+    def _own_part(self) -> bool:
+        if self._far.fatal is not None:
+            return False  # who waits is told
+        if self._added < self.round:
+            self._here = 0
+            with contextlib.suppress(Superseded):
+                self._push()
+                self._added = self.round
+        while self._here < len(self._mine):
+            spoken = self._mine[self._here]
+            if fault := spoken.at.fault(spoken.label):
+                self._range.say_fault(fault)
+            if not spoken.at.has_result(spoken.label):
+                return False
+            self._here += 1
+        if self._said < self.round:
+            self._said = self.round
+            self._say_added()
+        return True
+
+    def _push(self) -> None:
+        """Add this host's part of each Block, and give it to its owner. Who was interrupted can begin again."""
+        for spoken in self._mine:
+            if spoken.at.round(spoken.label) is None:
+                self._declare(spoken)
+            if spoken.at.round(spoken.label) == (self.round if self.declared.kind == "grad" else self.round - 1):
+                continue
+            for node, into in zip(self._nodes, spoken.sums, strict=True):
+                self._add_node(node, spoken.elements, into)
+            spoken.at.push(spoken.label, *spoken.sums, blocks=False)
+
+    def _add_node(self, node: Node, elements: slice, into: Array) -> None:
+        if node[1] - node[0] == 1:
+            return  # it is that rank's own contribution, as it lies
+        slots = [turns[0] for turns in self._slots]
+        for here in pieces(elements.start, elements.stop):
+            found = into[here.start - elements.start : here.stop - elements.start]
+            add(self._trees[node], slots, self._numbers, here, found)
+
+    def _declare(self, spoken: _SpokenBlock) -> None:
+        if self._is_initial(1) and self._first == 0:
+            np.copyto(self._results[0][spoken.elements], self._slots[0][0][spoken.elements])
+        results = (self._results[0][spoken.elements], self._results[1][spoken.elements])
+        spoken.at.speak(spoken.declared, self._members, results)
+
+    def _spoken(self, declared: Declared, block: Block) -> _SpokenBlock:
+        sums = tuple(
+            self._slots[first - self._first][0][block.first : block.end]
+            if end - first == 1
+            else np.empty(block.end - block.first, self._numbers.wide)
+            for first, end in self._nodes
+        )
+        return _SpokenBlock(declared, block, self._far.table(block.table), sums)
+
+
+def speaker(declared: Declared, block: int, tables: int, ranks: int) -> int:
+    """Which of a host's ranks speaks for that Block: each for about as many, whatever their tables."""
+    return (key_of(declared.name) // tables + block) % ranks
