@@ -3,14 +3,17 @@
 For programs that run on the ports, such as a job's ranks in the simulator. Arrays are their float32 bytes here.
 """
 
+import array
 import asyncio
-from collections.abc import Callable, Coroutine
+import operator
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from covey.blocks import Block, Sizes, blocks_of, table_id
+from covey.blocks import Block, Sizes, blocks_of, speaker, table_id
 from covey.core import JobId
 from covey.ports import Bytes
+from covey.sum_order import Node, Order, last_addition
 from covey.tensorstream import TensorStream
 from covey.tensorwire import PART_BYTES, Declared, Kind, block_label, key_of
 from covey.wire import AggregatorAt
@@ -36,7 +39,10 @@ class BlockStreams:
         wanted: Callable[[int], None] = lambda table: None,
         part_bytes: int = PART_BYTES,
         sizes: Sizes = Sizes(),
+        together: "HostStreams | None" = None,
     ) -> None:
+        """`together`: what the job's ranks on this host share."""
+        self._rank, self._world_size, self._together = rank, world_size, together
         self._job, self._tables, self._sizes, self._lost, self._wanted = job, tables, sizes, lost, wanted
 
         def made(table: int) -> TensorStream:
@@ -50,21 +56,24 @@ class BlockStreams:
 
     async def model(self, name: str, initial: bytes, shape: tuple[int, ...]) -> bytes:
         """Rank 0's initial parameters, on every rank."""
-        self._declare(name, "model", shape, initial)
-        return await self._whole(
-            *(self._at[block.table].agreed(block_label(name, at)) for at, block in enumerate(self._blocks[name]))
-        )
+        given = await self._given(name, initial)
+        self._declare(name, "model", shape, given[min(given)])
+        return await self._whole(name, lambda at, block: self._at[block.table].agreed(block_label(name, at)))
 
     async def push_pull(self, name: str, data: bytes) -> bytes:
         """The result of the next round: parameters plus sum for a model, else the sum."""
+        given = await self._given(name, data)
         if name not in self._blocks:
             self._declare(name, "grad", (len(data) // ELEMENT_BYTES,), data)
-        return await self._whole(
-            *(
-                self._at[block.table].push_pull(block_label(name, at), _part(data, block))
-                for at, block in enumerate(self._blocks[name])
-            )
-        )
+
+        def one(at: int, block: Block) -> Coroutine[Any, Any, bytes]:
+            stream = self._at[block.table]
+            nodes = stream.rounds.tensors[block_label(name, at)].spoken.nodes
+            order = stream.rounds.order
+            parts = {rank: _part(each, block) for rank, each in given.items()}
+            return stream.push_pull(block_label(name, at), *(_added(node, order, parts) for node in nodes))
+
+        return await self._whole(name, one)
 
     def moved(self, at: AggregatorAt) -> None:
         told = self._told.get(at.table)
@@ -81,20 +90,41 @@ class BlockStreams:
         for stream in self._at.values():
             stream.close()
 
-    async def _whole(self, *blocks: Coroutine[Any, Any, bytes]) -> bytes:
-        """Their results, one after the other."""
-        return b"".join(await asyncio.gather(*blocks))
+    async def _given(self, name: str, data: bytes) -> dict[int, bytes]:
+        """What the ranks that share gave for this round, by rank."""
+        if self._together is None:
+            return {self._rank: data}
+        return await self._together.give(self._rank, name, data)
+
+    async def _whole(self, name: str, get: Callable[[int, Block], Coroutine[Any, Any, bytes]]) -> bytes:
+        """The results of all Blocks, one after the other; `get`: that of one for which this rank speaks."""
+        blocks = self._blocks[name]
+        mine = [at for at in range(len(blocks)) if self._speaks(name, at)]
+        found = dict(zip(mine, await asyncio.gather(*(get(at, blocks[at]) for at in mine)), strict=True))
+        if self._together is not None:
+            found = await self._together.results(self._rank, name, found, len(blocks))
+        return b"".join(found[at] for at in range(len(blocks)))
+
+    def _speaks(self, name: str, block: int) -> bool:
+        together = self._together
+        if together is None:
+            return True
+        at = speaker(key_of(name), block, self._tables, together.ranks[1] - together.ranks[0])
+        return together.ranks[0] + at == self._rank
 
     def _declare(self, name: str, kind: Kind, shape: tuple[int, ...], data: bytes) -> None:
         elements = len(data) // ELEMENT_BYTES
         blocks = blocks_of(key_of(name), elements, ELEMENT_BYTES, self._tables, self._sizes)
         self._blocks[name] = blocks
         for at, block in enumerate(blocks):
+            if not self._speaks(name, at):
+                continue
             initial = _part(data, block) if kind == "model" else None
             cut = None if len(blocks) == 1 else block[:2]
             stream = self._stream(block.table)
             rounds = stream.rounds
-            stream.declare_as(Declared(name, kind, shape, rounds.part_bytes, rounds.order, at, cut), initial)
+            declared = Declared(name, kind, shape, rounds.part_bytes, rounds.order, at, cut)
+            stream.declare_as(declared, initial, None if self._together is None else self._together.ranks)
 
     def _stream(self, table: int) -> TensorStream:
         if table not in self._at:
@@ -106,6 +136,56 @@ class BlockStreams:
 
     def _table_lost(self, table: int, epoch: int, why: str) -> None:
         self._lost(epoch, why, table)
+
+
+class HostStreams:
+    """What a job's ranks on one host share, as the memory of `covey.host_rounds`: what each gave for a round, and what
+    came of it."""
+
+    def __init__(self, ranks: Node) -> None:
+        self.ranks = ranks
+        self._rounds: dict[tuple[int, str], int] = {}
+        """By rank and name: that it has begun."""
+        self._given: dict[tuple[str, int], dict[int, bytes]] = {}
+        self._results: dict[tuple[str, int], dict[int, bytes]] = {}
+        self._taken: dict[tuple[str, int], int] = {}
+        self._changed = asyncio.Event()
+
+    async def give(self, rank: int, name: str, data: bytes) -> dict[int, bytes]:
+        """By rank, once all have given theirs."""
+        round = self._rounds[rank, name] = self._rounds.get((rank, name), 0) + 1
+        given = self._given.setdefault((name, round), {})
+        given[rank] = data
+        self._tell()
+        while len(given) < self.ranks[1] - self.ranks[0]:
+            await self._changed.wait()
+        return given
+
+    async def results(self, rank: int, name: str, found: dict[int, bytes], blocks: int) -> dict[int, bytes]:
+        """By Block, once all are there. `found`: those for which this rank speaks."""
+        of = name, self._rounds[rank, name]
+        results = self._results.setdefault(of, {})
+        results.update(found)
+        self._tell()
+        while len(results) < blocks:
+            await self._changed.wait()
+        self._taken[of] = self._taken.get(of, 0) + 1
+        if self._taken[of] == self.ranks[1] - self.ranks[0]:
+            del self._given[of], self._results[of], self._taken[of]
+        return results
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _added(node: Node, order: Order, parts: Mapping[int, bytes]) -> bytes:
+    """The sum of these ranks' float32."""
+    last = last_addition(node, order)
+    if last is None:
+        return parts[node[0]]
+    sides = (memoryview(_added(side, order, parts)).cast("f") for side in (last.left, last.right))
+    return array.array("f", map(operator.add, *sides)).tobytes()
 
 
 def _part(data: bytes, block: Block) -> bytes:

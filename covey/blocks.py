@@ -62,6 +62,12 @@ def number_of(table: JobId) -> int:
     return int(table.partition("/")[2] or 0)
 
 
+def speaker(key: int, block: int, tables: int, ranks: int) -> int:
+    """Which of a host's ranks, counted from 0, speaks for that Block, so that each does for about as many. `key`: of
+    the tensor's name."""
+    return (key // tables + block) % ranks
+
+
 def blocks_of(key: int, elements: int, element_bytes: int, tables: int, sizes: Sizes = Sizes()) -> tuple[Block, ...]:
     """Of a tensor, in order; at least one. `key`: of its name, by which small tensors are dealt among the tables."""
     size = elements * element_bytes

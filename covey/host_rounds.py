@@ -4,9 +4,9 @@ Each Block has a *speaker* on every host, one of its ranks, so that all of them 
 ranks of the host have pushed, the speaker adds the Block for the host (whole sums of the tree of additions, mostly one:
 `covey.spoken`), pushes that to the Block's owner, and gets the result into memory that all of them read:
 
-    host 1  rank 0   copy in | add Block 0 of ranks 0 and 1, push -> table 0 -> result of Block 0 |            | copy out
-            rank 1   copy in | add Block 1 of ranks 0 and 1, push -> table 1 -> result of Block 1 | all Blocks | copy out
-    host 2  rank 2   copy in | add Block 0 of ranks 2 and 3, ...
+    rank 0   copy in | add Block 0 of ranks 0 and 1, push --> table 0 --> result of Block 0 |            | copy out
+    rank 1   copy in | add Block 1 of ranks 0 and 1, push --> table 1 --> result of Block 1 | all Blocks | copy out
+    (the other host)   add Block 0 of ranks 2 and 3, ...
 
 So a network card carries a Block once for a host, and not once for each of its ranks. To an aggregator the speaker is
 one that pushes for several ranks; its loss and its recovery are as of any other. Results lie in memory twice, in turn:
@@ -22,7 +22,7 @@ import numpy as np
 from covey.additions import add, pieces, tree_of
 from covey.aggregator_rounds import AggregatorRounds
 from covey.block_rounds import BlockRounds
-from covey.blocks import Block
+from covey.blocks import Block, speaker
 from covey.rounds import Superseded
 from covey.shared_rounds import SharedTensor
 from covey.sum_order import Node, nodes_of
@@ -58,7 +58,8 @@ class HostTensor(SharedTensor):
         self._far, self._members = far, memory.members
         self._nodes = nodes_of(memory.members, memory.world_size, declared.order)
         self._trees = {node: tree_of(node, declared.order, self._first) for node in self._nodes}
-        mine = [at for at in range(len(cut.blocks)) if speaker(declared, at, far.tables, memory.ranks) == memory.at]
+        key = key_of(declared.name)
+        mine = [at for at in range(len(cut.blocks)) if speaker(key, at, far.tables, memory.ranks) == memory.at]
         self._mine = [self._spoken(cut.block(at), cut.blocks[at]) for at in far.in_turn(cut, mine)]
         self._here = self._said = 0
         """So many of them have the result of this round; the last round of which this was said."""
@@ -127,8 +128,3 @@ class HostTensor(SharedTensor):
             for first, end in self._nodes
         )
         return _SpokenBlock(declared, block, self._far.table(block.table), sums)
-
-
-def speaker(declared: Declared, block: int, tables: int, ranks: int) -> int:
-    """Which of a host's ranks speaks for that Block: each for about as many, whatever their tables."""
-    return (key_of(declared.name) // tables + block) % ranks

@@ -106,7 +106,8 @@ class Pages(Protocol):
         descriptor for it, or a kernel without sealed memory."""
 
     def make_memory(self, ranks: int, first: int) -> SharedPage:
-        """Memory of `covey.tensor_layout` for so many ranks from `first` on, of which this process needs no view. OSError as of `make`."""
+        """Memory of `covey.tensor_layout` for so many ranks from `first` on, of which this process needs no view.
+        OSError as of `make`."""
 
 
 class ByteStream(Protocol):

@@ -228,7 +228,8 @@ class SharedRounds:
         refused: Callable[[SharedTensor], None],
         make: Callable[[Declared, TensorRange], SharedTensor] = SharedTensor,
     ) -> None:
-        """`make`: a tensor, once it lies in memory. `refused` is called, once, with a tensor that goes another way, by whichever thread sees it."""
+        """`make`: a tensor, once it lies in memory. `refused` is called, once, with a tensor that goes another way, by
+        whichever thread sees it."""
         self.memory, self._refused, self._make = memory, refused, make
         self._open: dict[str, SharedTensor] = {}
         self._changed = threading.Condition()

@@ -1,6 +1,7 @@
 """Layout of the memory in which ranks of one host exchange tensors: one sealed memfd of a job, made by its agent.
 
-    0          head: magic, version, how many ranks and the first of them, whether a rank refused, how many tensors, where free memory begins
+    0          head: magic, version, how many ranks and the first of them, whether a rank refused, how many tensors,
+               where free memory begins
     BELLS      for each rank a row of words, one of each rank: another number whenever that one has news for this one
     DIRECTORY  for each tensor: key, state, where it lies
     behind it  tensors, each with its declaration, two words a rank, and room for data (`covey.shared_rounds`)

@@ -11,6 +11,7 @@ from covey.core import JobId
 from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
 from covey.rounds import Rounds, Superseded, TensorRounds
+from covey.sum_order import Node
 from covey.tensorwire import (
     HEADER_BYTES,
     PART_BYTES,
@@ -57,9 +58,9 @@ class TensorStream:
         self._closed = False
         spawn(f"tensors of rank {rank}", self._run())
 
-    def declare_as(self, declared: Declared, initial: Payload | None = None) -> None:
+    def declare_as(self, declared: Declared, initial: Payload | None = None, ranks: Node | None = None) -> None:
         """As of `Rounds`."""
-        self._send(self.rounds.declare_as(declared, initial))
+        self._send(self.rounds.declare_as(declared, initial, ranks))
 
     async def model(self, name: str, initial: bytes, shape: tuple[int, ...]) -> bytes:
         """Rank 0's initial parameters, on every rank."""
@@ -71,11 +72,12 @@ class TensorStream:
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.agreed)
 
-    async def push_pull(self, label: str, data: Payload) -> bytes:
-        """The result of the next round of a Block: parameters plus sum for a model, else the sum."""
+    async def push_pull(self, label: str, *sums: Payload) -> bytes:
+        """The result of the next round of a Block: parameters plus sum for a model, else the sum. `sums`: as of
+        `Rounds.push`."""
         if label not in self.rounds.tensors:
-            self._send(self.rounds.declare(label, "grad", (len(data) // 4,)))
-        self._send(self.rounds.push(label, data))
+            self._send(self.rounds.declare(label, "grad", (len(sums[0]) // 4,)))
+        self._send(self.rounds.push(label, *sums))
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.unacknowledged is None)
 

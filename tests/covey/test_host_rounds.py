@@ -289,9 +289,7 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["grad", "model"])
-def test_who_was_interrupted_while_it_spoke_goes_on(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_was_interrupted_while_it_spoke_goes_on(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of its Blocks: none is declared or pushed twice."""
     push, calls = AggregatorRounds.push, list[str]()
 

@@ -191,9 +191,7 @@ async def test_ranks_of_a_larger_job_share_memory_if_they_are_in_a_row(
     agent.runner.known = msgspec.structs.replace(spec, ranks=placed, world_size=4)
     clients = [await agent.client(COVEY_RANK=str(rank), COVEY_WORLD_SIZE="4") for rank in here]
     at = aggd.serve("j1", EPOCH, 4)
-    away = [
-        TensorClient(J1, rank, 4, lambda epoch, why, table: None) for rank in range(4) if rank not in here
-    ]
+    away = [TensorClient(J1, rank, 4, lambda epoch, why, table: None) for rank in range(4) if rank not in here]
     for tensors in (*(client.tensors for client in clients), *away):
         tensors.moved(AggregatorAt(J1, EPOCH, HostId("h1"), at.address, SECRET))
     rounds = [

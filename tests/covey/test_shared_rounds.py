@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import additions, shared_rounds, tensor_layout, tensor_memory
+from covey import additions, tensor_layout, tensor_memory
 from covey.core import JobId
 from covey.rounds import Superseded
 from covey.shared_rounds import SharedRounds, SharedTensor
