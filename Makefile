@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -78,7 +78,10 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Covey and with gloo, side by side (some 5 minutes)
 	@$(BIN)/python bench/tensors_live.py $(ARGS)
 
-bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 2 minutes)
+bench-tensors-kills: $(READY) .venv/.torch ## a DDP script on two hosts whose aggregators are killed twenty times: how long it stands, the same bits (some 4 minutes)
+	@$(BIN)/python bench/tensors_kills.py $(ARGS)
+
+bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 5 minutes)
 	@$(BIN)/python bench/tensors_hosts.py $(ARGS)
 
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, memory, queue, upgrade, failures ARGS="--rounds 2"

@@ -1,12 +1,14 @@
 """`make bench-tensors-hosts`: rounds of tensors between hosts, with one owner, with one on each host, and with gloo.
 
-    python bench/tensors_hosts.py [--hosts 4] [--rate 1gbit] [--rounds 4] [--cases 1 MB,25 MB] [--json FILE]
+    python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases 1 MB,DDP] [--json FILE]
 
 Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
-a rank. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a job on
-several hosts has them (`covey.blocks`). In each window the same ranks do a block of rounds through each, and again in
-the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all ranks and
-aggregators together, ms. (Needs root, iproute2 and PyTorch.)
+so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a
+job on several hosts has them (`covey.blocks`), each rank pushing its own. *Together*: so, after the ranks of a host
+have added theirs in memory that they share (`covey.host_rounds`), which is what jobs do. With one rank a host there is
+nothing to add; with several, one owner is left out. In each window the same ranks do a block of rounds through each,
+and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all
+ranks and aggregators together, ms. (Needs root, iproute2 and PyTorch.)
 """
 
 import json
@@ -17,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +28,14 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from bench.tensors_live import ddp, row, sums  # noqa: E402
+from covey import tensor_layout  # noqa: E402
 from covey.blocks import table_id, tables_of  # noqa: E402
 from covey.core import HostId, JobId  # noqa: E402
 from covey.wire import AggregatorAt  # noqa: E402
 
 GRANT = 1 << 32
 SECRET = b"sixteen bytes !!"
-DOORS = ("one owner", "owners", "gloo")
+ONE, OWNERS, TOGETHER, GLOO = "one owner", "owners", "together", "gloo"
 START_S, ROUND_S = 60.0, 600.0
 WARM = 2
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -40,6 +44,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks", default="1,2", help="of a host; a table for each")
     parser.add_argument(
         "--rate", default="1gbit", help="of a host's link in each direction, as tc says it; empty: none"
     )
@@ -47,18 +52,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default="4 KB,1 MB,25 MB,25 MB in 100,DDP")
     json_option(parser)
     args = parser.parse_args(argv)
-    titles = [f"{door}, {what}" for what in ("ms", "CPU ms") for door in DOORS]
-    print_head(" | ".join(("hosts", "tensors", *titles)))
     whole: dict[str, Any] = {}
-    for case in args.cases.split(","):
-        found = whole[case] = measure(args.hosts, args.rate, case, args.rounds)
-        print(f"| {args.hosts} | {case} | {row(found, DOORS, 1)} |", flush=True)
+    for ranks in map(int, args.ranks.split(",")):
+        titles = [f"{door}, {what}" for what in ("ms", "CPU ms") for door in doors(ranks)]
+        print_head(" | ".join(("hosts", "ranks of each", "tensors", *titles)))
+        for case in args.cases.split(","):
+            found = whole[f"{ranks} {case}"] = measure(args.hosts, ranks, args.rate, case, args.rounds)
+            print(f"| {args.hosts} | {ranks} | {case} | {row(found, doors(ranks), 1)} |", flush=True)
     keep(whole, args.json)
     return 0
 
 
-def measure(hosts: int, rate: str, case: str, rounds: int) -> dict[str, Any]:
-    """By door: the median round of rank 0, and what a round costs in processor time."""
+def doors(ranks: int) -> tuple[str, ...]:
+    """By how many ranks a host has."""
+    return (ONE, OWNERS, GLOO) if ranks == 1 else (OWNERS, TOGETHER, GLOO)
+
+
+def measure(hosts: int, here: int, rate: str, case: str, rounds: int) -> dict[str, Any]:
+    """With so many ranks on each. By door: the median round of rank 0, and what a round costs in processor time."""
     from chaos.rack.hosts import Laboratory
 
     with Laboratory(hosts) as lab:
@@ -72,24 +83,25 @@ def measure(hosts: int, rate: str, case: str, rounds: int) -> dict[str, Any]:
                 host.run(["tc", "qdisc", "add", "dev", "eth0", *shape]).check_returncode()
         run = [sys.executable, str(Path(__file__).resolve())]
         for at, host in enumerate(each):
-            words = [*run, "--aggd", str(at), str(hosts), host.address, str(shared)]
+            words = [*run, "--aggd", str(at), str(hosts), str(here), host.address, str(shared)]
             host.popen(words, log=shared / f"aggd{at}.log")
         _until(lambda: all((shared / f"aggd{at}").exists() for at in range(hosts)), shared)
         ranks = [
             host.popen(
-                [*run, "--rank", str(at), str(hosts), case, str(rounds), str(shared)],
-                log=shared / f"rank{at}.log",
+                [*run, "--rank", str(rank), str(hosts), str(here), case, str(rounds), str(shared)],
+                log=shared / f"rank{rank}.log",
                 GLOO_SOCKET_IFNAME="eth0",
                 OMP_NUM_THREADS="1",
             )
             for at, host in enumerate(each)
+            for rank in range(at * here, (at + 1) * here)
         ]
         for rank in ranks:
             if rank.wait(ROUND_S):
                 raise SystemExit(_logs(shared))
-        said = [json.loads((shared / f"found{at}").read_text(encoding="utf-8")) for at in range(hosts)]
+        said = [json.loads((shared / f"found{at}").read_text(encoding="utf-8")) for at in range(hosts * here)]
     found: dict[str, Any] = {}
-    for door in DOORS:
+    for door in doors(here):
         all_ms = said[0][door]["ms"]
         cpu_s = sum(one[door]["cpu_s"] for one in said)
         found[door] = {"ms": statistics.median(all_ms), "cpu_ms": 1000 * cpu_s / len(all_ms), "all_ms": all_ms}
@@ -113,8 +125,8 @@ def _logs(shared: Path) -> str:
 # ---- on a host ----
 
 
-def aggd_main(at: int, hosts: int, address: str, shared: Path) -> None:
-    """An aggregator, until its host ends."""
+def aggd_main(at: int, hosts: int, here: int, address: str, shared: Path) -> None:
+    """An aggregator, and what gives its host's ranks their memory, until the host ends."""
     import uvloop
 
     from plugins.aggregator.datapath.control import Serve
@@ -126,50 +138,58 @@ def aggd_main(at: int, hosts: int, address: str, shared: Path) -> None:
     folder = shared / f"run{at}"
     folder.mkdir()
     running = LikeAgents(folder, bind=f"{address}:0", memory_bytes_max=4 << 30)
-    running.order(Serve(table_id(JobId("many"), at), GRANT + 1, hosts, SECRET))
+    memory = tensor_layout.make(here, at * here)
+    for job in (OWNERS, TOGETHER):
+        running.order(Serve(table_id(JobId(job), at), GRANT + 1, hosts * here, SECRET))
     if at == 0:
-        running.order(Serve(JobId("one"), GRANT + 1, hosts, SECRET))
+        running.order(Serve(JobId("one"), GRANT + 1, hosts * here, SECRET))
     said = shared / f"aggd{at}.new"
-    said.write_text(f"{running.now().address} {os.getpid()}", encoding="utf-8")
+    said.write_text(f"{running.now().address} {os.getpid()} {memory}", encoding="utf-8")
     said.rename(shared / f"aggd{at}")
     threading.Event().wait()
 
 
-def rank_main(rank: int, hosts: int, case: str, rounds: int, shared: Path) -> None:
+def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: Path) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{shared}/store", rank=rank, world_size=hosts)
+    ranks, all_doors = hosts * here, doors(here)
+    dist.init_process_group("gloo", init_method=f"file://{shared}/store", rank=rank, world_size=ranks)
     owners = [(shared / f"aggd{at}").read_text(encoding="utf-8").split() for at in range(hosts)]
-    clients = {
-        "one owner": _client(JobId("one"), rank, hosts, [owners[0][0]]),
-        "owners": _client(JobId("many"), rank, hosts, [address for address, _ in owners]),
-    }
-    play = ddp(torch, clients, hosts) if case == "DDP" else sums(torch, clients, case)
-    found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in DOORS}
-    for door in DOORS:
+    _, aggd, memory = owners[rank // here]
+    addresses = [address for address, _, _ in owners]
+    clients = {door: _client(door, rank, ranks, addresses, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
+    aggd_s = partial(_used_s, int(aggd)) if rank % here == 0 else lambda: 0.0
+    play = ddp(torch, clients, ranks) if case == "DDP" else sums(torch, clients, case)
+    found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in all_doors}
+    for door in all_doors:
         for _ in range(WARM):
             play[door]()
-    for door in (*DOORS, *reversed(DOORS)):
+    for door in (*all_doors, *reversed(all_doors)):
         dist.barrier()
-        began_cpu_s = time.process_time() + _used_s(int(owners[rank][1]))
+        began_cpu_s = time.process_time() + aggd_s()
         for _ in range(rounds):
             began_s = time.perf_counter()
             play[door]()
             found[door]["ms"].append(1000 * (time.perf_counter() - began_s))
         dist.barrier()
-        found[door]["cpu_s"] += time.process_time() + _used_s(int(owners[rank][1])) - began_cpu_s
+        found[door]["cpu_s"] += time.process_time() + aggd_s() - began_cpu_s
     for client in clients.values():
         client.leave()
         client.close()
     (shared / f"found{rank}").write_text(json.dumps(found), encoding="utf-8")
 
 
-def _client(job: JobId, rank: int, hosts: int, owners: Sequence[str]) -> Any:
+def _client(door: str, rank: int, ranks: int, owners: Sequence[str], memory: str) -> Any:
+    from covey.tensor_memory import TensorMemory
     from covey.tensors import TensorClient
 
-    client = TensorClient(job, rank, hosts, lambda epoch, why, table: None, tables=tables_of(len(owners)))
+    job, owners = JobId("one" if door == ONE else door), owners[:1] if door == ONE else owners
+    tables = tables_of(len(owners))
+    client = TensorClient(job, rank, ranks, lambda epoch, why, table: None, tables=tables, undecided=door == TOGETHER)
+    if door == TOGETHER:
+        client.memory_is(TensorMemory(os.open(memory, os.O_RDWR), rank, ranks))
     for table, address in enumerate(owners):
         client.moved(AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table))
     return client
@@ -183,8 +203,10 @@ def _used_s(pid: int) -> float:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        rank_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), Path(sys.argv[6]))
+        rank, hosts, here = map(int, sys.argv[2:5])
+        rank_main(rank, hosts, here, sys.argv[5], int(sys.argv[6]), Path(sys.argv[7]))
     elif sys.argv[1:2] == ["--aggd"]:
-        aggd_main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5]))
+        at, hosts, here = map(int, sys.argv[2:5])
+        aggd_main(at, hosts, here, sys.argv[5], Path(sys.argv[6]))
     else:
         sys.exit(main())

@@ -212,7 +212,8 @@ class Script:
         self.steps += 1
         peak = min(self.peak_bytes, link.applied_bytes or self.peak_bytes)
         step_ns = max(1, round((self.env.clock.now_s() - began_s) * NS))
-        ended = MiniBatch(self.steps, step_ns, min(step_ns, round(self.idle_s * NS)))
+        ended_ns = round(self.env.clock.now_s() * NS)
+        ended = MiniBatch(self.steps, step_ns, min(step_ns, round(self.idle_s * NS)), 0, ended_ns)
         spilled = self.peak_bytes - peak
         link.report.write(RankReport(link.acked, link.applied_bytes, peak, peak // 4, spilled, 0, 1, True), ended)
         if self.how == "garbage" and self.env.rng.random() < 0.2:

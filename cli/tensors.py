@@ -3,13 +3,19 @@
 A job on several hosts has a line for each owner: `train`, `train/1`, ... (`covey.blocks`). D is an iteration of the job
 alone, WORK what its aggregator does in one, LOAD the part of the aggregator promised to it, LOSS the part of its speed
 that sharing takes by plan and, in brackets, as measured. Without them it is on trial.
+
+--move gives one line's sums to another host, which may decline. Ranks go on meanwhile, and notice nothing.
 """
 
 import argparse
+import time
+from typing import Any
 
+from cli.client import FAILED, NOT_FOUND, AgentctlError
 from cli.context import Context
 from cli.table import epoch_text, of, plural, table
 from covey.blocks import job_of
+from covey.core import JobId
 from covey.units import format_size
 
 TITLES = (
@@ -17,11 +23,22 @@ TITLES = (
 )  # fmt: skip
 
 
+MOVE_S, LOOK_S = 15.0, 0.5
+"""How long a move is waited for, and between two looks."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
-    del parser
+    parser.add_argument(
+        "--move",
+        nargs=2,
+        metavar=("JOB", "HOST"),
+        help="have that host sum it: j7, or j7/1 of a job with several",
+    )
 
 
 def run(context: Context) -> int:
+    if context.args.move is not None:
+        return move(context, *context.args.move)
     answer = context.agent.get("tensors")
     if context.json:
         return context.say_json(answer.whole)
@@ -64,3 +81,28 @@ def loss(planned: float | None, measured: float | None) -> str:
     if planned is None:
         return "" if measured is None else f"({measured:.1%})"
     return f"{planned:.1%}" if measured is None else f"{planned:.1%} ({measured:.1%})"
+
+
+def move(context: Context, job: str, host: str) -> int:
+    now = row_of(context, job)
+    if now is None:
+        raise AgentctlError(NOT_FOUND, f"{job} was not moved", "no host sums tensors of that name", "agentctl tensors")
+    body = {"job": job, "epoch": now["epoch"], "from": now["host"], "to": host}
+    answer = context.agent.post("tensors", "move", body=body)
+    end_s = time.monotonic() + MOVE_S
+    while time.monotonic() < end_s:
+        now = row_of(context, job)
+        if now is not None and now["host"] == host:
+            if context.json:
+                return context.say_json(answer.whole)
+            context.say(f"{job} is summed on {host} now, epoch {epoch_text(now['epoch'])}")
+            return 0
+        time.sleep(LOOK_S)
+    why = f"{host} has not taken it within {MOVE_S:g} s; it may have declined"
+    raise AgentctlError(FAILED, f"{job} stays where it is", why, f"agentctl why {job_of(JobId(job))}")
+
+
+def row_of(context: Context, job: str) -> dict[str, Any] | None:
+    """Of the newest owner that says it sums it."""
+    rows = [row for row in context.agent.get("tensors").data if row["job"] == job]
+    return max(rows, key=lambda row: int(row["epoch"]), default=None)

@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 PAGE_BYTES = 8192
-VERSION = 1
 FAILSAFE_MIN = 0.01
 HISTORY = 64
 """Mini-batches that a report holds: at 5 ms each a third of a second, and agents look more often."""
@@ -64,6 +63,8 @@ class MiniBatch(msgspec.Struct, frozen=True):
     """Of it, without work on the device by itself (input, communication), not what the gate took."""
     gated_ns: int = 0
     """Of it, stopped by the gate."""
+    ended_ns: int = 0
+    """CLOCK_MONOTONIC; 0: not known."""
 
 
 class RankReport(msgspec.Struct, frozen=True):
@@ -100,13 +101,23 @@ _HEAD = struct.Struct("<8sIIQ")
 _LIMITS = struct.Struct("<qdqdqdq??")
 _REPORT = struct.Struct("<qqqqqqq??Q")
 """The last one counts mini-batches: number n lies in place n of the ring behind it."""
-_BATCH = struct.Struct("<qqqq")
+_BATCH = struct.Struct("<qqqqq")
 _FLAG = struct.Struct("<8sIIqq")
 """Magic, version, busy, since when, when it was last sure. Words of a machine, each written at once."""
 _COPY_BYTES = PAGE_BYTES // 2
 _AFTER = 16
 """Offset of the sequence number in a copy: the checksum covers what begins there."""
 _NAMES = {"limits": b"COVEYlim", "report": b"COVEYrep", "flag": b"COVEYflg"}
+_VERSIONS = {"limits": 1, "report": 2, "flag": 1}
+"""As they are written; that of limits and flags stands in `covey/attach/gate.cpp` too."""
+_OLD_BATCH = struct.Struct("<qqqq")
+"""Of a report of version 1, which does not say when a mini-batch ended: an agent may be younger than its jobs."""
+_BODY_BYTES = {
+    ("limits", 1): _LIMITS.size,
+    ("report", 1): _REPORT.size + HISTORY * _OLD_BATCH.size,
+    ("report", 2): _REPORT.size + HISTORY * _BATCH.size,
+}
+"""By page and version: what can be read."""
 
 R = TypeVar("R")
 Page = Any
@@ -117,26 +128,27 @@ class _Copies:
     """The writer's side of a page of two copies: the older one is overwritten and becomes the newer by its number."""
 
     def __init__(self, page: Page, kind: str) -> None:
-        self._page, self._magic, self._sequence = page, _NAMES[kind], 0
+        self._page, self._magic, self._version, self._sequence = page, _NAMES[kind], _VERSIONS[kind], 0
 
     def _write(self, body: "bytes | bytearray") -> None:
         self._sequence += 1
         covered = self._sequence.to_bytes(8, "little") + body
-        head = _HEAD.pack(self._magic, VERSION, zlib.crc32(covered), self._sequence)
+        head = _HEAD.pack(self._magic, self._version, zlib.crc32(covered), self._sequence)
         at = self._sequence % 2 * _COPY_BYTES
         self._page[at : at + len(head) + len(body)] = head + bytes(body)
 
 
-def _newest(page: Page, kind: str, body_bytes: int) -> tuple[int, bytes] | None:
-    """Sequence number and body of the newer copy that adds up; None when neither does."""
-    best: tuple[int, bytes] | None = None
+def _newest(page: Page, kind: str) -> tuple[int, int, bytes] | None:
+    """Sequence number, version and body of the newer copy that adds up; None when neither does."""
+    best: tuple[int, int, bytes] | None = None
     for at in (0, _COPY_BYTES):
-        copy = bytes(page[at : at + _HEAD.size + body_bytes])
-        magic, version, checksum, sequence = _HEAD.unpack_from(copy)
-        if magic != _NAMES[kind] or version != VERSION or (best is not None and sequence <= best[0]):
+        magic, version, checksum, sequence = _HEAD.unpack_from(page, at)
+        body_bytes = _BODY_BYTES.get((kind, version))
+        if magic != _NAMES[kind] or body_bytes is None or (best is not None and sequence <= best[0]):
             continue
-        if zlib.crc32(copy[_AFTER:]) == checksum:
-            best = sequence, copy[_HEAD.size :]
+        copy = bytes(page[at : at + _HEAD.size + body_bytes])
+        if zlib.crc32(copy[_AFTER:]) == checksum and _HEAD.unpack_from(copy)[3] == sequence:
+            best = sequence, version, copy[_HEAD.size :]
     return best
 
 
@@ -161,7 +173,7 @@ class ReportWriter(_Copies):
     def add(self, ended: MiniBatch) -> None:
         """One more for the next `write`."""
         at = _REPORT.size + self._count % HISTORY * _BATCH.size
-        _BATCH.pack_into(self._body, at, ended.number, ended.step_ns, ended.idle_ns, ended.gated_ns)
+        _BATCH.pack_into(self._body, at, *msgspec.structs.astuple(ended))
         self._count += 1
 
     def write(self, report: RankReport, ended: MiniBatch | None = None) -> None:
@@ -183,9 +195,9 @@ class _Reader(Generic[R]):
         self._seen = 0
         self.newest: R | None = None
 
-    def _look(self, kind: str, body_bytes: int) -> bytes | None:
-        """What was written since the last look."""
-        found = _newest(self._page, kind, body_bytes)
+    def _look(self, kind: str) -> tuple[int, bytes] | None:
+        """What was written since the last look, and in which version."""
+        found = _newest(self._page, kind)
         if found is None:
             written = any(any(self._page[at : at + _HEAD.size]) for at in (0, _COPY_BYTES))
             self.garbage += written
@@ -193,7 +205,7 @@ class _Reader(Generic[R]):
         if found[0] == self._seen:
             return None
         self._seen = found[0]
-        return found[1]
+        return found[1:]
 
 
 class LimitsReader(_Reader[RankLimits]):
@@ -209,12 +221,12 @@ class LimitsReader(_Reader[RankLimits]):
         heads = b"".join(self._page[at : at + _HEAD.size] for at in (0, _COPY_BYTES))
         if heads == self._heads:
             return False
-        garbage, body = self.garbage, self._look("limits", _LIMITS.size)
+        garbage, found = self.garbage, self._look("limits")
         if self.garbage == garbage:
             self._heads = heads
-        if body is None:
+        if found is None:
             return False
-        limits = RankLimits(*_LIMITS.unpack(body))
+        limits = RankLimits(*_LIMITS.unpack(found[1]))
         if not _is_possible(limits):
             self.garbage += 1
             return False
@@ -233,9 +245,10 @@ class ReportReader(_Reader[RankReport]):
 
     def fresh(self) -> RankReport | None:
         """What is new since the last look, with the mini-batches since then; None: nothing."""
-        body = self._look("report", _REPORT.size + HISTORY * _BATCH.size)
-        if body is None:
+        found = self._look("report")
+        if found is None:
             return None
+        version, body = found
         acked, limit, peak, stable, spill, retries, gate, says_idle, fixed, count = _REPORT.unpack_from(body)
         numbers = (acked, limit, peak, stable, spill, retries, gate)
         if any(not 0 <= number < 1 << 60 for number in numbers) or gate >= len(GATES) or count < self._count:
@@ -243,8 +256,9 @@ class ReportReader(_Reader[RankReport]):
             return None
         first = max(self._count, count - HISTORY)
         self.missed += first - self._count
+        batch = _BATCH if version > 1 else _OLD_BATCH
         batches = tuple(
-            MiniBatch(*_BATCH.unpack_from(body, _REPORT.size + n % HISTORY * _BATCH.size)) for n in range(first, count)
+            MiniBatch(*batch.unpack_from(body, _REPORT.size + n % HISTORY * batch.size)) for n in range(first, count)
         )
         self._count = count
         good = tuple(batch for batch in batches if _is_batch(batch))
@@ -258,7 +272,7 @@ class FlagWriter:
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        _FLAG.pack_into(page, 0, _NAMES["flag"], VERSION, 0, 0, 0)
+        _FLAG.pack_into(page, 0, _NAMES["flag"], _VERSIONS["flag"], 0, 0, 0)
 
     def write(self, busy: bool, now_ns: int) -> None:
         struct.pack_into("<qq", self._page, SINCE_AT, now_ns, now_ns)
@@ -277,7 +291,7 @@ class FlagReader:
     def busy(self) -> bool | None:
         """Whether the neighbour has work on the device; None where the page says nothing."""
         magic, version, busy, _, _ = _FLAG.unpack_from(self._page)
-        return bool(busy) if magic == _NAMES["flag"] and version == VERSION and busy in (0, 1) else None
+        return bool(busy) if magic == _NAMES["flag"] and version == _VERSIONS["flag"] and busy in (0, 1) else None
 
     def since_ns(self) -> int:
         """When it became what it is."""
@@ -296,7 +310,12 @@ def _is_possible(limits: RankLimits) -> bool:
 
 def _is_batch(batch: MiniBatch) -> bool:
     most = 1 << 60
-    return 0 < batch.step_ns < most and 0 <= batch.idle_ns <= batch.step_ns and 0 <= batch.gated_ns <= batch.step_ns
+    whole = batch.step_ns
+    return (
+        0 < whole < most
+        and all(0 <= each <= whole for each in (batch.idle_ns, batch.gated_ns))
+        and (0 <= batch.ended_ns < most)
+    )
 
 
 def rates_at(limits: RankLimits, now_ns: int) -> RankLimits:

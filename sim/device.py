@@ -40,7 +40,7 @@ class Controller(Protocol):
 
     @property
     def rates(self) -> Rates: ...
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None: ...
+    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None: ...
     def passed(self, now_s: float, busy: bool) -> str | None: ...
 
 
@@ -68,6 +68,8 @@ class Scenario:
     """How late gates see that it waits."""
     wake_s: float = 0.0
     """After a wait it stands so long in the run queue of a core on which an operation runs, on average; 0: a GPU."""
+    heard_s: float = 0.0
+    """Mini-batches reach the controller in reports, so far apart, as those of a real job do; 0: at once."""
     opportunistic: int = 1
     guest_ops: int = 10
     guest_wait_s: float = 0.0
@@ -173,6 +175,9 @@ class Device:
         self._sees_s = NEVER
         """When the gates will see that the flag has changed."""
         self._tick_s = TICK_S
+        self._unheard: list[tuple[float, float, float]] = []
+        """Mini-batches of the next report: took, idle, ended."""
+        self._report_s = scenario.heard_s
         self._share: list[tuple[float, float]] = [(0.0, 0.0)]
 
     def run(self, seconds: float) -> "Device":
@@ -243,6 +248,8 @@ class Device:
                 self._seen_busy, self._seen_since_s = job.left_s > 0, self.now_s
         if self.now_s >= self._tick_s - 1e-12:
             self._tick_s += TICK_S
+            if self._unheard and self.now_s >= self._report_s - 1e-12:
+                self._hear()
             self._said(self.controller.passed(self.now_s, job.left_s > 0))
             self._share.append((self.now_s, self._work_s()))
 
@@ -266,7 +273,17 @@ class Device:
         if waited_s > 0 or away:
             job.queued_s = self.now_s + job.slice_s()
             self._sees_s = job.queued_s + FLAG_DELAY_S
-        self._said(self.controller.stepped(took_s, waited_s, self.now_s))
+        if self.scenario.heard_s:
+            self._unheard.append((took_s, waited_s, self.now_s))
+        else:
+            self._said(self.controller.stepped(took_s, waited_s, self.now_s))
+
+    def _hear(self) -> None:
+        """A report is read."""
+        heard, self._unheard = self._unheard, []
+        self._report_s = self.now_s + self.scenario.heard_s
+        for took_s, waited_s, ended_s in heard:
+            self._said(self.controller.stepped(took_s, waited_s, self.now_s, ended_s))
 
     def _runs(self) -> None:
         """Nobody is on the core any more."""

@@ -38,6 +38,7 @@ class Untold:
             known.input_s + step.input_s,
             step.boundary,
             known.device_s + step.device_s,
+            step.ended_s,
         )
         self._sum, self._count = Step(step.number, *times), self._count + 1
 
@@ -48,7 +49,8 @@ class Untold:
     def mean(self) -> Step:
         """With the number of the newest; there is one at least."""
         known, count = self._sum, self._count
-        return Step(known.number, known.step_s / count, known.input_s / count, known.boundary, known.device_s / count)
+        means = known.step_s / count, known.input_s / count, known.boundary, known.device_s / count
+        return Step(known.number, *means, known.ended_s)
 
 
 class CallRounds:

@@ -59,5 +59,5 @@ class RankReports:
 
 def mini_batch(step: Step, idle_ns: int, gated_ns: int) -> MiniBatch:
     """As a report has it: neither time is longer than the mini-batch."""
-    step_ns = int(step.step_s * 1e9)
-    return MiniBatch(step.number, step_ns, min(max(idle_ns, 0), step_ns), min(max(gated_ns, 0), step_ns))
+    step_ns, ended_ns = int(step.step_s * 1e9), int(step.ended_s * 1e9)
+    return MiniBatch(step.number, step_ns, min(max(idle_ns, 0), step_ns), min(max(gated_ns, 0), step_ns), ended_ns)

@@ -31,6 +31,8 @@ class Step:
     boundary: str
     device_s: float = 0.0
     """Of it, waited for the device."""
+    ended_s: float = 0.0
+    """When (CLOCK_MONOTONIC)."""
 
 
 @dataclass
@@ -95,7 +97,7 @@ class StepCounter:
     def _end(self, boundary: str, now_s: float) -> Step:
         step_s = max(0.0, now_s - self._since_s) if self._since_s is not None else 0.0
         input_s, device_s = min(self._input_s, step_s), min(self._device_s, step_s)
-        ended = Step(self.count, step_s, input_s, boundary, device_s)
+        ended = Step(self.count, step_s, input_s, boundary, device_s, now_s)
         self.count += 1
         self.boundary, self._since_s, self._input_s, self._device_s = boundary, now_s, 0.0, 0.0
         return ended

@@ -8,7 +8,8 @@
            |-- Profiled --------------------->|  (after its trial iterations: what it needs)
            |<-- AssignmentKept, or Declined --|
            |-- LossReport ------------------->|  (each 100 iterations: what sharing costs it)
-           |<--------------------- Handover --|  (it hurts somebody here, or this host empties itself)
+           |<--------------------- Handover --|  (it hurts somebody here, this host empties itself, or a person
+           |                                  |  wants it elsewhere: MoveTensors, from any host)
            |<------------ AssignmentDropped --|                                      |
            |<------------------------------------------------ Lost, or OwnerWanted --|
            |-- Retire ----------------------->|  (another one sums it now, or the job is over)
@@ -124,6 +125,14 @@ class Handover(JobMessage, frozen=True, tag="Handover"):
 
     to: Host | None
     reason: Reason
+    wished: bool = False
+    """A person wants it on `to`: it stays there."""
+
+
+class MoveTensors(JobMessage, frozen=True, tag="Move"):
+    """Any host -> aggregator: a person wants the job's sums on `to`."""
+
+    to: Host
 
 
 class ReserveCycle(JobMessage, frozen=True, tag="Reserve"):
@@ -250,7 +259,17 @@ class Tensors(Message, frozen=True, tag="Tensors"):
     jobs: Annotated[list[AggregatorJobView], Meta(max_length=4096)]
 
 
-ToOwner = Offer | Profiled | LossReport | Retire | ReserveCycle | CycleReserved | CycleNotReserved | ReleaseCycle
+ToOwner = (
+    Offer
+    | Profiled
+    | LossReport
+    | Retire
+    | MoveTensors
+    | ReserveCycle
+    | CycleReserved
+    | CycleNotReserved
+    | ReleaseCycle
+)
 ToCoordinator = Accepted | Declined | AssignmentKept | Handover | AssignmentDropped | Lost | Assigned
 ToDirectory = Assigned | OwnerWanted | Lost
 """Messages by the machine that takes them; two machines take `Assigned` and `Lost`."""

@@ -42,6 +42,8 @@ class Report(msgspec.Struct, frozen=True):
     """It can be held back."""
     flag: bool = True
     """It says when it has no work on the device."""
+    ended_s: float | None = None
+    """When the mini-batch ended, on the agent's clock: a report is up to a tenth of a second late."""
     fixed: bool = False
     """It took `stable_bytes` when it started, and goes by no smaller limit (JAX)."""
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cli import tensors
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 
@@ -65,3 +66,32 @@ def test_why_a_job_was_refused_is_a_line_of_its_own(shown: Any) -> None:
     out = shown(ROW, ROW | {"job": "j3", "refused": why})
     assert f"j3 was refused: {why}" in out.splitlines()
     assert out.count("was refused") == 1
+
+
+def test_a_table_is_moved_and_waited_for(agent: FakeAgent, capsys: pytest.CaptureFixture[str]) -> None:
+    table = ROW | {"job": "j1/1"}
+    moved = table | {"host": "gpu4", "epoch": ROW["epoch"] + 4}
+    agent.replies["GET /v1/tensors"] = [ROW, table]
+
+    def move(body: dict[str, Any]) -> dict[str, Any]:
+        agent.replies["GET /v1/tensors"] = [ROW, table, moved]
+        return {"job": "j1/1", "from": "gpu3", "to": "gpu4"}
+
+    agent.replies["POST /v1/tensors/move"] = move
+    assert main(["tensors", "--move", "j1/1", "gpu4"]) == 0
+    assert capsys.readouterr().out == "j1/1 is summed on gpu4 now, epoch 1.6\n"
+    wish = {"job": "j1/1", "epoch": ROW["epoch"], "from": "gpu3", "to": "gpu4"}
+    assert ("POST /v1/tensors/move", wish) in agent.asked
+    assert main(["tensors", "--move", "j7", "gpu4"]) == 3
+    assert "no host sums tensors of that name" in capsys.readouterr().err
+
+
+def test_a_move_that_is_declined_says_where_to_look(
+    agent: FakeAgent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "MOVE_S", 0.2)
+    monkeypatch.setattr(tensors, "LOOK_S", 0.05)
+    agent.replies |= {"GET /v1/tensors": [ROW], "POST /v1/tensors/move": {}}
+    assert main(["tensors", "--move", "j1", "gpu4"]) == 1
+    said = capsys.readouterr().err
+    assert "gpu4 has not taken it" in said and "agentctl why j1" in said

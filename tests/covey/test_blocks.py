@@ -2,13 +2,15 @@
 
 import itertools
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covey.blocks import TABLE_PATTERN, TABLES_MAX, Sizes, blocks_of, job_of, number_of, table_id, tables_of
+from covey.blocks import TABLE_PATTERN, TABLES_MAX, Sizes, blocks_of, job_of, number_of, speaker, table_id, tables_of
 from covey.core import JobId
+from covey.tensorwire import key_of
 
 SIZES = Sizes()
 MIB = 1 << 20
@@ -62,3 +64,13 @@ def test_a_table_is_named_after_its_job_and_table_0_like_it() -> None:
         assert (job_of(name), number_of(name)) == (job, table)
     for wrong in ("train/", "train/0", "train/16", "train/01", "train/1/1", "/1", "train/1\n"):
         assert not re.fullmatch(TABLE_PATTERN, wrong)
+
+
+@pytest.mark.parametrize(("tables", "ranks"), [(2, 2), (4, 2), (2, 8), (3, 5), (16, 4)])
+def test_every_rank_of_a_host_speaks_for_about_as_many_blocks(tables: int, ranks: int) -> None:
+    """Of a large tensor, and of many small ones."""
+    large = blocks_of(key_of("g"), 25 << 20, 4, tables)
+    spoken = Counter(speaker(key_of("g"), at, tables, ranks) for at in range(len(large)))
+    assert len(spoken) == ranks and max(spoken.values()) - min(spoken.values()) <= 1
+    small = Counter(speaker(key_of(f"layer{at}"), 0, tables, ranks) for at in range(1000))
+    assert len(small) == ranks and max(small.values()) < 2 * min(small.values())

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 
+import msgspec
 import pytest
 
 from covey import memfd, pages
@@ -47,6 +48,23 @@ def test_a_report_brings_each_mini_batch_once() -> None:
         writer.write(RankReport(), MiniBatch(number, 5_000_000, 0))
     report = reader.fresh()
     assert report is not None and len(report.batches) == pages.HISTORY and reader.missed == 36
+
+
+def test_a_report_of_a_rank_that_began_before_its_agent_was_upgraded_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 did not say when a mini-batch ended."""
+    page = bytearray(pages.PAGE_BYTES)
+    with monkeypatch.context() as before:
+        before.setitem(pages._VERSIONS, "report", 1)
+        before.setattr(pages, "_BATCH", pages._OLD_BATCH)
+        before.setattr(msgspec.structs, "astuple", lambda batch: (batch.number, batch.step_ns, batch.idle_ns, 0))
+        writer = ReportWriter(page)
+        for number in range(70):
+            writer.add(MiniBatch(number, 5_000_000, 1_000_000, 0, 99))
+        writer.write(RankReport(acked=3, gate=1))
+    reader = ReportReader(page)
+    report = reader.fresh()
+    assert report is not None and (report.acked, reader.garbage) == (3, 0)
+    assert report.batches == tuple(MiniBatch(number, 5_000_000, 1_000_000) for number in range(6, 70))
 
 
 def test_a_writer_that_died_in_the_middle_leaves_the_record_before() -> None:

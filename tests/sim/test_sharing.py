@@ -122,6 +122,14 @@ def test_on_a_core_a_job_that_wakes_waits_for_a_slice_where_somebody_computes() 
     assert ladder.slowdown < TOLERANCE < flag.slowdown and ladder.share > 0.4
 
 
+def test_a_job_of_short_mini_batches_that_are_heard_of_late_is_not_harmed() -> None:
+    """As real ones are: a report each tenth of a second has some fifteen of them."""
+    short = Scenario("short", 0.006, 0.0, 0.001, variation=0.04, heard_s=0.1)
+    found = [simulate(short, lambda: CONTROLLERS["ladder"](TOLERANCE), seed, 60.0) for seed in (1, 2, 3)]
+    assert max(one.slowdown for one in found) < TOLERANCE
+    assert sum(one.bad_windows for one in found) / 3 < 0.3
+
+
 def test_a_wait_that_is_seen_late_is_lost_to_the_others() -> None:
     late = simulate(replace(BY_NAME["bursty"], idle_seen_s=0.003), lambda: CONTROLLERS["flag"](TOLERANCE), 1, 40.0)
     assert once("bursty", "flag").share - late.share == pytest.approx(0.0028 / 0.022, abs=0.01)

@@ -34,7 +34,6 @@ from plugins.aggregator.machine.tracked_job import (
     Summed,
     Surveying,
     TrackedJob,
-    stays_on,
 )
 from plugins.aggregator.messages import (
     Accepted,
@@ -212,7 +211,7 @@ class JobCoordinator:
         epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
         secret, demand = self._entropy(SECRET_BYTES), job.gauge.demand if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
-        size, stays = job.placed.world_size, hosts[0] == stays_on(job.placed)
+        size, stays = job.placed.world_size, hosts[0] == job.home
         offer = Offer(job.job, epoch, size, secret, demand, job.refused, stays)
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
@@ -405,6 +404,8 @@ class JobCoordinator:
             case Handover():
                 if present is None:
                     return ()
+                if message.wished:
+                    job.wish(message.to)
                 return self._move(job, present.assigned, message.to, message.reason, quiet=message.to is None)
             case AssignmentDropped():
                 if job.assigned is None or job.assigned.epoch != message.epoch:

@@ -36,6 +36,7 @@ from plugins.aggregator.messages import (
     Handover,
     JobDemand,
     LossReport,
+    MoveTensors,
     Offer,
     Profiled,
     ReleaseCycle,
@@ -290,6 +291,14 @@ class Owner:
             Send(newest.coordinator, Handover(newest.job, newest.epoch, None, why)),
         )
 
+    def _asked_away(self, message: MoveTensors) -> Sequence[Action]:
+        """By a person. Its coordinator offers it there."""
+        held = self.jobs.get(message.job)
+        if held is None or held.epoch != message.epoch or message.to == self.me:
+            return ()
+        why = f"a person wants it on {message.to}"
+        return (Send(held.coordinator, Handover(held.job, held.epoch, message.to, why, wished=True)),)
+
     # ---- jobs come and go ----
 
     def _heard(self, sender: HostId, message: ToOwner, now_s: float) -> Sequence[Action]:
@@ -302,6 +311,8 @@ class Owner:
                 return self._profiled(sender, message)
             case LossReport():
                 return self._judged(message, now_s)
+            case MoveTensors():
+                return self._asked_away(message)
             case ReserveCycle():
                 return self._reserve(sender, message, now_s)
             case ReleaseCycle():

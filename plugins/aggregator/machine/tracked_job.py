@@ -196,6 +196,8 @@ class TrackedJob:
         """When to look for room again, if not promised."""
         self._home_s, self._home_pause_s = 0.0, HOME_S[0]
         """When to offer it to the host that it is to stay on, if another sums it; and how long after that again."""
+        self._wished: HostId | None = None
+        """Where a person wants it."""
         self.refused = ""
         """The last refusal, for people."""
         self.seen = (0, 0)
@@ -246,16 +248,25 @@ class TrackedJob:
         if self.assigned is not None:
             assert self.assigned.epoch <= self.epoch and self.is_of_run(self.assigned.epoch)
 
+    @property
+    def home(self) -> HostId | None:
+        """The host that it is to stay on; None: it may be anywhere."""
+        return self._wished or stays_on(self.placed)
+
+    def wish(self, host: HostId | None) -> None:
+        """A person wants it there."""
+        self._wished, self._home_pause_s = host, HOME_S[0]
+
     def assigned_at(self, now_s: float) -> None:
         """Somebody accepted it."""
-        if self.assigned is not None and self.assigned.owner == stays_on(self.placed):
+        if self.assigned is not None and self.assigned.owner == self.home:
             self._home_pause_s = HOME_S[0]
         self._home_s = now_s + self._home_pause_s
 
     def due_home(self, owner: HostId, gone: Collection[HostId], now_s: float) -> HostId | None:
         """The host to offer it to now, since it is to stay there and another sums it; a host that declines is asked
         less and less often."""
-        home = stays_on(self.placed)
+        home = self.home
         if home is None or home == owner or home in gone or now_s < self._home_s:
             return None
         self._home_pause_s = min(2 * self._home_pause_s, HOME_S[1])

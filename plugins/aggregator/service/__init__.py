@@ -16,7 +16,7 @@ import msgspec
 from covey import checked
 from covey.addresses import joined
 from covey.blocks import TABLES_MAX, job_of, number_of, table_id
-from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish
+from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish, Send
 from covey.errors import Refused
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream, ProcessId
@@ -47,6 +47,7 @@ from plugins.aggregator.machine.owner import (
 )
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
+from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.process import AggdProcess
 from plugins.aggregator.service.tables import JobTables
 from plugins.aggregator.service.view import view
@@ -450,7 +451,12 @@ class AggregatorService(PluginService):
         return [view(self.owner, job, age_s) for job in self.now.jobs]
 
     def commands(self) -> Mapping[str, Command]:
-        return {"tensors": self._tensors}
+        return {"tensors": self._tensors, "move": self._move}
+
+    async def _move(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        move = move_of(arguments, self.host.hosts())
+        self.perform(Send(move.owner, move.order), lambda back: None)
+        return {"job": move.order.job, "from": move.owner, "to": move.order.to}
 
     async def _tensors(self, arguments: Mapping[str, Any]) -> list[AggregatorJobView]:
         """Of this host; of another one with `host`."""

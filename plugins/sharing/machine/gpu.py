@@ -345,7 +345,7 @@ class SharedGpu:
             return []
         if self.ladder is not None:
             self.ladder.flag = member.flag
-            self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s) or self._why
+            self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s, report.ended_s) or self._why
         elif why := member.settled(report.step_s):
             self._steady(member, why)
         return []

@@ -438,5 +438,6 @@ def _report(job: JobId, acked: int, batch: MiniBatch, report: RankReport, retrie
         max(0, retries),
         report.gate > 0,
         report.says_idle,
+        batch.ended_ns / NS if batch.ended_ns else None,
         report.fixed,
     )

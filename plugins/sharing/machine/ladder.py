@@ -61,6 +61,8 @@ class Ladder:
         self._accused = False
         """Verifying because the job was too slow, not because the baseline is old."""
         self._skip = True
+        self._now_s = self._changed_s = -math.inf
+        """Of the newest event; when the others were told other limits last."""
 
     @property
     def rates(self) -> Rates:
@@ -77,9 +79,12 @@ class Ladder:
     def measured(self) -> Slowdown:
         return interference.slowdown(self.baseline, self.window)
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
-        """The guaranteed job finished a mini-batch of `step_s` seconds, `idle_s` of them without work on the device."""
-        self.last_step_s = now_s
+    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+        """The guaranteed job finished a mini-batch of `step_s` seconds, `idle_s` of them without work on the device. It
+        ended at `ended_s` and is heard of now; None: just now."""
+        self._now_s = self.last_step_s = now_s
+        if ended_s is not None and ended_s <= self._changed_s:
+            return None  # under the limits before: heard of too late to be blamed on these
         self.idle_s += (1.0 if self.idle_s == 0 else IDLE_WEIGHT) * (idle_s - self.idle_s)
         if self.phase == "idle":
             phase: Phase = "run" if self.baseline.count else "baseline"
@@ -96,6 +101,7 @@ class Ladder:
 
     def passed(self, now_s: float, busy: bool) -> str | None:
         """Time went by; `busy`: the guaranteed job has work on the device now."""
+        self._now_s = now_s
         if self.phase == "idle" or busy or self.last_step_s is None or not self.flag:
             return None
         silent_s, step_s = now_s - self.last_step_s, self.baseline.mean_s or self.window.mean_s or SILENT_UNKNOWN_S
@@ -119,7 +125,7 @@ class Ladder:
     # ---- the phases ----
 
     def _enter(self, phase: Phase, u: float, why: str) -> str:
-        self.phase, self.window, self._skip = phase, StepSamples(), True
+        self.phase, self.window, self._skip, self._changed_s = phase, StepSamples(), True, self._now_s
         if phase in ("baseline", "verify"):
             self.resume_u, self.u = u, 0.0
         elif phase == "idle":

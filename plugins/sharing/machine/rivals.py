@@ -30,7 +30,7 @@ class Constant:
 
     rates: ClassVar[Rates]
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
         return None
 
     def passed(self, now_s: float, busy: bool) -> str | None:
@@ -57,6 +57,8 @@ class Throttle(Generic[L]):
         self.law, self.tolerance, self.ticks = law, tolerance, ticks
         self.baseline = StepSamples()
         self.recent: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._now_s = self._changed_s = -math.inf
+        """Of the newest event; when its rate changed last."""
 
     @property
     def measuring(self) -> bool:
@@ -66,7 +68,10 @@ class Throttle(Generic[L]):
     def rates(self) -> Rates:
         return STOPPED if self.measuring else ladder.plain(self.law.rate)
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+        self._now_s = now_s
+        if ended_s is not None and ended_s <= self._changed_s:
+            return None  # as the ladder, which knows of each mini-batch when it ended
         if self.measuring:
             self.baseline = self.baseline.plus(step_s)
             return None
@@ -74,6 +79,7 @@ class Throttle(Generic[L]):
         return None if self.ticks or len(self.recent) < WINDOW_STEPS else self._decide(clear=True)
 
     def passed(self, now_s: float, busy: bool) -> str | None:
+        self._now_s = now_s
         return self._decide(clear=False) if self.ticks and self.recent else None
 
     def _decide(self, clear: bool) -> str | None:
@@ -83,6 +89,7 @@ class Throttle(Generic[L]):
             self.recent.clear()
         if self.law.rate == old:
             return None
+        self._changed_s = self._now_s
         return f"{100 * excess:+.1f} % slower: {100 * old:.1f} % -> {100 * self.law.rate:.1f} %"
 
 
@@ -119,15 +126,17 @@ class Orphaned(Ladder):
     def __init__(self, tolerance: float = TOLERANCE, dies_s: float = 0.1) -> None:
         super().__init__(tolerance)
         self.dies_s = dies_s
-        self._now_s = 0.0
+        self._now_s = 0.0  # nothing of this is silent before it has begun
 
     @property
     def rates(self) -> Rates:
         return lease.effective(super().rates, lease.failsafe(beside_guaranteed=True), self._now_s - self.dies_s)
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+        if now_s < self.dies_s:
+            return super().stepped(step_s, idle_s, now_s, ended_s)
         self._now_s = now_s
-        return super().stepped(step_s, idle_s, now_s) if now_s < self.dies_s else None
+        return None
 
     def passed(self, now_s: float, busy: bool) -> str | None:
         self._now_s = now_s

@@ -78,6 +78,7 @@ class FakeApi:
                 "agent.rack_slabs": [],
                 "agent.rack_volumes": [],
                 "agent.rack_tensors": [],
+                "aggregator.move": {},
                 "scheduler.jobs": [],
                 "scheduler.job": {"id": "j1"},
                 "scheduler.logs": {"text": ""},
@@ -195,6 +196,7 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
             {"volume": "v1", "size_bytes": 4096},
         ),
         ("DELETE", "/v1/volumes/v1", None, "memory.detach", {"volume": "v1"}),
+        ("POST", "/v1/tensors/move", {"job": "j1", "to": "h2"}, "aggregator.move", {"job": "j1", "to": "h2"}),
         ("POST", "/v1/quotas", {"tenant": "a", "gpus": 4}, "scheduler.quota_set", {"tenant": "a", "gpus": 4}),
     ],
 )

@@ -3,12 +3,22 @@
 from random import Random
 
 from covey.attach.reports import WRITE_NS, RankReports, mini_batch
-from covey.attach.steps import Step
+from covey.attach.steps import Step, StepCounter
 from covey.pages import PAGE_BYTES, RankReport, ReportReader, ReportWriter
 
 
 def step(number: int) -> Step:
     return Step(number, 0.0001, 0.0, "optimizer")
+
+
+def test_a_report_says_when_each_mini_batch_ended() -> None:
+    counter = StepCounter()
+    steps = [counter.optimizer_stepped(1, 5.0 + 0.25 * at) for at in range(3)]
+    assert [mini_batch(each, 0, 0).ended_ns for each in steps if each is not None] == [
+        5_000_000_000,
+        5_250_000_000,
+        5_500_000_000,
+    ]
 
 
 def test_no_mini_batch_is_lost_however_many_end_between_two_reports() -> None:

@@ -8,9 +8,11 @@ import msgspec
 from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated
+from plugins.aggregator.machine.owner import Owner, ProcessUp
 from plugins.aggregator.machine.tracked_job import HOME_S, Offering, OwnerSearch, Summed
 from plugins.aggregator.messages import (
     Accepted,
+    AggregatorSettings,
     Assigned,
     AssignmentDropped,
     Declined,
@@ -18,6 +20,7 @@ from plugins.aggregator.messages import (
     GetOwner,
     Handover,
     KnownOwner,
+    MoveTensors,
     Offer,
     Profiled,
     Retire,
@@ -111,6 +114,33 @@ def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accep
     now = Assigned(JOB, offer.epoch, E, "10.0.0.5:9", SECRET)
     assert told == [(A, now), (B, now), (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now"))]
     assert play.machine.jobs[JOB].state == Summed(now, promised=True)
+
+
+def test_where_a_person_wants_it_there_it_stays() -> None:
+    """Also a table that is to stay on another host; and a host that declines is asked again."""
+    owner = Play(Owner(AggregatorSettings(), me=C))
+    owner(ProcessUp("10.0.0.3:9", {}))
+    play = Play(JobCoordinator(A, lambda size: bytes(size)))
+    play(seen())
+    play(msgspec.structs.replace(PLACED, prefers=C, stays=True))
+    play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(None)))
+    to, first = offered(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(None))))
+    owner(Heard(A, first))
+    play(Heard(to, Accepted(JOB, first.epoch, "10.0.0.3:9")))
+    assert owner(Heard(D, MoveTensors(JOB, first.epoch - 1, E))) == [], "another owner was meant"
+    assert owner(Heard(D, MoveTensors(JOB, first.epoch, C))) == [], "it is there"
+    ((coordinator, wish),) = sends(owner(Heard(D, MoveTensors(JOB, first.epoch, E))))
+    assert coordinator == A
+    to, offer = offered(play(Heard(C, wish)))
+    assert (to, offer.stays) == (E, True)
+    play(Heard(E, Declined(JOB, offer.epoch, "busy")))
+    play.now_s += HOME_S[0]
+    to, again = offered(play(seen()))
+    assert to == E
+    play(Heard(E, Accepted(JOB, again.epoch, "10.0.0.5:9")))
+    for _ in range(100):
+        play.now_s += 1
+        assert not [message for _, message in sends(play(seen())) if isinstance(message, Offer)]
 
 
 def test_an_order_to_move_under_an_epoch_that_is_over_moves_nothing() -> None:

@@ -90,6 +90,7 @@ MESSAGES: list[msgspec.Struct] = [
     messages.AssignmentKept(JOB, E),
     messages.LossReport(JOB, E, 100, 120, True),
     messages.Handover(JOB, E, A, "it empties itself"),
+    messages.MoveTensors(JOB, E, A),
     messages.ReserveCycle(JOB, E, 7, NEED),
     messages.CycleReserved(JOB, 7),
     messages.CycleNotReserved(JOB, 7, "full"),

@@ -1,16 +1,22 @@
 """A job whose tensors have several owners: which tables a host knows, and whole simulated agents that sum them."""
 
+import re
+from typing import Any
+
+import msgspec
 import pytest
 
 from chaos.rackworld import SimRack
 from covey.blocks import table_id
 from covey.core import HostId, JobId
+from covey.errors import Refused
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.messages import Demand, Handover
 from plugins.aggregator.policy import Candidate, ranked, ranked_for
+from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.tables import JobTables
-from plugins.facts import JobPlaced, Place, TensorsSeen
+from plugins.facts import AggregatorNow, HostView, JobPlaced, Place, TensorsSeen
 from tests.plugins.aggregator.ranks import Job
 from tests.plugins.aggregator.test_service import aggd_of, settled_rack
 
@@ -128,6 +134,50 @@ def test_the_first_table_comes_to_its_host_too_once_there_are_others() -> None:
         job.ranks[0].wanted(2)
         rack.until(lambda: job.owner() == "h1" and job.owner(2) == "h3", 30, "each host has one")
         job.finish()
+
+
+def test_a_person_moves_a_table_to_another_host_where_it_stays() -> None:
+    """Asked of any agent; no sum is lost."""
+    with settled_rack(42) as rack:
+        job = Job(rack, ["h1", "h2", "h3"], rounds=160, cut=True)
+        rack.until(lambda: [job.owner(table) for table in (1, 2)] == ["h2", "h3"], 60, "each has its table")
+        plugin, process = job.plugin("h1"), rack.hosts["h1"].agent
+        assert plugin is not None and process is not None
+        epoch = max(at.epoch for rank in job.ranks for at in rank.told if at.table == 1)
+        wish = {"job": "j1/1", "epoch": epoch, "from": "h2", "to": "h3"}
+        move = plugin.commands()["move"]
+
+        async def ask() -> None:
+            await move(wish)
+
+        process.spawn("move", ask())
+        rack.until(lambda: job.owner(1) == "h3", 10, "h3 has it")
+        rack.run(25)
+        assert [job.owner(table) for table in (1, 2)] == ["h3", "h3"]
+        job.finish()
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "why"),
+    [
+        ({"to": "h9"}, 3, "there is no host 'h9'"),
+        ({"from": "h9"}, 3, "there is no host 'h9'"),
+        ({"to": "h2"}, 4, "h2 sums it already"),
+        ({"to": "h4"}, 4, "h4 does not sum tensors"),
+        ({"to": "h5"}, 4, "h5 is suspect"),
+        ({"job": "../x"}, 2, "Expected `str` matching"),
+        ({"epoch": "many"}, 2, "Expected `int`"),
+        ({"to": None}, 2, "Expected `str`"),
+        ({"from": 7}, 2, "Expected `str`"),
+    ],
+)
+def test_what_cannot_be_moved_is_said_in_words(wish: dict[str, Any], code: int, why: str) -> None:
+    sums = {"aggregator": msgspec.msgpack.encode(AggregatorNow("10.0.0.1:9", 0, 0.0))}
+    alive = [HostView(host=HostId(name), state="alive", values=sums) for name in ("h2", "h3")]
+    others = [HostView(host=HostId("h4"), state="alive"), HostView(host=HostId("h5"), state="suspect", values=sums)]
+    with pytest.raises(Refused, match=re.escape(why)) as refused:
+        move_of({"job": "j1/1", "epoch": 5, "from": "h2", "to": "h3"} | wish, [*alive, *others])
+    assert refused.value.code == code
 
 
 def test_a_table_is_found_for_who_asks_first() -> None:

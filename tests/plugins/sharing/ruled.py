@@ -24,9 +24,9 @@ class Ruled(Ladder):
         found: Rates = self.law.rates
         return found
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float) -> str | None:
+    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
         self.last_step_s = now_s
-        return "" if self.law.stepped(step_s, idle_s, now_s) else None
+        return "" if self.law.stepped(step_s, idle_s, now_s, ended_s) else None
 
     def passed(self, now_s: float, busy: bool) -> str | None:
         return "" if self.law.passed(now_s, busy) else None

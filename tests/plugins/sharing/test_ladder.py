@@ -65,6 +65,31 @@ def test_a_mini_batch_begun_under_the_limits_before_says_nothing_about_the_new_o
     assert job.ladder.window.count == 1 and job.ladder.window.mean_s < 2 * ALONE_S
 
 
+def test_mini_batches_heard_of_late_are_judged_by_the_limits_they_ran_under() -> None:
+    """Of 6 ms each, in reports of fifteen, as an agent hears them. What they ran under is told by when they ended: else
+    the first ones after a stop look as if the job had grown slower by itself, and the others go on at that rung."""
+    ladder, rng = Ladder(), random.Random(5)
+    now_s, u, told = 0.0, ladder.u, list[tuple[float, float]]()
+    reasons: list[str] = []
+    harmed = 0
+    for _ in range(400):
+        for _ in range(15):
+            harm = 0.3 if u > 1.05 else 0.0
+            harmed += harm > 0
+            step_s = 0.006 * (1 + harm) * rng.uniform(0.98, 1.02)
+            now_s += step_s
+            told.append((step_s, now_s))
+        for step_s, ended_s in told:
+            why = ladder.stepped(step_s, 0.0, now_s, ended_s)
+            ladder.check()
+            if why is not None:
+                reasons.append(why)
+        told.clear()
+        u = ladder.u
+    assert not any("it has changed" in why for why in reasons)
+    assert ladder.u < 1.1 and harmed < 6000 / 4
+
+
 def test_while_nothing_hurts_it_climbs_to_the_idle_phases_and_into_the_busy_ones() -> None:
     job = Job(Ladder())
     job.run(400)

@@ -1,0 +1,48 @@
+"""A person moves the sums of a table to another host: `agentctl tensors --move j7/1 gpu4`.
+
+    any agent --MoveTensors--> its owner --Handover, wished--> its coordinator --Offer--> the host that was named
+
+It stays with its owner until that host accepted, and one that declines is asked again, less and less often. The wish
+holds until the job's run is over, or another host is its coordinator.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from covey.core import HostId
+from covey.errors import Refused
+from plugins.aggregator.messages import MoveTensors
+from plugins.facts import AggregatorNow, HostView
+
+
+class Move(msgspec.Struct, frozen=True):
+    """What a person asks for."""
+
+    owner: HostId
+    """Who sums it now."""
+    order: MoveTensors
+
+
+def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> Move:
+    """`job`, `epoch` and `from` as `agentctl tensors` shows them, `to`. Refused."""
+    try:
+        order = msgspec.convert({name: given.get(name) for name in ("job", "epoch", "to")}, MoveTensors)
+        owner = msgspec.convert(given.get("from"), HostId)
+    except msgspec.ValidationError as error:
+        raise Refused(2, "nothing was moved", str(error), "agentctl tensors --move j7/1 gpu4") from error
+    what, views = f"{order.job} was not moved", {view.host: view for view in hosts}
+    if owner == order.to:
+        raise Refused(4, what, f"{owner} sums it already", "agentctl tensors")
+    for host in (owner, order.to):
+        if host not in views:
+            raise Refused(3, what, f"there is no host {host!r}", "agentctl hosts")
+    view = views[order.to]
+    now = view.value("aggregator", AggregatorNow)
+    if view.state != "alive":
+        raise Refused(4, what, f"{order.to} is {view.state}", "agentctl hosts")
+    if not isinstance(now, AggregatorNow) or not now.address:
+        why = f"{order.to} does not sum tensors"
+        raise Refused(4, what, why, "set serve = true in [aggregator] of its agent.toml")
+    return Move(owner, order)
