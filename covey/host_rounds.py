@@ -85,7 +85,8 @@ class HostTensor(SharedTensor):
                 self._added = self.round
         while self._here < len(self._mine):
             spoken = self._mine[self._here]
-            if fault := spoken.at.fault(spoken.label):
+            fault = spoken.at.fault(spoken.label)
+            if fault and not self.fault:
                 self._range.say_fault(fault)
             if not spoken.at.has_result(spoken.label):
                 return False

@@ -21,8 +21,10 @@ from covey.rounds import Superseded
 from covey.shared_rounds import SharedRounds
 from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array
-from covey.tensor_memory import TensorMemory
+from covey.tensor_memory import TensorMemory, TensorRange
+from covey.tensor_types import NUMBERS
 from covey.tensors import TensorClient, TensorError
+from covey.tensorwire import TYPES, Type
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import JobCounters, Serve
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
@@ -248,6 +250,58 @@ def test_every_rank_of_a_host_hears_that_another_host_means_another_tensor(tmp_p
             client.close()
         for thread in threads[:2]:
             thread.join(20)
+
+
+def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time it is said all ranks of the host wake up, also the one that says it."""
+    said: list[str] = []
+    say_fault = TensorRange.say_fault
+
+    def counted(self: TensorRange, why: str) -> None:
+        said.append(why)
+        say_fault(self, why)
+
+    monkeypatch.setattr(TensorRange, "say_fault", counted)
+    with gang(tmp_path, 2, 2) as job:
+        (first, _) = job.serve()
+        job.share()
+        for client in job.clients[:2]:
+            client.push("g", np.zeros(100, np.float32))
+        while not first.now().jobs[0].tensors:
+            time.sleep(0.01)
+        for client in job.clients[2:]:
+            client.push("g", np.zeros(101, np.float32))
+        end_s = time.monotonic() + 20
+        while not said and time.monotonic() < end_s:
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert len(said) == 1 and "(101,)" in said[0]
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("type", TYPES)
+def test_every_type_has_the_bits_that_ranks_get_who_push_alone(tmp_path: Path, type: Type, mean: bool) -> None:
+    """Sums of 16 bits go out in float32, and are rounded once."""
+    bits = NUMBERS[type].stored
+    found: list[dict[int, bytes]] = []
+    for shared in (True, False):
+        results: dict[int, bytes] = {}
+
+        def script(rank: int, client: TensorClient, results: dict[int, bytes] = results) -> None:
+            wide = np.random.default_rng(rank).standard_normal(150_001).astype(NUMBERS[type].wide)
+            for _ in range(2):
+                given = NUMBERS[type].narrow(wide).astype(bits)
+                named: Type | None = "bfloat16" if type == "bfloat16" else None
+                results[rank] = client.push_pull("g", given, mean=mean, type=named).tobytes()
+
+        folder = tmp_path / str(shared)
+        folder.mkdir()
+        with gang(folder, 3, 2) as job:
+            job.serve()
+            job.share(but=() if shared else range(5))
+            job.play(script)
+        found.append(results)
+    assert found[0] == found[1] and len(set(found[0].values())) == 1
 
 
 def test_a_run_that_was_taken_back_ends_every_rank_that_waits(tmp_path: Path) -> None:
