@@ -30,7 +30,7 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
 HOSTS, RANKS = 2, 4
 PAUSE_S = 0.05
-"""Of each step, besides what it computes."""
+"""Of each step, besides what it computes; s."""
 EVERY_S = (1.5, 3.5)
 """Between two kills."""
 LOST_S = 10.0
@@ -141,13 +141,16 @@ def parameters(rack: AgentRack, job: str) -> list[str]:
 
 
 def gaps(times: Sequence[float], killed: Sequence[float]) -> dict[str, Any]:
-    """The median step, and of each kill the longest step that ends at most `LOST_S` after it and before the next."""
-    each = [(after, after - before) for before, after in pairwise(times)]
+    """The median step, and of each kill the longest step under way between it and the next, at most `LOST_S` later."""
+    each = [after - before for before, after in pairwise(times)]
     took = []
     for kill_s, next_s in zip(killed, [*killed[1:], killed[-1] + LOST_S], strict=True):
         end_s = min(next_s, kill_s + LOST_S)
-        took.append(max(one for after, one in each if kill_s <= after <= end_s))
-    return {"step_s": statistics.median(one for _, one in each), "took_s": took}
+        under_way = [after - before for before, after in pairwise(times) if before <= end_s and after >= kill_s]
+        if not under_way:
+            raise SystemExit("the script ended before the last kill; next: more --steps")
+        took.append(max(under_way))
+    return {"step_s": statistics.median(each), "took_s": took}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from plugins.aggregator.messages import MoveTensors
 from plugins.facts import AggregatorNow, HostView
 
 
-class Move(msgspec.Struct, frozen=True):
+class TableMove(msgspec.Struct, frozen=True):
     """What a person asks for."""
 
     owner: HostId
@@ -25,7 +25,7 @@ class Move(msgspec.Struct, frozen=True):
     order: MoveTensors
 
 
-def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> Move:
+def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> TableMove:
     """`job`, `epoch` and `from` as `agentctl tensors` shows them, `to`. Refused."""
     try:
         order = msgspec.convert({name: given.get(name) for name in ("job", "epoch", "to")}, MoveTensors)
@@ -45,4 +45,4 @@ def move_of(given: Mapping[str, Any], hosts: Sequence[HostView]) -> Move:
     if not isinstance(now, AggregatorNow) or not now.address:
         why = f"{order.to} does not sum tensors"
         raise Refused(4, what, why, "set serve = true in [aggregator] of its agent.toml")
-    return Move(owner, order)
+    return TableMove(owner, order)
