@@ -30,6 +30,7 @@ NOT_TYPED = {
 EXIT = {
     "agentctl hosts give-up gpu4": 4,  # it is alive, and nobody gives up a host that answers
     "agentctl volumes give-up vol1": 3,  # a healthy rack has no volume that waits
+    "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
 }
 """Command -> its exit code, where that is not 0."""
 

@@ -97,7 +97,7 @@ async def door(short: str) -> AsyncIterator[Door]:
 async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
-        assert answer == Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION)
+        assert answer == Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True), "two are here"
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
         (peer,) = found.socket.peers(J1)
