@@ -1,6 +1,6 @@
 """`make bench-tensors-kills`: how long training stands still when an owner of its tensors is killed, again and again.
 
-    python bench/tensors_kills.py [--kills 20] [--steps 1500] [--json FILE]
+    python bench/tensors_kills.py [--kills 20] [--every 32] [--steps 8500] [--json FILE]
 
 Two hosts (network namespaces) with real agents; a stock script of PyTorch's DistributedDataParallel, submitted with
 `--aggregate`, has two ranks on each and a table at each. `kill -9` of one host's `aggd`, then of the other's, at times
@@ -31,8 +31,6 @@ from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 HOSTS, RANKS = 2, 4
 PAUSE_S = 0.05
 """Of each step, besides what it computes; s."""
-EVERY_S = (1.5, 3.5)
-"""Between two kills."""
 LOST_S = 10.0
 """A kill is looked for in steps that end so long after it."""
 END_S = 900.0
@@ -65,7 +63,9 @@ print("parameters sha256=" + hashlib.sha256(held).hexdigest(), flush=True)
 def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=1500)
+    every = "seconds between two kills, more or less: an aggregator that lived for 30 is started again at once"
+    parser.add_argument("--every", type=float, default=32.0, help=every)
+    parser.add_argument("--steps", type=int, default=8500)
     parser.add_argument("--seed", type=int, default=1)
     json_option(parser)
     args = parser.parse_args(argv)
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack.wait_up()
         job = submit(rack, args.steps, PAUSE_S)
         wait(lambda: len(steps(rack)) > 20, lambda: told(rack, job), 120.0)
-        killed = kill(rack, args.kills, args.seed)
+        killed = kill(rack, args.kills, args.every, args.seed)
         with_kills, times = parameters(rack, job), steps(rack)
         without = parameters(rack, submit(rack, args.steps, 0.0))
     found = gaps(times, killed)
@@ -113,11 +113,11 @@ def steps(rack: AgentRack) -> list[float]:
     return []
 
 
-def kill(rack: AgentRack, kills: int, seed: int) -> list[float]:
+def kill(rack: AgentRack, kills: int, every_s: float, seed: int) -> list[float]:
     """An owner each time, those of the hosts in turn; when."""
     draws, at = random.Random(seed), []
     for number in range(kills):
-        time.sleep(draws.uniform(*EVERY_S))
+        time.sleep(every_s * draws.uniform(0.8, 1.2))
         pid = aggregator(rack.hosts[number % HOSTS])
         at.append(time.monotonic())
         os.kill(pid, signal.SIGKILL)
