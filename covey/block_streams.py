@@ -42,7 +42,7 @@ class BlockStreams:
         together: "HostStreams | None" = None,
     ) -> None:
         """`together`: what the job's ranks on this host share."""
-        self._rank, self._world_size, self._together = rank, world_size, together
+        self._rank, self._together = rank, together
         self._job, self._tables, self._sizes, self._lost, self._wanted = job, tables, sizes, lost, wanted
 
         def made(table: int) -> TensorStream:

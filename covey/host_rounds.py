@@ -35,18 +35,15 @@ class _SpokenBlock(NamedTuple):
     """One Block for which this rank speaks."""
 
     declared: Declared
-    block: Block
     at: AggregatorRounds
+    elements: slice
+    """Of the tensor."""
     sums: tuple[Array, ...]
     """Of each node, which several ranks make, or one of them."""
 
     @property
     def label(self) -> str:
         return self.declared.label
-
-    @property
-    def elements(self) -> slice:
-        return slice(self.block.first, self.block.end)
 
 
 class HostTensor(SharedTensor):
@@ -99,9 +96,10 @@ class HostTensor(SharedTensor):
     def _push(self) -> None:
         """Add this host's part of each Block, and give it to its owner. Who was interrupted can begin again."""
         for spoken in self._mine:
-            if spoken.at.round(spoken.label) is None:
-                self._declare(spoken)
-            if spoken.at.round(spoken.label) == (self.round if self.declared.kind == "grad" else self.round - 1):
+            begun = spoken.at.round(spoken.label)
+            if begun is None:
+                begun = self._declare(spoken)
+            if begun == (self.round if self.declared.kind == "grad" else self.round - 1):
                 continue
             for node, into in zip(self._nodes, spoken.sums, strict=True):
                 self._add_node(node, spoken.elements, into)
@@ -115,17 +113,20 @@ class HostTensor(SharedTensor):
             found = into[here.start - elements.start : here.stop - elements.start]
             add(self._trees[node], slots, self._numbers, here, found)
 
-    def _declare(self, spoken: _SpokenBlock) -> None:
+    def _declare(self, spoken: _SpokenBlock) -> int:
+        """The last round of it, which is none."""
         if self._is_initial(1) and self._first == 0:
             np.copyto(self._results[0][spoken.elements], self._slots[0][0][spoken.elements])
         results = (self._results[0][spoken.elements], self._results[1][spoken.elements])
         spoken.at.speak(spoken.declared, self._members, results)
+        return 0
 
     def _spoken(self, declared: Declared, block: Block) -> _SpokenBlock:
+        elements = slice(block.first, block.end)
         sums = tuple(
-            self._slots[first - self._first][0][block.first : block.end]
+            self._slots[first - self._first][0][elements]
             if end - first == 1
             else np.empty(block.end - block.first, self._numbers.wide)
             for first, end in self._nodes
         )
-        return _SpokenBlock(declared, block, self._far.table(block.table), sums)
+        return _SpokenBlock(declared, self._far.table(block.table), elements, sums)

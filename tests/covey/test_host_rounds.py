@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,15 +27,15 @@ from covey.tensors import TensorClient, TensorError
 from covey.tensorwire import TYPES, Type
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import JobCounters, Serve
+from tests.covey.played_ranks import PlayedRanks, Script
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB = JobId("j1")
 GRANT = 1 << 32
-Script = Callable[[int, TensorClient], None]
 
 
-class Gang:
+class Gang(PlayedRanks):
     """A job's clients, rank by rank on its hosts, one table for each host, and aggregators that threads run."""
 
     def __init__(self, folder: Path, hosts: Sequence[int], order: Order = "tree", tables: int = 0) -> None:
@@ -43,7 +43,7 @@ class Gang:
         self.folder, self.ranks, self.tables = folder, sum(hosts), tables or len(hosts)
         self.said = [io.StringIO() for _ in range(self.ranks)]
         self.lost: list[tuple[int, str, int]] = []
-        self.clients = [
+        clients = [
             TensorClient(
                 JOB,
                 rank,
@@ -55,6 +55,7 @@ class Gang:
             )
             for rank, said in enumerate(self.said)
         ]
+        super().__init__(clients)
         self.members: list[range] = []
         self.memories: list[int] = []
         for ranks in hosts:
@@ -64,7 +65,6 @@ class Gang:
         for client in self.clients:
             client.order = order
         self.owners: list[AggdThread] = []
-        self.failed: list[tuple[int, BaseException]] = []
         self.epoch = GRANT
 
     def share(self, but: Sequence[int] = ()) -> None:
@@ -95,32 +95,6 @@ class Gang:
 
     def jobs(self) -> list[JobCounters]:
         return [job for owner in self.owners for job in owner.now().jobs]
-
-    def start(self, script: Script) -> list[threading.Thread]:
-        def run(rank: int) -> None:
-            try:
-                script(rank, self.clients[rank])
-            except BaseException as error:
-                self.failed.append((rank, error))
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(self.ranks)]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def end(self, threads: Sequence[threading.Thread], seconds: float = 30.0) -> None:
-        for thread in threads:
-            thread.join(seconds)
-        stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
-        why = [self.clients[rank]._why(name) for rank in stuck for name in self.clients[rank]._open]
-        for client in self.clients:
-            client.close()
-        assert not stuck, f"ranks {stuck} wait for ever: {why}"
-        for _, error in sorted(self.failed, key=lambda failed: failed[0]):
-            raise error
-
-    def play(self, script: Script) -> None:
-        self.end(self.start(script))
 
     def close(self) -> None:
         for client in self.clients:

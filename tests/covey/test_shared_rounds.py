@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,19 +24,19 @@ from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array
 from covey.tensor_memory import TensorMemory
 from covey.tensors import TensorClient, TensorError
+from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import AggdThread
 
 EPOCH = 1 << 32
-Script = Callable[[int, TensorClient], None]
 
 
-class SharingRanks:
+class SharingRanks(PlayedRanks):
     """The clients of one job, and their memory."""
 
     def __init__(self, ranks: int, order: Order = "tree", patience_s: float = 30.0) -> None:
         self.said = [io.StringIO() for _ in range(ranks)]
-        self.clients = [
+        clients = [
             TensorClient(
                 JobId("j1"),
                 rank,
@@ -48,10 +48,10 @@ class SharingRanks:
             )
             for rank, said in enumerate(self.said)
         ]
+        super().__init__(clients)
         for client in self.clients:
             client.order = order
         self.descriptor = tensor_layout.make(ranks)
-        self.failed: list[tuple[int, BaseException]] = []
 
     def memory(self, rank: int) -> TensorMemory:
         return TensorMemory(os.dup(self.descriptor), rank, len(self.clients))
@@ -59,31 +59,6 @@ class SharingRanks:
     def share(self) -> None:
         for rank, client in enumerate(self.clients):
             client.memory_is(self.memory(rank))
-
-    def play(self, script: Script, seconds: float = 20.0) -> None:
-        """All of them, to the end. Raises what the lowest rank that failed raised."""
-        self.end(self.start(script), seconds)
-
-    def start(self, script: Script) -> list[threading.Thread]:
-        def run(rank: int) -> None:
-            try:
-                script(rank, self.clients[rank])
-            except BaseException as error:
-                self.failed.append((rank, error))
-
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(self.clients))]
-        for thread in threads:
-            thread.start()
-        return threads
-
-    def end(self, threads: list[threading.Thread], seconds: float = 20.0) -> None:
-        for thread in threads:
-            thread.join(seconds)
-        stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
-        self.close()
-        assert not stuck, f"ranks {stuck} wait for ever"
-        for _, error in sorted(self.failed, key=lambda failed: failed[0]):
-            raise error
 
     def close(self) -> None:
         for client in self.clients:

@@ -197,9 +197,11 @@ def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int) -> None:
         job = Job(rack, ["h1", "h2", "h3"], cut=True)
         for round, table in ((5, 1), (14, 2), (23, 0)):
             rack.until(job.reached(round), 60, f"round {round}")
-            aggd_of(rack, job.owner(table)).signal(9)
+            dead = job.owner(table)
+            aggd_of(rack, dead).signal(9)
             rack.until(job.reached(round + 3), 20, "three rounds more")
-        job.finish()
+            assert job.owner(table), f"nobody owns table {table} after {dead}"
+        job.finish()  # checks every bit
 
 
 def test_the_host_that_finds_owners_is_lost_and_its_ranks_go_on() -> None:
