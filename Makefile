@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills bench-tensors-moves bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -80,6 +80,9 @@ bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Cove
 
 bench-tensors-kills: $(READY) .venv/.torch ## a DDP script on two hosts whose aggregators are killed twenty times: how long it stands, the same bits (some 15 minutes)
 	@$(BIN)/python bench/tensors_kills.py $(ARGS)
+
+bench-tensors-moves: $(READY) ## all tensors of four models move to other hosts while they train: how long that stands still (some 40 minutes)
+	@$(BIN)/python bench/tensors_moves.py $(ARGS)
 
 bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 5 minutes)
 	@$(BIN)/python bench/tensors_hosts.py $(ARGS)

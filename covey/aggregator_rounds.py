@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from covey.handshake import NONCE_BYTES
+from covey.present_owner import PresentOwner
 from covey.rounds import Rounds, Stale, Superseded
 from covey.sum_order import Node
 from covey.tensor_arrays import Array, bytes_of
@@ -72,7 +73,7 @@ class AggregatorRounds:
         self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
         self._changed = threading.Condition()
         """Guards everything below, and the rounds; notified when any of it changes."""
-        self._at: AggregatorAt | None = None
+        self._owner = PresentOwner()
         self._link: TensorLink | None = None
         self._problem = "the agent has not named an aggregator yet"
         self.fatal: Exception | None = None
@@ -134,9 +135,10 @@ class AggregatorRounds:
 
     def why(self) -> str:
         """Nothing comes, for people."""
-        if self._link is None or self._at is None:
+        at = self._owner.at
+        if self._link is None or at is None:
             return self._problem
-        return f"connected to the aggregator on {self._at.host}; other ranks have not pushed this round yet"
+        return f"connected to the aggregator on {at.host}; other ranks have not pushed this round yet"
 
     def close(self) -> None:
         """Drops the connection and ends the thread; who waits looks at once. Again is harmless."""
@@ -151,23 +153,27 @@ class AggregatorRounds:
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
-        """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
+        """Push and pull there from now on, or once the present owner hands over, unless an assignment of a higher epoch
+        is already known."""
         try:
             with self._changed:
-                if not self.rounds.moved(at.epoch):
-                    return
-                if not at.address:
-                    raise Superseded("this run of the job was taken back; this process should end")
-                self._at = at
-                self._problem = f"connecting to the aggregator on {at.host}"
-                if self._link is not None:
-                    self._link.shut()
-                    self._link = None
-                self._changed.notify_all()
+                if self._owner.told(at, self._link is not None, time.monotonic()):
+                    self._go_to(at)
         except Superseded as error:
             self._fail(error)
 
     # ---- inside ----
+
+    def _go_to(self, at: AggregatorAt) -> None:
+        """Superseded."""
+        self.rounds.moved(at.epoch)
+        if not at.address:
+            raise Superseded("this run of the job was taken back; this process should end")
+        self._problem = f"connecting to the aggregator on {at.host}"
+        if self._link is not None:
+            self._link.shut()
+            self._link = None
+        self._changed.notify_all()
 
     def _say_out(self, make: Callable[[], Iterable[Frame]], size: int = 0) -> None:
         """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them. `size`:
@@ -202,23 +208,32 @@ class AggregatorRounds:
             except Superseded as error:
                 self._fail(error)
             except OSError as error:
-                self._report(at, _words(error))
+                if not self._handed_over(at):
+                    self._report(at, _words(error))
             if time.monotonic() - began > RETRY_S[-1]:
                 attempt = 0
             with self._changed:
-                if not self._closed and self._at is at:
+                if not self._closed and self._owner.at is at:
                     self._changed.wait(timeout=RETRY_S[min(attempt, len(RETRY_S) - 1)])
 
     def _target(self) -> AggregatorAt | None:
         """Where to connect, once the agent has named it; None when the client is closed."""
         with self._changed:
-            while not self._closed and self.fatal is None and self._at is None:
+            while not self._closed and self.fatal is None and self._owner.at is None:
                 self._changed.wait()
-            return None if self._closed or self.fatal is not None else self._at
+            return None if self._closed or self.fatal is not None else self._owner.at
+
+    def _handed_over(self, at: AggregatorAt) -> bool:
+        """The connection to this one ended, and another one is to follow."""
+        with self._changed:
+            after = self._owner.ended(at)
+            if after is not None:
+                self._go_to(after)
+            return after is not None
 
     def _report(self, at: AggregatorAt, why: str) -> None:
         with self._changed:
-            if self._closed or self._at is not at:
+            if self._closed or self._owner.at is not at:
                 return
             self._problem = f"no aggregator: {at.address} on {at.host} (epoch {epoch_text(at.epoch)}) {why}"
         self._lost(at.epoch, why)
@@ -228,7 +243,7 @@ class AggregatorRounds:
         link = TensorLink(at.address, self._poster)
         try:
             with self._changed:
-                hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._at is at else None
+                hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._owner.at is at else None
             if hello is None:
                 raise ConnectionAbortedError("is no longer the aggregator")
             link.send((hello,))
@@ -239,7 +254,7 @@ class AggregatorRounds:
             link.sock.settimeout(None)
             with link.lock:  # no other frame goes before those that open our tensors
                 with self._changed:
-                    if self._closed or self._at is not at:
+                    if self._closed or self._owner.at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
                     frames, self._link, self._repeating = self.rounds.connected(), link, True
                 link.send_locked(frames)
@@ -265,13 +280,13 @@ class AggregatorRounds:
         link.read_into(memoryview(head))
         header = parse(head)
         with self._changed:
-            if self._at is not at:
+            if self._owner.at is not at or self._owner.overdue(time.monotonic()):
                 raise ConnectionAbortedError("is no longer the aggregator")
             into = self.rounds.destination(header)
         link.read_into(into)
         verify(head, into)
         with self._changed:
-            if self._at is not at:
+            if self._owner.at is not at:
                 raise ConnectionAbortedError("is no longer the aggregator")
             answer = self.rounds.heard(header, into)
             self._changed.notify_all()

@@ -10,6 +10,7 @@ from typing import Any
 from covey.core import JobId
 from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
+from covey.present_owner import PresentOwner
 from covey.rounds import Rounds, Superseded, TensorRounds
 from covey.sum_order import Node
 from covey.tensorwire import (
@@ -49,7 +50,7 @@ class TensorStream:
     ) -> None:
         self.rounds = Rounds(job, rank, world_size, part_bytes)
         self._port, self._lost, self._entropy = port, lost, entropy
-        self._at: AggregatorAt | None = None
+        self._owner = PresentOwner()
         self._stream: ByteStream | None = None
         self._outbox: asyncio.Queue[Frame] | None = None
         """Frames to send on the newest connection with a WELCOME."""
@@ -82,19 +83,31 @@ class TensorStream:
         return await self._until(tensor, lambda: tensor.unacknowledged is None)
 
     def moved(self, at: AggregatorAt) -> None:
-        try:
-            if not self.rounds.moved(at.epoch):
-                return
-        except Superseded as error:
-            self._fatal = error
-        self._at = at
-        self._drop()
-        self._notify()
+        if self._owner.told(at, self._outbox is not None, self._now_s()):
+            self._go_to(at)
 
     def close(self) -> None:
         self._closed = True
         self._drop()
         self._notify()
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _go_to(self, at: AggregatorAt) -> None:
+        try:
+            self.rounds.moved(at.epoch)
+        except Superseded as error:
+            self._fatal = error
+        self._drop()
+        self._notify()
+
+    def _handed_over(self, at: AggregatorAt) -> bool:
+        """The connection to this one ended, and another one is to follow."""
+        after = self._owner.ended(at)
+        if after is not None:
+            self._go_to(after)
+        return after is not None
 
     async def _until(self, tensor: TensorRounds, done: Callable[[], bool]) -> bytes:
         while not done():
@@ -123,7 +136,7 @@ class TensorStream:
 
     async def _run(self) -> None:
         while not self._closed and self._fatal is None:
-            at = self._at
+            at = self._owner.at
             if at is None:
                 await self._changed.wait()
                 continue
@@ -134,7 +147,7 @@ class TensorStream:
                 self._notify()
             except (OSError, TimeoutError) as error:
                 self._drop()
-                if self._at is at and not self._closed:
+                if not self._handed_over(at) and self._owner.at is at and not self._closed:
                     self._lost(at.epoch, str(error) or type(error).__name__)
                     await self._pause(at)
 
@@ -142,7 +155,7 @@ class TensorStream:
         """Wait `RETRY_S`, or until the agent names another aggregator."""
         try:
             async with asyncio.timeout(RETRY_S):
-                while self._at is at and not self._closed:
+                while self._owner.at is at and not self._closed:
                     await self._changed.wait()
         except TimeoutError:
             pass
@@ -150,7 +163,7 @@ class TensorStream:
     async def _serve(self, at: AggregatorAt) -> None:
         """Until the connection ends, by an exception."""
         stream = await self._port.connect(at.address)
-        if self._at is not at or self._closed:
+        if self._owner.at is not at or self._closed:
             stream.close()
             return
         self._stream = stream
@@ -199,5 +212,5 @@ class TensorStream:
         return header.op
 
     def _still(self, at: AggregatorAt) -> None:
-        if self._at is not at or self._closed:
+        if self._owner.at is not at or self._closed or self._owner.overdue(self._now_s()):
             raise ConnectionAbortedError("is no longer the aggregator")

@@ -64,8 +64,8 @@ class Refusal(Frame, frozen=True, tag="Refusal"):
 
 
 class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
-    """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one at once; the rank
-    then pushes its unacknowledged round again there."""
+    """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one, and the rank then
+    pushes its unacknowledged round again there: at once, or when it is `handed_over`."""
 
     job: JobId
     epoch: int
@@ -77,6 +77,8 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     """16 bytes that a connection must prove to know; sent only to the ranks of this job."""
     table: int = 0
     """Of which Blocks it is the owner (`covey.blocks`)."""
+    handed_over: bool = False
+    """The owner before goes on until it ends the rank's connection, between two iterations."""
 
 
 class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):

@@ -84,6 +84,8 @@ class Offer(JobMessage, frozen=True, tag="Offer"):
     stays: bool = False
     """It is one of several tables of the job, which share its hosts' cards: this host is not to hand it over to empty
     itself."""
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    """Of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
 
 
 class Accepted(JobMessage, frozen=True, tag="Accepted"):
@@ -162,6 +164,8 @@ class Assigned(JobMessage, frozen=True, tag="Assigned"):
     owner: Host
     address: Address
     secret: Secret
+    handed_over: bool = False
+    """The owner before goes on until it ends the connections of ranks, between two iterations."""
 
 
 class Retire(JobMessage, frozen=True, tag="Retire"):
@@ -169,6 +173,8 @@ class Retire(JobMessage, frozen=True, tag="Retire"):
 
     instead: Epoch
     reason: Reason
+    gently: bool = False
+    """Ranks stay until a moment between two iterations, which this aggregator finds."""
 
 
 class AssignmentDropped(JobMessage, frozen=True, tag="Dropped"):

@@ -16,11 +16,16 @@ from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ByteStream, Env
 from covey.tensorwire import HEADER_BYTES, Header, TensorOp, TensorWireError, frame, parse, verify
 from plugins.aggregator.datapath.control import DropJob, GetStatus, JobCounters, Now, Order, Quit, Serve, orders
-from plugins.aggregator.datapath.links import Counters, JobSums, Memory, WorkerLink
+from plugins.aggregator.datapath.links import Counters, JobSums, SharedByJobs, WorkerLink
+from plugins.aggregator.datapath.memory import Buffers, Memory
 from plugins.aggregator.datapath.sums import Violation
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
+TOLD_S = 0.2
+"""Ranks are told of the next owner before the present one ends their connections; seconds."""
+READY_BYTES_S = 50 << 20
+"""As fast as the next owner gets memory for the tensors ready, bytes/s; it was told of them first."""
 
 
 class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +48,9 @@ class Aggd:
         self.address = ""
         self.listening, self.over = asyncio.Event(), asyncio.Event()
         self._by_hash: dict[int, JobSums] = {}
-        self._memory = Memory(config.memory_bytes_max)
+        self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers())
+        self._leaving: list[JobSums] = []
+        """Those that another host is to sum."""
         self._controls = self._connections = 0
         self._cpu_s = self._accounted_s = 0.0
         """Of this process when it was accounted for last, and how much of that its jobs' own work was."""
@@ -91,7 +98,7 @@ class Aggd:
             case Serve():
                 self.serve(order)
             case DropJob():
-                self.forget(order.job, order.epoch, order.instead)
+                self.drop(order)
             case Quit():
                 self.over.set()
             case GetStatus():
@@ -103,7 +110,7 @@ class Aggd:
         if known is not None and known.epoch >= order.epoch:
             return
         self.forget(order.job, order.epoch, order.epoch)
-        job = JobSums(self.env, order.job, order.epoch, order.workers, order.secret, self._memory, self.counters)
+        job = JobSums(self.env, order, self._shared)
         self.jobs[order.job] = self._by_hash[job.hash] = job
 
     def forget(self, name: JobId, epoch: int, instead: int) -> None:
@@ -112,6 +119,25 @@ class Aggd:
             return
         del self.jobs[name], self._by_hash[known.hash]
         known.end(instead)
+        if not self.jobs:
+            self._shared.buffers.clear()
+
+    def drop(self, order: DropJob) -> None:
+        known = self.jobs.get(order.job)
+        if known is None or known.epoch > order.epoch or not order.within_s or not known.links:
+            self.forget(order.job, order.epoch, order.instead)
+        elif known not in self._leaving:
+            self._leaving.append(known)
+            self.env.spawn(f"aggd hands {order.job} over", self._hand_over(known, order))
+
+    async def _hand_over(self, job: JobSums, order: DropJob) -> None:
+        began_s = self.env.clock.now_s()
+        ready_s = min(TOLD_S + job.state_bytes / READY_BYTES_S, order.within_s / 2)
+        why = await job.rounds_here.until_between(ready_s, order.within_s)
+        self._leaving.remove(job)
+        if self.jobs.get(job.job) is job:
+            self.env.log.info("job handed over", job=job.job, why=why, after_s=self.env.clock.now_s() - began_s)
+            self.forget(job.job, job.epoch, order.instead)
 
     def account(self) -> None:
         """Divide among the jobs, by the weight of their frames, the work since the last time that no job counted as its
@@ -130,11 +156,11 @@ class Aggd:
         counters = self.counters
         return Now(
             address=self.address,
-            jobs=[_job_now(job) for _, job in sorted(self.jobs.items())],
+            jobs=[_job_now(job) for _, job in sorted(self.jobs.items()) if job not in self._leaving],
             busy_s=self._cpu_s,
             bad_frames=counters.bad_frames,
             refused=counters.refused,
-            memory_bytes=self._memory.used,
+            memory_bytes=self._shared.memory.used,
         )
 
     # ---- workers ----

@@ -18,6 +18,8 @@ class Serve(msgspec.Struct, frozen=True, tag="Serve"):
     epoch: Annotated[int, msgspec.Meta(ge=1)]
     workers: Annotated[int, msgspec.Meta(ge=1, le=RANKS_MAX)]
     secret: Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
+    """Of its tensors, as far as is known: memory for them is got ready."""
 
 
 class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
@@ -26,6 +28,8 @@ class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
     job: JobId
     epoch: int
     instead: int = 0
+    within_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    """Go on for so long, until a moment between two iterations; 0: at once."""
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="Tell"):

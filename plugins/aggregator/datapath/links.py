@@ -7,9 +7,10 @@ not a proper frame ends the connection and is counted; the worker connects again
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from covey.core import JobId
 from covey.ports import ByteStream, Env
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
@@ -19,7 +20,6 @@ from covey.tensorwire import (
     Declared,
     Frame,
     Header,
-    Payload,
     TensorOp,
     TensorWireError,
     frame,
@@ -28,6 +28,9 @@ from covey.tensorwire import (
     unpack_opening,
     verify,
 )
+from plugins.aggregator.datapath.control import Serve
+from plugins.aggregator.datapath.memory import Arena, Buffers, Memory
+from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 TENSORS_MAX = 1 << 16
@@ -35,13 +38,10 @@ TENSORS_MAX = 1 << 16
 QUEUE_MAX = 1 << 18
 """Answers waiting for one worker; one that asks for more without reading is cut off."""
 
-BUFFER_BYTES_MIN = 1 << 16
-BUFFERS_MAX = 32
-"""Part buffers of one size, and sizes, kept for use again."""
 BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
-
-
+UNHURRIED = 4.0
+"""Getting memory ready rests for so many times as long as it works: it takes a fifth of a core."""
 READ_BYTES = 1 << 16
 """What a socket hands over at a time, about."""
 
@@ -64,46 +64,26 @@ class Counters:
         """What frames weigh, of all jobs (`weight`)."""
 
 
-class Memory:
-    """How many bytes of tensors this process may hold."""
+class SharedByJobs(NamedTuple):
+    """What all jobs of one process have in common."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max, self.used = bytes_max, 0
-
-    def take(self, size: int) -> bool:
-        if self.used + size > self.bytes_max:
-            return False
-        self.used += size
-        return True
-
-
-class Buffers:
-    """Part buffers to be used again: new memory costs more than the addition that it is for."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[bytearray]] = {}
-
-    def take(self, size: int) -> bytearray:
-        free = self._free.get(size)
-        return free.pop() if free else bytearray(size)
-
-    def give(self, buffer: Payload) -> None:
-        if isinstance(buffer, bytearray) and len(buffer) >= BUFFER_BYTES_MIN:
-            free = self._free.setdefault(len(buffer), [])
-            if len(free) < BUFFERS_MAX and len(self._free) <= BUFFERS_MAX:
-                free.append(buffer)
+    memory: Memory
+    counters: Counters
+    buffers: Buffers
 
 
 class JobSums:
     """The tensors of one job under one epoch."""
 
-    def __init__(
-        self, env: Env, job: JobId, epoch: int, workers: int, secret: bytes, memory: Memory, counters: Counters
-    ) -> None:
-        self.env, self.job, self.epoch, self.workers, self.secret = env, job, epoch, workers, secret
-        self.hash = job_hash(job)
+    def __init__(self, env: Env, order: Serve, shared: SharedByJobs) -> None:
+        self.env, self.job, self.epoch = env, order.job, order.epoch
+        self.workers, self.secret = order.workers, order.secret
+        self.hash = job_hash(order.job)
         self.tensors: dict[int, TensorSum] = {}
-        self.buffers = Buffers()
+        self.counters, self.buffers = shared.counters, shared.buffers
+        self._memory, self._held = shared.memory, 0
+        self._arena = Arena(min(2 * order.size_bytes, shared.memory.free))
+        env.spawn(f"aggd touches memory for {order.job}", self._do_slowly(self._arena.touch()))
         self.links: dict[int, WorkerLink] = {}
         self.received_bytes = self.sent_bytes = 0
         self.busy_s = 0.0
@@ -114,7 +94,8 @@ class JobSums:
         """What its frames weigh so far, and what they weighed when the other work was divided last."""
         self.over = False
         """No longer served here."""
-        self._memory, self._held, self.counters = memory, 0, counters
+        self.rounds_here = RoundsUnderWay(env.clock)
+        self._untouched: deque[TensorSum] = deque()
 
     @property
     def rounds(self) -> int:
@@ -161,8 +142,26 @@ class JobSums:
                 f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
             )
         self._held += size
-        tensor = self.tensors[key] = TensorSum(declared, self.workers, self.buffers.give)
+        tensor = self.tensors[key] = TensorSum(declared, self.workers, self.buffers.give, self._arena)
+        self._untouched.append(tensor)
+        if len(self._untouched) == 1:
+            self.env.spawn(f"aggd touches memory for {self.job}", self._touch())
         return tensor
+
+    async def _touch(self) -> None:
+        while self._untouched and not self.over:
+            await self._do_slowly(self._untouched[0].touch())
+            self._untouched.popleft()
+
+    async def _do_slowly(self, steps: Iterator[None]) -> None:
+        """Without haste: what others do meanwhile is more urgent."""
+        clock = self.env.clock
+        began_s = clock.cpu_s()
+        for _ in steps:
+            await asyncio.sleep(UNHURRIED * (clock.cpu_s() - began_s))
+            began_s = clock.cpu_s()
+            if self.over:
+                return
 
     def join(self, link: "WorkerLink") -> None:
         """This connection speaks for its rank now; an older one of the same rank is closed."""
@@ -171,11 +170,13 @@ class JobSums:
             self.leave(old)
             old.close()
         self.links[link.rank] = link
+        self.rounds_here.come(link.rank)
 
     def leave(self, link: "WorkerLink") -> None:
         if self.links.get(link.rank) is not link:
             return
         del self.links[link.rank]
+        self.rounds_here.leave(link.rank)
         for key, tensor in self.tensors.items():
             self.do(key, tensor, tensor.gone(link.rank))
 
@@ -221,7 +222,8 @@ class WorkerLink:
         self._put(frame(op, self.job.hash, self.job.epoch if epoch is None else epoch, key=key, payload=payload))
 
     def give(self, key: int, tensor: TensorSum) -> None:
-        self._put((key, tensor))
+        if self._put((key, tensor)):
+            self.job.rounds_here.owe()
 
     def finish(self) -> None:
         """Close once everything that was said so far is sent."""
@@ -232,25 +234,38 @@ class WorkerLink:
         self._queue.put_nowait(None)
         self._stream.close()
 
-    def _put(self, item: Frame | tuple[int, TensorSum]) -> None:
+    def _put(self, item: Frame | tuple[int, TensorSum]) -> bool:
+        """Whether it will be sent, if the worker listens."""
         if self._queue.qsize() >= QUEUE_MAX:
             self.close()
-        elif not self._closed:
-            self._queue.put_nowait(item)
+        if self._closed:
+            return False
+        self._queue.put_nowait(item)
+        return True
 
     async def write_out(self) -> None:
         """Until `close` or `finish`; run as a task."""
         try:
             while (item := await self._queue.get()) is not None:
                 if isinstance(item[1], TensorSum):
-                    await self._send_state(item[0], item[1])
+                    await self._pay(item[0], item[1])
                 else:
                     await self._stream.write(*item)
         except ConnectionError:
             pass  # the reader ends the same way, and tidies up
         finally:
+            self._closed = True
+            while not self._queue.empty():
+                if (item := self._queue.get_nowait()) is not None and isinstance(item[1], TensorSum):
+                    self.job.rounds_here.paid(item[0])
             self._written.set()
             self._stream.close()
+
+    async def _pay(self, key: int, tensor: TensorSum) -> None:
+        try:
+            await self._send_state(key, tensor)
+        finally:
+            self.job.rounds_here.paid(key)
 
     async def blame(self, why: str) -> None:
         """Tell the worker what it did wrong, if it listens, and end."""
@@ -369,10 +384,12 @@ class WorkerLink:
     async def _add(self, key: int, tensor: TensorSum) -> None:
         """Do the additions that are possible now, letting others in between."""
         clock = self.job.env.clock
+        self.job.rounds_here.follow(key, tensor.under_way)
         while tensor.busy and not self.job.over:
             began_s = clock.cpu_s()
             actions = tensor.work()
             self.job.worked(began_s)
+            self.job.rounds_here.follow(key, tensor.under_way)
             self.job.do(key, tensor, actions)
             if tensor.busy:
                 await asyncio.sleep(0)

@@ -19,7 +19,7 @@ the state.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from covey.spoken import Piece, Spoken
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS, Wide
 from covey.tensorwire import Declared, Payload
+from plugins.aggregator.datapath.memory import Arena, touched
 
 Array = npt.NDArray[Any]
 """Of the tensor's type, as it lies in memory."""
@@ -48,9 +49,17 @@ class StateTransfer(NamedTuple):
 class TensorSum:
     """One tensor of one job under one epoch."""
 
-    def __init__(self, declared: Declared, workers: int, added: Callable[[Payload], None] = lambda data: None) -> None:
-        """`added` gets back each buffer that `push` was given, once it was added."""
+    def __init__(
+        self,
+        declared: Declared,
+        workers: int,
+        added: Callable[[Payload], None] = lambda data: None,
+        arena: Arena | None = None,
+    ) -> None:
+        """`added` gets back each buffer that `push` was given, once it was added. `arena`: where memory comes from, if
+        it has some."""
         self.declared, self.workers, self._added = declared, workers, added
+        self._arena = arena or Arena()
         self.version: int | None = None
         """The last complete round; None while this aggregator does not know it yet."""
         self.has_state = False
@@ -82,6 +91,7 @@ class TensorSum:
         """Parts, and additions of which both sides are here; None: there is one rank, and nothing to add."""
         self._whole = 0
         self._heads: dict[int, bytes] = {}
+        self._begun = False
 
     # ---- what workers say ----
 
@@ -152,6 +162,11 @@ class TensorSum:
     # ---- sums ----
 
     @property
+    def under_way(self) -> bool:
+        """Somebody has pushed for a round that is not complete."""
+        return self._begun or bool(self._held)
+
+    @property
     def busy(self) -> bool:
         """There is an addition to do."""
         return bool(self._ready)
@@ -188,6 +203,17 @@ class TensorSum:
         left = self._lent.pop(id(array)) - 1
         if left:
             self._lent[id(array)] = left
+
+    def touch(self) -> Iterator[None]:
+        """Have the memory of a round before there is one, a piece at a time (`memory`)."""
+        if not len(self._sum):
+            array = self._empty(self._count)
+            yield from touched(array)
+            self._sum = self._sum if len(self._sum) else array
+        if not len(self._state):
+            array = self._empty(self._count)
+            yield from touched(array)
+            self._state = self._state if len(self._state) else array
 
     def missing(self) -> list[int]:
         """Ranks whose word or push is still to come."""
@@ -268,6 +294,7 @@ class TensorSum:
         if len(self._sum) != self._count or id(self._sum) in self._lent:
             self._sum = self._empty(self._count)
         got.update(range(*piece.node))
+        self._begun = True
         self._wait(piece.part, piece.node, data)
 
     def _wait(self, part: int, node: Node, data: Payload) -> None:
@@ -313,6 +340,7 @@ class TensorSum:
         self.has_state = True
         self._heads = {}
         self._whole = 0
+        self._begun = False
         for got in self._got:
             got.clear()
         return self._give(sorted(self._spoken))
@@ -331,4 +359,4 @@ class TensorSum:
         return start // self.declared.element_bytes, end // self.declared.element_bytes
 
     def _empty(self, count: int) -> Array:
-        return np.empty(count, dtype=self._numbers.stored)
+        return self._arena.take(count, self._numbers.stored)

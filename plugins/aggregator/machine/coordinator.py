@@ -212,7 +212,7 @@ class JobCoordinator:
         secret, demand = self._entropy(SECRET_BYTES), job.gauge.demand if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
         size, stays = job.placed.world_size, hosts[0] == job.home
-        offer = Offer(job.job, epoch, size, secret, demand, job.refused, stays)
+        offer = Offer(job.job, epoch, size, secret, demand, job.refused, stays, job.seen[1])
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),
@@ -275,7 +275,8 @@ class JobCoordinator:
         job.superseded.pop(assigned.owner, None)
         told = [host for host in job.superseded if host in hosts and host not in self._gone]
         why = f"{assigned.owner} sums it now"
-        return [self._retire(job, host, job.superseded.pop(host), assigned.epoch, why) for host in told]
+        former = [(host, job.superseded.pop(host)) for host in told]
+        return [Send(host, Retire(job.job, epoch, assigned.epoch, why, assigned.handed_over)) for host, epoch in former]
 
     # ---- what it needs, and whether it gets that ----
 

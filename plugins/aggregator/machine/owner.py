@@ -90,6 +90,8 @@ class ForgetJob(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     instead: int
+    gently: bool = False
+    """They stay until a moment between two iterations."""
 
 
 Event = (
@@ -344,9 +346,8 @@ class Owner:
 
     def _held_of(self, sender: HostId, offer: Offer) -> ServedJob:
         order = self.changes
-        return ServedJob(
-            offer.job, offer.epoch, offer.workers, offer.secret, sender, offer.demand, order, offer.refused, offer.stays
-        )
+        what = offer.job, offer.epoch, offer.workers, offer.secret, sender
+        return ServedJob(*what, offer.demand, order, offer.refused, offer.stays, offer.size_bytes)
 
     def _refusal(self, known: ServedJob | None, offer: Offer) -> str:
         """Why the offer is declined; empty: it is accepted, and what the job needs is promised."""
@@ -403,7 +404,7 @@ class Owner:
             return ()
         self._remove(held)
         return (
-            ForgetJob(held.job, held.epoch, message.instead),
+            ForgetJob(held.job, held.epoch, message.instead, message.gently),
             Keep(),
             LogEvent(held.job, "tensors no longer summed here", message.reason),
         )

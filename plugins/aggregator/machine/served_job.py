@@ -23,3 +23,5 @@ class ServedJob(msgspec.Struct, frozen=True):
     """The last refusal that its coordinator heard before it came here, for people."""
     stays: bool = False
     """It is here for the sake of its hosts' cards (`GangPlaced.stays`)."""
+    size_bytes: int = 0
+    """Of its tensors, as its coordinator knew when it offered it."""

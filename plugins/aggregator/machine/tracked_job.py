@@ -311,7 +311,8 @@ class TrackedJob:
                 self.superseded[former.owner] = former.epoch
             case _:
                 pass
-        assigned = Assigned(self.job, state.epoch, state.to, address, state.secret)
+        handed_over = isinstance(state, ChangingOwner)
+        assigned = Assigned(self.job, state.epoch, state.to, address, state.secret, handed_over)
         self.state, self.newest_epoch = Summed(assigned, state.search.promised), assigned.epoch
         return assigned
 

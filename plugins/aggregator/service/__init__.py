@@ -64,6 +64,8 @@ WAKE_S = 3.0
 ASLEEP = "asleep"
 """Published in place of an address by a host that would sum, and does not yet."""
 POLL_S = 1.0
+HAND_OVER_S = 30.0
+"""Within which aggd finds a moment between two iterations of a job that another host is to sum, seconds."""
 SAVE_AGAIN_S = 2.0
 """Between two tries to write on a sick disk."""
 STRANGER_S = 10.0
@@ -390,7 +392,9 @@ class AggregatorService(PluginService):
             case ServeJob():
                 self.env.spawn("aggregator serves", self._serve(action.held, feed))
             case ForgetJob():
-                self.env.spawn("aggregator forgets", self._obeyed(DropJob(action.job, action.epoch, action.instead)))
+                within_s = HAND_OVER_S if action.gently else 0.0
+                order = DropJob(action.job, action.epoch, action.instead, within_s)
+                self.env.spawn("aggregator forgets", self._obeyed(order))
             case Publish(fact=facts.TensorsSeen() as seen):
                 self.host.publish(self._tables.seen(seen))
             case LogEvent() if number := number_of(JobId(action.subject)):
@@ -414,7 +418,8 @@ class AggregatorService(PluginService):
         grant, job, number = grant_of(assigned.epoch), job_of(assigned.job), number_of(assigned.job)
         if not number:
             self.host.publish(facts.TensorsAssigned(job, grant, assigned.epoch, assigned.owner))
-        at = AggregatorAt(job, assigned.epoch, assigned.owner, assigned.address, assigned.secret, number)
+        to = assigned.owner, assigned.address, assigned.secret
+        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over)
         for peer in self.host.peers(job):
             if peer.epoch == grant:
                 peer.send(at)
@@ -423,7 +428,7 @@ class AggregatorService(PluginService):
         await self._keep()
         if self.owner.jobs.get(held.job) != held:
             return
-        if await self._obeyed(Serve(held.job, held.epoch, held.workers, held.secret)):
+        if await self._obeyed(Serve(held.job, held.epoch, held.workers, held.secret, held.size_bytes)):
             feed(Served(held.job, held.epoch))
             self._publish()
 

@@ -152,6 +152,8 @@ def test_a_person_moves_a_table_to_another_host_where_it_stays() -> None:
 
         process.spawn("move", ask())
         rack.until(lambda: job.owner(1) == "h3", 10, "h3 has it")
+        moved = [at for rank in job.ranks for at in rank.told if (at.table, at.host) == (1, "h3")]
+        assert moved and all(at.handed_over for at in moved)
         rack.run(25)
         assert [job.owner(table) for table in (1, 2)] == ["h3", "h3"]
         job.finish()

@@ -136,7 +136,7 @@ def test_its_owner_goes_on_while_one_host_after_the_other_declines() -> None:
         MoveSearch(FIRST, True, None, True, declined={E: "full by now"}), D, G1 + 5, SECRET
     )
     play(Heard(D, Accepted(JOB, G1 + 5, "10.0.0.4:9")))
-    assert state(play) == Summed(Assigned(JOB, G1 + 5, D, "10.0.0.4:9", SECRET), promised=True)
+    assert state(play) == Summed(Assigned(JOB, G1 + 5, D, "10.0.0.4:9", SECRET, handed_over=True), promised=True)
 
 
 @pytest.mark.parametrize("begin", [summed, changing_owner])

@@ -1,0 +1,210 @@
+"""`make bench-tensors-moves`: how long training stands still when all of a model's tensors move to other aggregators.
+
+    python bench/tensors_moves.py [--models AlexNet,VGG19,AWD-LM,BERT] [--kinds grad,model] [--moves 10] [--json FILE]
+
+Four hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables, each on one of
+these hosts. `agentctl tensors --move` gives both to the two other hosts, then back, again and again (AutoPS, table
+4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in which it compares each
+element with what it must be. *grad*: an aggregator keeps nothing between two rounds. *model*: the new one needs the
+parameters. PAUSE: of the eight rounds after a move, how much longer than their median the longest one took, ms: the
+median of all moves, and the worst. NOISE: the same after the same commands to hosts that have the tables already, which
+are refused, since commands need processors too. (Needs root and iproute2.)
+"""
+
+import re
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from chaos.rack.agents import AgentRack, wait  # noqa: E402
+from chaos.rack.hosts import Host, Laboratory  # noqa: E402
+
+HOSTS, RANKS = 4, 2
+AFTER = 8
+"""Rounds that are looked at after a move."""
+FIRST = 4
+"""Rounds that do not count, since all memory is new."""
+ROUND_S, END_S = 120.0, 300.0
+
+
+class Model(NamedTuple):
+    """Sizes in MB: AutoPS table 4.2, Tiresias table 3.3; where the largest tensor is not printed all are equal."""
+
+    tensors: int
+    size_mb: int
+    large: int
+    largest_mb: float
+    computes_s: float
+    """Of an iteration; ours."""
+
+    def elements(self) -> list[int]:
+        """Of each tensor."""
+        small = self.tensors - self.large
+        rest = (self.size_mb - self.largest_mb - small * 0.004) / max(1, self.large - 1)
+        return [int(mb * 250_000) for mb in (self.largest_mb, *[rest] * (self.large - 1), *[0.004] * small)]
+
+
+MODELS = {
+    "AlexNet": Model(17, 236, 7, 144, 0.6),
+    "VGG19": Model(39, 548, 15, 392, 1.2),
+    "AWD-LM": Model(14, 396, 14, 396 / 14, 0.9),
+    "BERT": Model(393, 1278, 393, 1278 / 393, 2.5),
+}
+TRAIN = """
+import sys, time
+import numpy as np
+import covey
+
+kind, computes_s, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
+with covey.join() as job, open(f"rounds{job.rank}", "w") as log:
+    names = [f"t{at}" for at in range(len(sizes))]
+    given = [np.full(size, 1 + job.rank, np.float32) for size in sizes]
+    held = [np.zeros(size, np.float32) for size in sizes]
+    if kind == "model":
+        for name, array in zip(names, held):
+            job.tensors.model(name, array)
+    round, wanted = 0, 0
+    while not job.stopping:
+        began = time.monotonic()
+        for handle in [job.tensors.push(*each[:2], out=each[2]) for each in zip(names, given, held)]:
+            handle.wait()
+        ended = time.monotonic()
+        round += 1
+        wanted = wanted + 3 if kind == "model" else 3
+        wrong = sum(int(np.count_nonzero(array != wanted)) for array in held)
+        print(round, began, ended, wrong, file=log, flush=True)
+        time.sleep(max(0.0, ended + computes_s - time.monotonic()))
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--kinds", default="grad,model")
+    parser.add_argument("--moves", type=int, default=10)
+    json_option(parser)
+    args = parser.parse_args(argv)
+    print_head("model | MB | kind | moves | a round, ms | PAUSE, median | worst | NOISE, median | wrong elements")
+    whole: dict[str, Any] = {}
+    for name in args.models.split(","):
+        for kind in args.kinds.split(","):
+            found = whole[f"{name} {kind}"] = measure(MODELS[name], kind, args.moves)
+            pauses = [1000 * pause for pause in found["pauses_s"]]
+            noise = statistics.median(1000 * pause for pause in found["noise_s"])
+            words = f"{name} | {MODELS[name].size_mb} | {kind} | {len(pauses)} | {1000 * found['round_s']:.0f}"
+            said = f"{statistics.median(pauses):.0f} | {max(pauses):.0f} | {noise:.0f} | {found['wrong']}"
+            print(f"| {words} | {said} |", flush=True)
+    keep(whole, args.json)
+    return 1 if any(found["wrong"] for found in whole.values()) else 0
+
+
+class Round(NamedTuple):
+    began_s: float
+    ended_s: float
+    wrong: int
+
+    @property
+    def took_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
+    with Laboratory(HOSTS) as lab:
+        rack = AgentRack(lab, gpus=1, voters=1)
+        rack.start()
+        rack.wait_up()
+        for host in rack.hosts:
+            (host.folder / "root" / "train.py").write_text(TRAIN)
+        sizes = ",".join(map(str, model.elements()))
+        words = f"agentctl submit --workers {RANKS} -- python train.py {kind} {model.computes_s} {sizes}"
+        submitted = rack.hosts[0].shell(words)
+        if submitted.returncode:
+            raise SystemExit(submitted.stdout + submitted.stderr)
+        job = str(submitted.stdout.split()[0])
+        lines = wait(lambda: files(rack), lambda: told(rack, job), 60.0)
+        wait(lambda: len(rounds(lines)) >= FIRST + AFTER, lambda: told(rack, job), 20 * ROUND_S)
+        here = owners(rack, job)
+        others = [host.name for host in rack.hosts if host.name not in here.values()]
+        homes = {table: (home, others.pop()) for table, home in here.items()}
+        moved = [move(rack, job, lines, homes, number) for number in range(moves)]
+        rack.hosts[0].shell(f"agentctl cancel {job}")
+        rack.hosts[0].shell(f"agentctl wait {job}", timeout_s=END_S)
+        return found(rounds(lines), moved)
+
+
+def files(rack: AgentRack) -> list[Path]:
+    """What the ranks write, once all do."""
+    there = [path for host in rack.hosts for path in (host.folder / "root").glob("rounds*")]
+    return there if len(there) == RANKS else []
+
+
+def rounds(lines: Sequence[Path]) -> list[Round]:
+    """Of rank 0, with what was wrong at any rank."""
+    each = [[line.split() for line in path.read_text().splitlines()] for path in sorted(lines, key=lambda it: it.name)]
+    wrong: dict[str, int] = {}
+    for words in (words for rank in each for words in rank if len(words) == 4):
+        wrong[words[0]] = wrong.get(words[0], 0) + int(words[3])
+    return [Round(float(words[1]), float(words[2]), wrong[words[0]]) for words in each[0] if len(words) == 4]
+
+
+def told(rack: AgentRack, job: str) -> str:
+    first = rack.hosts[0]
+    commands = (f"agentctl job {job}", "agentctl tensors", f"agentctl logs {job} --rank 0", f"agentctl why {job}")
+    return "\n".join(first.shell(words).stdout for words in commands)
+
+
+def owners(rack: AgentRack, job: str) -> dict[str, str]:
+    """Of each table, by its name."""
+
+    def all_there() -> dict[str, str]:
+        said = rack.hosts[0].shell("agentctl tensors").stdout
+        each = re.findall(rf"^({job}(?:/\d+)?) +(\S+)", said, re.MULTILINE)
+        return dict(each) if len(each) == RANKS else {}
+
+    found: dict[str, str] = wait(all_there, lambda: told(rack, job), 30.0)
+    return found
+
+
+def move(
+    rack: AgentRack, job: str, lines: Sequence[Path], homes: dict[str, tuple[str, str]], number: int
+) -> tuple[float, float]:
+    """All tables, there and back in turn; when, and when the commands were given once more."""
+    first: Host = rack.hosts[0]
+    began = []
+    for code in (0, 4):
+        before = len(rounds(lines))
+        began.append(time.monotonic())
+        for table, home in homes.items():
+            said = first.shell(f"agentctl tensors --move {table} {home[1 - number % 2]}")
+            if said.returncode != code:
+                raise SystemExit(said.stdout + said.stderr)
+        wait(lambda least=before + AFTER + 1: len(rounds(lines)) > least, lambda: told(rack, job), AFTER * ROUND_S)
+        if owners(rack, job) != {table: home[1 - number % 2] for table, home in homes.items()}:
+            raise SystemExit("the tables did not move\n" + told(rack, job))
+    print(f"  move {number + 1}", file=sys.stderr, flush=True)
+    return began[0], began[1]
+
+
+def found(all_rounds: Sequence[Round], moved: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """The median round, and by how much the longest of those after each move, and after no move, was longer."""
+    usual_s = statistics.median(one.took_s for one in all_rounds[FIRST:])
+
+    def longest(after_s: float) -> float:
+        these = [one.took_s for one in all_rounds if one.ended_s > after_s][:AFTER]
+        return max(these) - statistics.median(these)
+
+    pauses, noise = ([longest(each[at]) for each in moved] for at in (0, 1))
+    wrong = sum(one.wrong for one in all_rounds)
+    took = [one.took_s for one in all_rounds]
+    return {"round_s": usual_s, "pauses_s": pauses, "noise_s": noise, "wrong": wrong, "took_s": took}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Memory of the process that sums: how much it may hold, buffers for use again, and arrays that are ready for a job.
+
+The kernel gives a page of new memory when it is first written, which costs up to twenty times as much as the addition
+that it is for. So buffers are kept, and the memory of a job that another host summed until now is written before its
+ranks come (`Arena`): all pages of a model at once, in its first round here, would be a pause.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.tensorwire import Payload
+
+BUFFER_BYTES_MIN = 1 << 16
+BUFFER_SIZES_MAX = 32
+BUFFERS_BYTES_MAX = 128 << 20
+"""Part buffers kept for use again: how many sizes, and bytes in all."""
+TOUCH_BYTES = 1 << 20
+"""At a time: others run in between."""
+ALIGNED = 64
+
+
+class Memory:
+    """How many bytes of tensors this process may hold."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max, self.used = bytes_max, 0
+
+    @property
+    def free(self) -> int:
+        return max(0, self.bytes_max - self.used)
+
+    def take(self, size: int) -> bool:
+        if size > self.free:
+            return False
+        self.used += size
+        return True
+
+
+class Buffers:
+    """Part buffers to be used again: new memory costs more than the addition that it is for."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[bytearray]] = {}
+        self._kept = 0
+        """Bytes."""
+
+    def take(self, size: int) -> bytearray:
+        free = self._free.get(size)
+        if not free:
+            return bytearray(size)
+        self._kept -= size
+        return free.pop()
+
+    def clear(self) -> None:
+        self._free.clear()
+        self._kept = 0
+
+    def give(self, buffer: Payload) -> None:
+        if isinstance(buffer, bytearray) and len(buffer) >= BUFFER_BYTES_MIN:
+            free = self._free.setdefault(len(buffer), [])
+            if self._kept + len(buffer) <= BUFFERS_BYTES_MAX and len(self._free) <= BUFFER_SIZES_MAX:
+                free.append(buffer)
+                self._kept += len(buffer)
+
+
+class Arena:
+    """Of one job. Gives memory once; what does not fit comes from elsewhere."""
+
+    def __init__(self, size: int = 0) -> None:
+        self._memory = np.empty(size, np.uint8)
+        self._given = 0
+
+    def touch(self) -> Iterator[None]:
+        return touched(self._memory)
+
+    def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array of so many elements, whatever is in it."""
+        first = -(-self._given // ALIGNED) * ALIGNED
+        end = first + count * dtype.itemsize
+        if end > len(self._memory):
+            return np.empty(count, dtype)
+        self._given = end
+        return self._memory[first:end].view(dtype)
+
+
+def touched(array: npt.NDArray[Any]) -> Iterator[None]:
+    """Writes all of it, `TOUCH_BYTES` at a time."""
+    step = TOUCH_BYTES // array.itemsize
+    for first in range(0, len(array), step):
+        array[first : first + step] = 0
+        yield

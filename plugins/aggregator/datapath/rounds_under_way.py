@@ -1,0 +1,88 @@
+"""The rounds of one job that are under way at who sums it, and the moment at which another host can take it over."""
+
+import asyncio
+
+from covey.ports import Clock
+from plugins.aggregator.datapath.iteration_gaps import IterationGaps
+
+
+class RoundsUnderWay:
+    """Keys are those of tensors."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._gaps = IterationGaps()
+        self._open: set[int] = set()
+        self._owed = 0
+        """Results that are still to be sent."""
+        self._changed = asyncio.Event()
+        """Set, and replaced, when no round is under way any more, or a worker left."""
+        self._away: set[int] = set()
+        """Workers that were here."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """No round is under way, and every result was sent."""
+        return not self._open and not self._owed
+
+    def follow(self, key: int, under_way: bool) -> None:
+        """Whether a round of this tensor is under way now, but for results that are to be sent."""
+        if not under_way:
+            self._open.discard(key)
+            return
+        if self.is_quiet:
+            self._gaps.began(self._clock.now_s())
+        self._open.add(key)
+
+    def owe(self) -> None:
+        """A result is to be sent."""
+        self._owed += 1
+
+    def paid(self, key: int) -> None:
+        """It was sent, or cannot be."""
+        self._owed -= 1
+        if self.is_quiet:
+            self._gaps.quiet(key, self._clock.now_s())
+            self._tell()
+
+    def come(self, rank: int) -> None:
+        """A worker connected."""
+        self._away.discard(rank)
+
+    def leave(self, rank: int) -> None:
+        """Its connection ended."""
+        self._away.add(rank)
+        self._tell()
+
+    async def until_between(self, ready_s: float, within_s: float) -> str:
+        """For `ready_s`, and then until an iteration ends, for `within_s` at most; after half of that time, until no
+        round is under way for a moment. A worker that is away ends all of it. What it was, for people."""
+        if not await self._left_within(ready_s):
+            end_s = self._clock.now_s() + within_s
+            while (left_s := end_s - self._clock.now_s()) > 0 and not self._away:
+                try:
+                    async with asyncio.timeout(min(left_s, self._gaps.patience_s)):
+                        await self._changed.wait()
+                except TimeoutError:
+                    if self.is_quiet:
+                        return "nobody pushed"
+                    continue
+                if self.is_quiet and self._gaps.is_end:
+                    return "an iteration ended"
+                if self.is_quiet and left_s < within_s / 2:
+                    return "no round was under way"
+        return "a worker left" if self._away else "a round was always under way"
+
+    async def _left_within(self, seconds: float) -> bool:
+        """Whether a worker left."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._away:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+        return bool(self._away)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,167 @@
+"""An owner hands a job over to another one while its ranks train: threads as ranks, two real aggregators."""
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from covey import present_owner
+from covey.core import HostId, JobId
+from covey.tensors import TensorClient
+from covey.wire import AggregatorAt
+from plugins.aggregator.datapath.control import DropJob, Serve
+from plugins.aggregator.datapath.links import JobSums
+from tests.covey.played_ranks import PlayedRanks
+from tests.plugins.aggregator.loopback import SECRET, AggdThread
+
+JOB = JobId("j1")
+RANKS, EPOCH, WITHIN_S = 3, 1 << 32, 20.0
+SIZES = {"a": 120_000, "b": 5, "c": 40_000}
+COMPUTES_S = 0.06
+
+
+class TrainingRanks(PlayedRanks):
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        super().__init__(
+            [
+                TensorClient(
+                    JOB, rank, RANKS, lambda epoch, why, table: self.lost.append(why), part_bytes=1 << 16,
+                    say=io.StringIO(),
+                )
+                for rank in range(RANKS)
+            ]
+        )  # fmt: skip
+        self.iterations = [0] * RANKS
+        self.until = 1 << 30
+
+    def told(self, at: AggregatorAt) -> None:
+        for client in self.clients:
+            client.moved(at)
+
+    def train(self, rank: int, client: TensorClient) -> None:
+        """Each iteration adds to a model and sums gradients, some at once and some after another."""
+        held = {name: client.model(name, np.zeros(size, np.float32)) for name, size in SIZES.items()}
+        while self.iterations[rank] < self.until:
+            now = self.iterations[rank] + 1
+            model = [client.push(name, np.full(size, rank, np.float32)) for name, size in SIZES.items()]
+            for handle, (name, size) in zip(model, SIZES.items(), strict=True):
+                held[name] = handle.wait()
+                assert np.all(held[name] == now * sum(range(RANKS))), (rank, now, name)
+                summed = client.push_pull("g" + name, np.full(size, now, np.float32))
+                assert np.all(summed == now * RANKS), (rank, now, name)
+            self.iterations[rank] = now
+            time.sleep(COMPUTES_S)
+
+    def wait_for(self, more: int) -> None:
+        wanted = max(self.iterations) + more
+        end_s = time.monotonic() + 20
+        while min(self.iterations) < wanted:
+            assert not self.failed and time.monotonic() < end_s, (self.iterations, self.failed, self.lost)
+            time.sleep(0.002)
+
+    def pushed_bytes(self) -> int:
+        """What each had to push once."""
+        return 2 * 4 * sum(SIZES.values()) * sum(self.iterations)
+
+
+@pytest.fixture
+def ranks() -> Iterator[TrainingRanks]:
+    made = TrainingRanks()
+    yield made
+    for client in made.clients:
+        client.close()
+
+
+@pytest.fixture
+def aggds(tmp_path: Path) -> Iterator[list[AggdThread]]:
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder in folders:
+        folder.mkdir()
+    running = [AggdThread(folder) for folder in folders]
+    yield running
+    for each in running:
+        each.finish()
+
+
+def served(aggd: AggdThread, epoch: int, handed_over: bool = False) -> tuple[JobSums, AggregatorAt]:
+    aggd.order(Serve(JOB, epoch, RANKS, SECRET, 4 * sum(SIZES.values())))
+    return aggd.aggd.jobs[JOB], AggregatorAt(JOB, epoch, HostId("h1"), aggd.aggd.address, SECRET, 0, handed_over)
+
+
+def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
+    """From one to the next, and on, in the middle of everything."""
+    former, at = served(aggds[0], EPOCH + 1)
+    ranks.told(at)
+    threads = ranks.start(ranks.train)
+    ranks.wait_for(5)
+    jobs = [former]
+    for number, aggd in enumerate(aggds[1:], start=2):
+        job, at = served(aggd, EPOCH + number, handed_over=True)
+        jobs.append(job)
+        ranks.told(at)
+        drop = DropJob(JOB, EPOCH + number - 1, EPOCH + number, WITHIN_S)
+        assert aggds[number - 2].order(drop).jobs == aggds[number - 2].order(drop).jobs == []
+        ranks.wait_for(2 + int(3 * 0.2 / COMPUTES_S))
+        assert jobs[-2].over and not job.over
+    ranks.until = max(ranks.iterations) + 2
+    ranks.end(threads)
+    assert len(set(ranks.iterations)) == 1 and not ranks.lost
+    state = 4 * sum(SIZES.values())
+    assert sum(job.received_bytes for job in jobs) == ranks.pushed_bytes() + 3 * state, "a model is given to each owner"
+    assert all(tensor.duplicates == 0 for tensor in jobs[-1].tensors.values())
+
+
+def test_an_owner_that_dies_while_it_hands_over_is_left_at_once(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
+    _, at = served(aggds[0], EPOCH + 1)
+    ranks.told(at)
+    threads = ranks.start(ranks.train)
+    ranks.wait_for(3)
+    _, at = served(aggds[1], EPOCH + 2, handed_over=True)
+    ranks.told(at)
+    ranks.wait_for(3)
+    assert aggds[1].now().jobs[0].joined == 0, "nobody went before the end of the first one"
+    aggds.pop(0).kill()
+    ranks.wait_for(3)
+    ranks.until = max(ranks.iterations) + 2
+    ranks.end(threads)
+    assert not ranks.lost
+
+
+def test_a_rank_that_leaves_early_takes_the_others_with_it(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
+    """One with a `covey` of before goes to the new owner at once; the others would wait for it at the old one."""
+    former, at = served(aggds[0], EPOCH + 1)
+    ranks.told(at)
+    threads = ranks.start(ranks.train)
+    ranks.wait_for(3)
+    _, handed = served(aggds[1], EPOCH + 2, handed_over=True)
+    _, lost = served(aggds[1], EPOCH + 2)
+    for rank, client in enumerate(ranks.clients):
+        client.moved(lost if rank == 1 else handed)
+    began_s = time.monotonic()
+    aggds[0].order(DropJob(JOB, EPOCH + 1, EPOCH + 2, WITHIN_S))
+    ranks.wait_for(5)
+    assert former.over and time.monotonic() - began_s < WITHIN_S / 2
+    ranks.until = max(ranks.iterations) + 2
+    ranks.end(threads)
+
+
+def test_an_owner_that_never_ends_its_connections_is_left(
+    aggds: list[AggdThread], ranks: TrainingRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut off from those who would tell it, and from nobody else."""
+    monkeypatch.setattr(present_owner, "HANDOVER_S", 0.5)
+    former, at = served(aggds[0], EPOCH + 1)
+    ranks.told(at)
+    threads = ranks.start(ranks.train)
+    ranks.wait_for(3)
+    job, at = served(aggds[1], EPOCH + 2, handed_over=True)
+    ranks.told(at)
+    while not job.rounds:
+        ranks.wait_for(1)
+    assert not former.over
+    ranks.until = max(ranks.iterations) + 2
+    ranks.end(threads)

@@ -1,0 +1,209 @@
+"""When an aggregator may hand a job over: the end of an iteration, as its rounds show it; and memory that is ready."""
+
+import asyncio
+from typing import cast
+
+import numpy as np
+import pytest
+
+from covey.ports import Clock
+from covey.tensorwire import Payload
+from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
+from plugins.aggregator.datapath.memory import ALIGNED, Arena, Buffers, touched
+from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
+from tests.virtual_time import play
+
+A, B, C = 1, 2, 3
+
+
+def iterations(gaps: IterationGaps, count: int, pauses: dict[int, float]) -> float:
+    now_s = 0.0
+    for _ in range(count):
+        for key, pause_s in pauses.items():
+            gaps.began(now_s)
+            now_s += 0.1
+            gaps.quiet(key, now_s)
+            now_s += pause_s
+    return now_s
+
+
+def test_an_iteration_ends_with_the_block_that_the_longest_pause_follows() -> None:
+    gaps = IterationGaps()
+    now_s = iterations(gaps, 3, {A: 0.01, B: 0.2, C: 1.0})
+    assert gaps.longest_s == pytest.approx(1.0) and gaps.patience_s == pytest.approx(2.0)
+    ends = []
+    for key in (A, B, C):
+        gaps.began(now_s)
+        assert not gaps.is_end, "a round is under way"
+        gaps.quiet(key, now_s)
+        ends.append(gaps.is_end)
+    assert ends == [False, False, True]
+
+
+def test_of_a_job_that_just_began_any_pause_will_do() -> None:
+    gaps = IterationGaps()
+    assert not gaps.is_end and gaps.patience_s == SHORT_S
+    gaps.began(0.0)
+    gaps.quiet(A, 1.0)
+    assert gaps.is_end
+
+
+def test_a_job_that_changes_its_ways_is_followed() -> None:
+    gaps = IterationGaps()
+    iterations(gaps, 3, {A: 0.01, C: 1.0})
+    iterations(gaps, 2, {A: 3.0, C: 0.1})
+    gaps.quiet(C, 9.0)
+    assert not gaps.is_end
+
+
+class TrainingJob:
+    """Rounds of A and B, and then a pause."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.rounds = RoundsUnderWay(cast(Clock, self))
+        self.began_s = self.now_s()
+
+    def now_s(self) -> float:
+        return self.loop.time()
+
+    async def round(self, key: int) -> None:
+        self.rounds.follow(key, True)
+        await asyncio.sleep(0.1)
+        for _ in range(2):
+            self.rounds.owe()
+        self.rounds.follow(key, False)
+        await asyncio.sleep(0.1)
+        self.rounds.paid(key)
+        await asyncio.sleep(0.05)  # one worker reads more slowly
+        self.rounds.paid(key)
+
+    async def train(self, iterations: int) -> None:
+        for _ in range(iterations):
+            await self.round(A)
+            await asyncio.sleep(0.05)
+            await self.round(B)
+            await asyncio.sleep(0.45)
+
+
+def test_a_job_is_handed_over_at_the_end_of_an_iteration() -> None:
+    async def story() -> tuple[str, float]:
+        job = TrainingJob()
+        training = asyncio.create_task(job.train(9))
+        await asyncio.sleep(2.1)  # in the first round of the third iteration
+        why = await job.rounds.until_between(0.2, 30.0)
+        ended_s = job.now_s() - job.began_s
+        await training
+        return why, ended_s
+
+    why, ended_s = play(story())
+    assert why == "an iteration ended" and ended_s == pytest.approx(2.55, abs=0.01)
+
+
+def test_it_goes_on_while_the_next_owner_gets_ready() -> None:
+    async def story() -> float:
+        job = TrainingJob()
+        training = asyncio.create_task(job.train(9))
+        await asyncio.sleep(2.1)
+        await job.rounds.until_between(0.5, 30.0)
+        ended_s = job.now_s() - job.began_s
+        await training
+        return ended_s
+
+    assert play(story()) == pytest.approx(3.55, abs=0.01), "not at 2.55"
+
+
+def test_a_job_that_pushes_nothing_is_not_waited_for() -> None:
+    async def story() -> tuple[str, float]:
+        job = TrainingJob()
+        await job.train(3)
+        await asyncio.sleep(60)
+        began_s = job.now_s()
+        return await job.rounds.until_between(0.2, 30.0), job.now_s() - began_s
+
+    why, took_s = play(story())
+    assert why == "nobody pushed" and took_s < 2.0
+
+
+def test_a_worker_that_left_ends_it() -> None:
+    async def story() -> tuple[str, str, str]:
+        job = TrainingJob()
+        job.rounds.follow(A, True)
+        asyncio.get_running_loop().call_later(0.1, job.rounds.leave, 1)
+        early = await job.rounds.until_between(5.0, 30.0)
+        known = await job.rounds.until_between(5.0, 30.0)
+        job.rounds.come(1)
+        asyncio.get_running_loop().call_later(6.0, job.rounds.leave, 2)
+        return early, known, await job.rounds.until_between(5.0, 30.0)
+
+    assert play(story()) == ("a worker left",) * 3
+
+
+def test_a_round_that_never_ends_is_not_waited_for_for_ever() -> None:
+    async def story() -> tuple[str, float]:
+        job = TrainingJob()
+        job.rounds.follow(A, True)
+        began_s = job.now_s()
+        return await job.rounds.until_between(5.0, 30.0), job.now_s() - began_s
+
+    why, took_s = play(story())
+    assert why == "a round was always under way" and took_s == pytest.approx(35.0, abs=0.1)
+
+
+def test_where_no_iteration_ends_any_moment_without_a_round_will_do() -> None:
+    """The Block with the longest pause is not pushed any more."""
+
+    async def story() -> tuple[str, float]:
+        job = TrainingJob()
+        await job.train(2)
+
+        async def without_b() -> None:
+            while True:
+                await job.round(A)
+                await asyncio.sleep(0.05)
+
+        going = asyncio.create_task(without_b())
+        began_s = job.now_s()
+        found = await job.rounds.until_between(0.0, 30.0), job.now_s() - began_s
+        going.cancel()
+        return found
+
+    why, took_s = play(story())
+    assert why == "no round was under way" and 14.9 < took_s < 16.0
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_arena_gives_each_byte_once_and_the_rest_comes_from_elsewhere() -> None:
+    arena = Arena(4096)
+    assert sum(1 for _ in arena.touch()) == 1
+    first, second = arena.take(100, np.dtype("<f4")), arena.take(400, np.dtype("<f8"))
+    third, empty = arena.take(200, np.dtype("<f4")), Arena().take(3, np.dtype("<u2"))
+    assert [len(each) for each in (first, second, third, empty)] == [100, 400, 200, 3]
+    assert first.base is not None and second.base is first.base, "from the same memory"
+    assert not np.shares_memory(first, second) and not np.shares_memory(second, third) and third.base is None
+    assert all(each.ctypes.data % ALIGNED == first.ctypes.data % ALIGNED for each in (first, second))
+
+
+def test_memory_is_touched_a_piece_at_a_time() -> None:
+    array = np.ones(700_000, np.float32)
+    pieces = touched(array)
+    next(pieces)
+    assert not array[: 1 << 18].any() and array[1 << 18 :].all()
+    assert len(list(pieces)) == 2 and not array.any()
+
+
+def test_buffers_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.aggregator.datapath.memory.BUFFERS_BYTES_MAX", 3 << 16)
+    buffers = Buffers()
+    given = [buffers.take(1 << 16) for _ in range(5)]
+    others: list[Payload] = [buffers.take(100), bytes(1 << 16)]
+    for each in (*given, *others):
+        buffers.give(each)
+    again = [buffers.take(1 << 16) for _ in range(4)]
+    kept = [any(each is one for one in given) for each in again]
+    assert kept == [True, True, True, False] and not any(again[3])
+    buffers.give(again[0])
+    buffers.clear()
+    assert buffers.take(1 << 16) is not again[0]
