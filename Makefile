@@ -81,7 +81,7 @@ bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Cove
 bench-tensors-kills: $(READY) .venv/.torch ## a DDP script on two hosts whose aggregators are killed twenty times: how long it stands, the same bits (some 15 minutes)
 	@$(BIN)/python bench/tensors_kills.py $(ARGS)
 
-bench-tensors-moves: $(READY) ## all tensors of four models move to other hosts while they train: how long that stands still (some 40 minutes)
+bench-tensors-moves: $(READY) ## all tensors of four models move to other hosts while they train: how long that stands still (an hour; ARGS="--models AlexNet --moves 3": 4 minutes)
 	@$(BIN)/python bench/tensors_moves.py $(ARGS)
 
 bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 5 minutes)

@@ -70,7 +70,10 @@ class Arena:
     """Of one job. Gives memory once; what does not fit comes from elsewhere."""
 
     def __init__(self, size: int = 0) -> None:
-        self._memory = np.empty(size, np.uint8)
+        try:
+            self._memory = np.empty(size, np.uint8)
+        except MemoryError:
+            self._memory = np.empty(0, np.uint8)  # each tensor then asks for its own
         self._given = 0
 
     def touch(self) -> Iterator[None]:

@@ -186,6 +186,11 @@ def test_an_arena_gives_each_byte_once_and_the_rest_comes_from_elsewhere() -> No
     assert all(each.ctypes.data % ALIGNED == first.ctypes.data % ALIGNED for each in (first, second))
 
 
+def test_a_host_that_has_not_so_much_memory_gets_none_ready() -> None:
+    arena = Arena(1 << 60)
+    assert not list(arena.touch()) and len(arena.take(10, np.dtype("<f4"))) == 10
+
+
 def test_memory_is_touched_a_piece_at_a_time() -> None:
     array = np.ones(700_000, np.float32)
     pieces = touched(array)
