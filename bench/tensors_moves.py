@@ -65,7 +65,7 @@ import covey
 kind, computes_s, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
 with covey.join() as job, open(f"rounds{job.rank}", "w") as log:
     names = [f"t{at}" for at in range(len(sizes))]
-    given = [np.full(size, 1 + job.rank, np.float32) for size in sizes]
+    given = [np.full(size, 1 + job.rank, np.float32) for size in sizes]  # and more in each round: an old sum is wrong
     held = [np.zeros(size, np.float32) for size in sizes]
     if kind == "model":
         for name, array in zip(names, held):
@@ -77,8 +77,10 @@ with covey.join() as job, open(f"rounds{job.rank}", "w") as log:
             handle.wait()
         ended = time.monotonic()
         round += 1
-        wanted = wanted + 3 if kind == "model" else 3
+        wanted = wanted + 3 * round if kind == "model" else 3 * round
         wrong = sum(int(np.count_nonzero(array != wanted)) for array in held)
+        for array in given:
+            array.fill((round + 1) * (1 + job.rank))
         print(round, began, ended, wrong, file=log, flush=True)
         time.sleep(max(0.0, ended + computes_s - time.monotonic()))
 """
@@ -136,7 +138,7 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
         moved = [move(rack, job, lines, homes, number) for number in range(moves)]
         rack.hosts[0].shell(f"agentctl cancel {job}")
         rack.hosts[0].shell(f"agentctl wait {job}", timeout_s=END_S)
-        return found(rounds(lines), moved)
+        return pauses_of(rounds(lines), moved)
 
 
 def files(rack: AgentRack) -> list[Path]:
@@ -192,7 +194,7 @@ def move(
     return began[0], began[1]
 
 
-def found(all_rounds: Sequence[Round], moved: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def pauses_of(all_rounds: Sequence[Round], moved: Sequence[tuple[float, float]]) -> dict[str, Any]:
     """The median round, and by how much the longest of those after each move, and after no move, was longer."""
     usual_s = statistics.median(one.took_s for one in all_rounds[FIRST:])
 

@@ -1,8 +1,9 @@
 """An owner hands a job over to another one while its ranks train: threads as ranks, two real aggregators."""
 
 import io
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,10 @@ class TrainingRanks(PlayedRanks):
             assert not self.failed and time.monotonic() < end_s, (self.iterations, self.failed, self.lost)
             time.sleep(0.002)
 
+    def finish(self, threads: Sequence[threading.Thread]) -> None:
+        self.until = max(self.iterations) + 2
+        self.end(threads)
+
     def pushed_bytes(self) -> int:
         """What each had to push once."""
         return 2 * 4 * sum(SIZES.values()) * sum(self.iterations)
@@ -92,12 +97,18 @@ def served(aggd: AggdThread, epoch: int, handed_over: bool = False) -> tuple[Job
     return aggd.aggd.jobs[JOB], AggregatorAt(JOB, epoch, HostId("h1"), aggd.aggd.address, SECRET, 0, handed_over)
 
 
-def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
-    """From one to the next, and on, in the middle of everything."""
-    former, at = served(aggds[0], EPOCH + 1)
+def training(ranks: TrainingRanks, aggd: AggdThread) -> tuple[Sequence[threading.Thread], JobSums]:
+    """All ranks train through this one, and have done so for some iterations."""
+    job, at = served(aggd, EPOCH + 1)
     ranks.told(at)
     threads = ranks.start(ranks.train)
     ranks.wait_for(5)
+    return threads, job
+
+
+def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
+    """From one to the next, and on, in the middle of everything."""
+    threads, former = training(ranks, aggds[0])
     jobs = [former]
     for number, aggd in enumerate(aggds[1:], start=2):
         job, at = served(aggd, EPOCH + number, handed_over=True)
@@ -107,8 +118,7 @@ def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread
         assert aggds[number - 2].order(drop).jobs == aggds[number - 2].order(drop).jobs == []
         ranks.wait_for(2 + int(3 * 0.2 / COMPUTES_S))
         assert jobs[-2].over and not job.over
-    ranks.until = max(ranks.iterations) + 2
-    ranks.end(threads)
+    ranks.finish(threads)
     assert len(set(ranks.iterations)) == 1 and not ranks.lost
     state = 4 * sum(SIZES.values())
     assert sum(job.received_bytes for job in jobs) == ranks.pushed_bytes() + 3 * state, "a model is given to each owner"
@@ -116,27 +126,20 @@ def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread
 
 
 def test_an_owner_that_dies_while_it_hands_over_is_left_at_once(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
-    _, at = served(aggds[0], EPOCH + 1)
-    ranks.told(at)
-    threads = ranks.start(ranks.train)
-    ranks.wait_for(3)
+    threads, _ = training(ranks, aggds[0])
     _, at = served(aggds[1], EPOCH + 2, handed_over=True)
     ranks.told(at)
     ranks.wait_for(3)
     assert aggds[1].now().jobs[0].joined == 0, "nobody went before the end of the first one"
     aggds.pop(0).kill()
     ranks.wait_for(3)
-    ranks.until = max(ranks.iterations) + 2
-    ranks.end(threads)
+    ranks.finish(threads)
     assert not ranks.lost
 
 
 def test_a_rank_that_leaves_early_takes_the_others_with_it(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
     """One with a `covey` of before goes to the new owner at once; the others would wait for it at the old one."""
-    former, at = served(aggds[0], EPOCH + 1)
-    ranks.told(at)
-    threads = ranks.start(ranks.train)
-    ranks.wait_for(3)
+    threads, former = training(ranks, aggds[0])
     _, handed = served(aggds[1], EPOCH + 2, handed_over=True)
     _, lost = served(aggds[1], EPOCH + 2)
     for rank, client in enumerate(ranks.clients):
@@ -145,8 +148,7 @@ def test_a_rank_that_leaves_early_takes_the_others_with_it(aggds: list[AggdThrea
     aggds[0].order(DropJob(JOB, EPOCH + 1, EPOCH + 2, WITHIN_S))
     ranks.wait_for(5)
     assert former.over and time.monotonic() - began_s < WITHIN_S / 2
-    ranks.until = max(ranks.iterations) + 2
-    ranks.end(threads)
+    ranks.finish(threads)
 
 
 def test_an_owner_that_never_ends_its_connections_is_left(
@@ -154,14 +156,10 @@ def test_an_owner_that_never_ends_its_connections_is_left(
 ) -> None:
     """It is cut off from those who would tell it, and from nobody else."""
     monkeypatch.setattr(present_owner, "HANDOVER_S", 0.5)
-    former, at = served(aggds[0], EPOCH + 1)
-    ranks.told(at)
-    threads = ranks.start(ranks.train)
-    ranks.wait_for(3)
+    threads, former = training(ranks, aggds[0])
     job, at = served(aggds[1], EPOCH + 2, handed_over=True)
     ranks.told(at)
     while not job.rounds:
         ranks.wait_for(1)
     assert not former.over
-    ranks.until = max(ranks.iterations) + 2
-    ranks.end(threads)
+    ranks.finish(threads)
