@@ -173,8 +173,8 @@ class Retire(JobMessage, frozen=True, tag="Retire"):
 
     instead: Epoch
     reason: Reason
-    gently: bool = False
-    """Ranks stay until a moment between two iterations, which this aggregator finds."""
+    handed_over: bool = False
+    """This aggregator goes on until a moment between two iterations, and then ends the connections of ranks."""
 
 
 class AssignmentDropped(JobMessage, frozen=True, tag="Dropped"):

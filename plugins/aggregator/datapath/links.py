@@ -7,8 +7,7 @@ not a proper frame ends the connection and is counted; the worker connects again
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from covey.ports import ByteStream, Env
@@ -29,7 +28,7 @@ from covey.tensorwire import (
     verify,
 )
 from plugins.aggregator.datapath.control import Serve
-from plugins.aggregator.datapath.memory import Arena, Buffers, Memory
+from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
@@ -40,8 +39,6 @@ QUEUE_MAX = 1 << 18
 
 BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
-UNHURRIED = 4.0
-"""Getting memory ready rests for so many times as long as it works: it takes a fifth of a core."""
 READ_BYTES = 1 << 16
 """What a socket hands over at a time, about."""
 
@@ -83,7 +80,8 @@ class JobSums:
         self.counters, self.buffers = shared.counters, shared.buffers
         self._memory, self._held = shared.memory, 0
         self._arena = Arena(min(2 * order.size_bytes, shared.memory.free))
-        env.spawn(f"aggd touches memory for {order.job}", self._do_slowly(self._arena.touch()))
+        self._in_advance = MemoryInAdvance(env, f"aggd gets memory ready for {order.job}")
+        self._in_advance.add(self._arena.touch())
         self.links: dict[int, WorkerLink] = {}
         self.received_bytes = self.sent_bytes = 0
         self.busy_s = 0.0
@@ -95,7 +93,6 @@ class JobSums:
         self.over = False
         """No longer served here."""
         self.rounds_here = RoundsUnderWay(env.clock)
-        self._untouched: deque[TensorSum] = deque()
 
     @property
     def rounds(self) -> int:
@@ -143,25 +140,8 @@ class JobSums:
             )
         self._held += size
         tensor = self.tensors[key] = TensorSum(declared, self.workers, self.buffers.give, self._arena)
-        self._untouched.append(tensor)
-        if len(self._untouched) == 1:
-            self.env.spawn(f"aggd touches memory for {self.job}", self._touch())
+        self._in_advance.add(tensor.touch())
         return tensor
-
-    async def _touch(self) -> None:
-        while self._untouched and not self.over:
-            await self._do_slowly(self._untouched[0].touch())
-            self._untouched.popleft()
-
-    async def _do_slowly(self, steps: Iterator[None]) -> None:
-        """Without haste: what others do meanwhile is more urgent."""
-        clock = self.env.clock
-        began_s = clock.cpu_s()
-        for _ in steps:
-            await asyncio.sleep(UNHURRIED * (clock.cpu_s() - began_s))
-            began_s = clock.cpu_s()
-            if self.over:
-                return
 
     def join(self, link: "WorkerLink") -> None:
         """This connection speaks for its rank now; an older one of the same rank is closed."""
@@ -193,6 +173,7 @@ class JobSums:
     def end(self, epoch: int) -> None:
         """Close everything; workers are told that `epoch` is the one served now (0: none)."""
         self.over = True
+        self._in_advance.stop()
         for _, link in sorted(self.links.items()):
             link.send(TensorOp.STALE, epoch=epoch)
             link.finish()

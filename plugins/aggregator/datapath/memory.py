@@ -5,18 +5,23 @@ that it is for. So buffers are kept, and the memory of a job that another host s
 ranks come (`Arena`): all pages of a model at once, in its first round here, would be a pause.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from covey.ports import Env
 from covey.tensorwire import Payload
 
 BUFFER_BYTES_MIN = 1 << 16
 BUFFER_SIZES_MAX = 32
 BUFFERS_BYTES_MAX = 128 << 20
 """Part buffers kept for use again: how many sizes, and bytes in all."""
+RESTS = 4.0
+"""Getting memory ready rests for so many times as long as it works: it takes a fifth of a core."""
 TOUCH_BYTES = 1 << 20
 """At a time: others run in between."""
 ALIGNED = 64
@@ -87,6 +92,33 @@ class Arena:
             return np.empty(count, dtype)
         self._given = end
         return self._memory[first:end].view(dtype)
+
+
+class MemoryInAdvance:
+    """Writes memory before it is needed, one piece after the other and without haste: what others do is more urgent."""
+
+    def __init__(self, env: Env, name: str) -> None:
+        self._env, self._name = env, name
+        self._waiting: deque[Iterator[None]] = deque()
+        self._running = self._stopped = False
+
+    def add(self, pieces: Iterator[None]) -> None:
+        self._waiting.append(pieces)
+        if not self._running:
+            self._running = True
+            self._env.spawn(self._name, self._write())
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    async def _write(self) -> None:
+        began_s = self._env.clock.cpu_s()
+        while self._waiting and not self._stopped:
+            if next(self._waiting[0], self) is self:
+                self._waiting.popleft()
+            await asyncio.sleep(RESTS * (self._env.clock.cpu_s() - began_s))
+            began_s = self._env.clock.cpu_s()
+        self._running = False
 
 
 def touched(array: npt.NDArray[Any]) -> Iterator[None]:

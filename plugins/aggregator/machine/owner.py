@@ -90,7 +90,7 @@ class ForgetJob(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     instead: int
-    gently: bool = False
+    handed_over: bool = False
     """They stay until a moment between two iterations."""
 
 
@@ -404,7 +404,7 @@ class Owner:
             return ()
         self._remove(held)
         return (
-            ForgetJob(held.job, held.epoch, message.instead, message.gently),
+            ForgetJob(held.job, held.epoch, message.instead, message.handed_over),
             Keep(),
             LogEvent(held.job, "tensors no longer summed here", message.reason),
         )

@@ -20,6 +20,7 @@ from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish, Send
 from covey.errors import Refused
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream, ProcessId
+from covey.present_owner import HANDOVER_S
 from covey.tensorwire import grant_of
 from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
@@ -64,8 +65,9 @@ WAKE_S = 3.0
 ASLEEP = "asleep"
 """Published in place of an address by a host that would sum, and does not yet."""
 POLL_S = 1.0
-HAND_OVER_S = 30.0
-"""Within which aggd finds a moment between two iterations of a job that another host is to sum, seconds."""
+ITERATION_S = HANDOVER_S / 2
+"""Within which aggd finds a moment between two iterations of a job that another host is to sum, seconds; before that it
+gives the next owner up to half as long to get ready."""
 SAVE_AGAIN_S = 2.0
 """Between two tries to write on a sick disk."""
 STRANGER_S = 10.0
@@ -392,7 +394,7 @@ class AggregatorService(PluginService):
             case ServeJob():
                 self.env.spawn("aggregator serves", self._serve(action.held, feed))
             case ForgetJob():
-                within_s = HAND_OVER_S if action.gently else 0.0
+                within_s = ITERATION_S if action.handed_over else 0.0
                 order = DropJob(action.job, action.epoch, action.instead, within_s)
                 self.env.spawn("aggregator forgets", self._obeyed(order))
             case Publish(fact=facts.TensorsSeen() as seen):

@@ -112,7 +112,11 @@ def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accep
     ]
     told = sends(play(Heard(E, Accepted(JOB, offer.epoch, "10.0.0.5:9"))))
     now = Assigned(JOB, offer.epoch, E, "10.0.0.5:9", SECRET, handed_over=True)
-    assert told == [(A, now), (B, now), (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now", gently=True))]
+    assert told == [
+        (A, now),
+        (B, now),
+        (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now", handed_over=True)),
+    ]
     assert play.machine.jobs[JOB].state == Summed(now, promised=True)
 
 

@@ -1,15 +1,17 @@
 """When an aggregator may hand a job over: the end of an iteration, as its rounds show it; and memory that is ready."""
 
 import asyncio
-from typing import cast
+from collections.abc import Coroutine, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from covey.ports import Clock
+from covey.ports import Clock, Env
 from covey.tensorwire import Payload
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
-from plugins.aggregator.datapath.memory import ALIGNED, Arena, Buffers, touched
+from plugins.aggregator.datapath.memory import ALIGNED, RESTS, Arena, Buffers, MemoryInAdvance, touched
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from tests.virtual_time import play
 
@@ -197,6 +199,37 @@ def test_memory_is_touched_a_piece_at_a_time() -> None:
     next(pieces)
     assert not array[: 1 << 18].any() and array[1 << 18 :].all()
     assert len(list(pieces)) == 2 and not array.any()
+
+
+def test_memory_in_advance_leaves_time_to_others_and_ends_with_its_job() -> None:
+    async def story() -> tuple[float, int]:
+        loop = asyncio.get_running_loop()
+        written: list[float] = []
+
+        def pieces() -> Iterator[None]:
+            for _ in range(3):
+                written.append(loop.time())
+                yield
+
+        def spawn(name: str, work: Coroutine[Any, Any, Any]) -> None:
+            tasks.append(loop.create_task(work))
+
+        tasks: list[asyncio.Task[Any]] = []
+        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written))
+        advance = MemoryInAdvance(cast(Env, SimpleNamespace(clock=clock, spawn=spawn)), "test")
+        advance.add(pieces())
+        advance.add(pieces())
+        await asyncio.sleep(1.0)
+        took_s = written[-1] - written[0]
+        advance.add(pieces())
+        await asyncio.sleep(0.01)
+        advance.stop()
+        await asyncio.gather(*tasks)
+        assert len(tasks) == 2, "one at a time"
+        return took_s, len(written)
+
+    took_s, written = play(story())
+    assert took_s == pytest.approx(5 * RESTS * 0.01) and written == 7
 
 
 def test_buffers_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
