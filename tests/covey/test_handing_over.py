@@ -106,6 +106,19 @@ def training(ranks: TrainingRanks, aggd: AggdThread) -> tuple[Sequence[threading
     return threads, job
 
 
+def test_who_takes_over_before_its_memory_is_ready_keeps_what_ranks_bring(
+    aggds: list[AggdThread], ranks: TrainingRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is written beforehand, which takes longer than ranks need to come: not over what they brought."""
+    monkeypatch.setitem(SIZES, "a", 4_000_000)
+    threads, _ = training(ranks, aggds[0])
+    for epoch, aggd in ((EPOCH + 2, aggds[1]), (EPOCH + 3, aggds[2])):
+        _, at = served(aggd, epoch)
+        ranks.told(at)
+        ranks.wait_for(2)
+    ranks.finish(threads)
+
+
 def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
     """From one to the next, and on, in the middle of everything."""
     threads, former = training(ranks, aggds[0])

@@ -82,7 +82,10 @@ class Arena:
         self._given = 0
 
     def touch(self) -> Iterator[None]:
-        return touched(self._memory)
+        """Writes what is not given yet, a piece at a time: in what is, there may be parameters already."""
+        for first in range(0, len(self._memory), TOUCH_BYTES):
+            self._memory[max(first, self._given) : first + TOUCH_BYTES] = 0
+            yield
 
     def take(self, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array of so many elements, whatever is in it."""

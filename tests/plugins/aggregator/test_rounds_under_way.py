@@ -11,7 +11,15 @@ import pytest
 from covey.ports import Clock, Env
 from covey.tensorwire import Payload
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
-from plugins.aggregator.datapath.memory import ALIGNED, RESTS, Arena, Buffers, MemoryInAdvance, touched
+from plugins.aggregator.datapath.memory import (
+    ALIGNED,
+    RESTS,
+    TOUCH_BYTES,
+    Arena,
+    Buffers,
+    MemoryInAdvance,
+    touched,
+)
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from tests.virtual_time import play
 
@@ -186,6 +194,17 @@ def test_an_arena_gives_each_byte_once_and_the_rest_comes_from_elsewhere() -> No
     assert first.base is not None and second.base is first.base, "from the same memory"
     assert not np.shares_memory(first, second) and not np.shares_memory(second, third) and third.base is None
     assert all(each.ctypes.data % ALIGNED == first.ctypes.data % ALIGNED for each in (first, second))
+
+
+def test_memory_that_was_given_is_not_written_any_more() -> None:
+    """Ranks come before all of it is ready: what they brought stays, also in the middle of a piece."""
+    arena = Arena(5 * TOUCH_BYTES)
+    arena.take(10, np.dtype("<f4"))
+    pieces = arena.touch()
+    next(pieces)
+    held = arena.take(3 * TOUCH_BYTES // 8, np.dtype("<f8"))
+    held[:] = 7
+    assert len(list(pieces)) == 4 and np.all(held == 7)
 
 
 def test_a_host_that_has_not_so_much_memory_gets_none_ready() -> None:
