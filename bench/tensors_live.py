@@ -10,6 +10,10 @@ round, all ranks and the aggregator together, ms. (Needs PyTorch.)
     4 KB .. 100 MB   one tensor, `push_pull(out=)` beside `all_reduce`
     25 MB in 100     a hundred tensors of 256 KB: all pushed, then all waited for, beside `all_reduce(async_op=True)`
     DDP              a step of a model of 6.3 M parameters, `covey.torch.attach` beside DDP's own reduction
+    25 MB Adam       gradients of 25 MB become a step of Adam: made where they are summed, beside `all_reduce` and
+                     `torch.optim.Adam(fused=True)` on every rank
+    ResNet-50        as DDP, with the parameters of this model (25.6 M in 161 tensors) and next to no work
+    GPT-2            likewise (124.4 M in 148); both by `--cases` only
 """
 
 import json
@@ -38,6 +42,7 @@ CASES: dict[str, tuple[int, int]] = {
     "100 MB": (1, 100 * MB),
     "25 MB in 100": (100, 250_000),
     "DDP": (0, 0),
+    "25 MB Adam": (1, 25 * MB),
 }
 """How many tensors of how many bytes."""
 DOORS = ("shared", "tcp", "gloo")
@@ -125,7 +130,12 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
     }
     clients["shared"].memory_is(TensorMemory(int(memory), rank, ranks))
     clients["tcp"].moved(AggregatorAt(JobId(JOB), EPOCH, HostId("h1"), address, SECRET))
-    play = ddp(torch, clients, ranks) if case == "DDP" else sums(torch, clients, case)
+    if case == "25 MB Adam":
+        play = adam(torch, clients, CASES[case][1])
+    elif case in CASES and CASES[case][0]:
+        play = sums(torch, clients, case)
+    else:
+        play = ddp(torch, clients, ranks, case)
     found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0, "aggregator_s": 0.0} for door in DOORS}
     for door in DOORS:
         for _ in range(3):
@@ -178,10 +188,74 @@ def sums(torch: Any, clients: Mapping[str, Any], case: str) -> dict[str, Callabl
     return {**{door: ours(client) for door, client in clients.items()}, "gloo": gloo}
 
 
-def ddp(torch: Any, clients: Mapping[str, Any], ranks: int) -> dict[str, Callable[[], None]]:
+def adam(torch: Any, clients: Mapping[str, Any], size: int) -> dict[str, Callable[[], None]]:
+    import torch.distributed as dist
+
+    from covey.updates import Adam
+
+    gradient = torch.full((size // 4,), 1e-3)
+    array, out = gradient.numpy(), torch.empty(size // 4).numpy()
+
+    def ours(client: Any) -> Callable[[], None]:
+        client.model("w", out, update=Adam())
+
+        def step() -> None:
+            client.push_pull("w", array, out=out)
+
+        return step
+
+    def gloo() -> Callable[[], None]:
+        parameter = torch.nn.Parameter(torch.zeros(size // 4))
+        parameter.grad = gradient.clone()
+        optimizer = torch.optim.Adam([parameter], fused=True)
+
+        def step() -> None:
+            parameter.grad.copy_(gradient)  # the sum is made where the gradient was
+            dist.all_reduce(parameter.grad)
+            optimizer.step()
+
+        return step
+
+    return {**{door: ours(client) for door, client in clients.items()}, "gloo": gloo()}
+
+
+def resnet50() -> list[int]:
+    """Parameters of each of its tensors (He et al. 2016)."""
+    sizes, before = [64 * 3 * 49, 64, 64], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            layers = [(before, width, 1), (width, width, 9), (width, 4 * width, 1)]
+            layers += [(before, 4 * width, 1)] if block == 0 else []
+            sizes += [size for a, b, kernel in layers for size in (a * b * kernel, b, b)]
+            before = 4 * width
+    return [*sizes, 2048 * 1000, 1000]
+
+
+def gpt2() -> list[int]:
+    """Likewise, of the small one (Radford et al. 2019)."""
+    wide, layers = 768, []
+    for a, b in ((wide, 3 * wide), (wide, wide), (wide, 4 * wide), (4 * wide, wide)):
+        layers += [a * b, b]
+    return [50257 * wide, 1024 * wide, *(12 * [*layers, *(4 * [wide])]), wide, wide]
+
+
+MODELS: dict[str, Callable[[], list[int]]] = {"ResNet-50": resnet50, "GPT-2": gpt2}
+
+
+def ddp(torch: Any, clients: Mapping[str, Any], ranks: int, case: str) -> dict[str, Callable[[], None]]:
     from types import SimpleNamespace
 
     import covey.torch
+
+    class Sized(torch.nn.Module):  # type: ignore[misc]
+        """Gradients of these sizes for next to no work."""
+
+        def __init__(self, sizes: Sequence[int]) -> None:
+            super().__init__()
+            self.each = torch.nn.ParameterList([torch.full((size,), 0.01) for size in sizes])
+
+        def forward(self, batch: Any) -> Any:
+            return torch.stack([each.sum() for each in self.each]).mean() * batch.mean()
 
     def step(of: Any) -> Callable[[], None]:
         optimizer = torch.optim.SGD(of.parameters(), 1e-4)
@@ -195,6 +269,8 @@ def ddp(torch: Any, clients: Mapping[str, Any], ranks: int) -> dict[str, Callabl
         return play
 
     def model() -> Any:
+        if case in MODELS:
+            return torch.nn.parallel.DistributedDataParallel(Sized(MODELS[case]()))
         layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
         return torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
 

@@ -64,6 +64,11 @@ def run(context: Context) -> int:
     for job in answer.data:
         if job.get("refused"):
             context.say(f"{job['job']} was refused: {job['refused']}")
+        if job.get("not_finite"):
+            count = plural(job["not_finite"], "number")
+            context.say(
+                f"{job['job']}: {count} in its sums NaN or infinite; the log of aggd on {job['host']} says where first"
+            )
     jobs = {job_of(job["job"]) for job in answer.data}
     context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
     return 0

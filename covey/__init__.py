@@ -18,14 +18,20 @@ if TYPE_CHECKING:
     from covey.errors import CoveyError as CoveyError
     from covey.remote import RemoteMemory as RemoteMemory
     from covey.remote import RemoteMemoryError as RemoteMemoryError
+    from covey.tensor_moments import Moments as Moments
     from covey.tensors import TensorError as TensorError
+    from covey.updates import SGD as SGD
+    from covey.updates import Adam as Adam
 
-__all__ = ["CoveyError", "Job", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
+__all__ = ["SGD", "Adam", "CoveyError", "Job", "Moments", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
 _FROM = {
+    "Adam": ("updates", "Adam"),
     "CoveyError": ("errors", "CoveyError"),
     "Job": ("client", "JobClient"),
+    "Moments": ("tensor_moments", "Moments"),
     "RemoteMemory": ("remote", "RemoteMemory"),
     "RemoteMemoryError": ("remote", "RemoteMemoryError"),
+    "SGD": ("updates", "SGD"),
     "TensorError": ("tensors", "TensorError"),
     "join": ("attach.by_hand", "join"),
 }

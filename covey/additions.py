@@ -32,6 +32,11 @@ def pieces(start: int, end: int) -> Iterator[slice]:
     return (slice(at, min(at + PIECE, end)) for at in range(start, end, PIECE))
 
 
+def not_finite(numbers: Wide) -> int:
+    """How many of them are NaN or infinite; they are added as numpy does."""
+    return len(numbers) - int(np.count_nonzero(np.isfinite(numbers)))
+
+
 def add(tree: Tree, contributions: Sequence[Array], numbers: Numbers, here: slice, into: Wide) -> None:
     """One piece of the sum; `into` is as long as it, and of the type in which numbers are added."""
     sides = [numbers.widen(each[here]) for each in contributions]

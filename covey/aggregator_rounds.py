@@ -13,7 +13,7 @@ A round copies a tensor once at the rank, from the buffer it came into to where 
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -86,23 +86,32 @@ class AggregatorRounds:
 
     # ---- from the script ----
 
-    def declare(self, declared: Declared, initial: Array) -> None:
-        """A new tensor, or one Block of it, of which `initial` is a model's value. ValueError when there is one."""
+    def declare(self, declared: Declared, initial: Array, moments: Sequence[Array] = ()) -> None:
+        """A new tensor, or one Block of it, of which `initial` is a model's value, with the `moments` of an optimizer
+        that goes on. ValueError when there is one."""
         value = bytes_of(initial) if declared.kind == "model" else None
-        size = 0 if value is None else initial.nbytes
-        self._say_out(lambda: self.rounds.declare_as(declared, value), size)
+        size, kept = 0 if value is None else initial.nbytes, [bytes_of(each) for each in moments]
+        self._say_out(lambda: self.rounds.declare_as(declared, value, moments=kept), size)
 
-    def speak(self, declared: Declared, ranks: Node, results: tuple[Array, Array]) -> None:
-        """Likewise, for all these ranks, of one host: `results` are where theirs lie in turn, the first one with a
-        model's initial value. ValueError when there is one."""
-        buffers = (bytes_of(results[0]), bytes_of(results[1]))
-        self._say_out(lambda: self.rounds.declare_as(declared, None, ranks, buffers))
+    def speak(self, declared: Declared, ranks: Node, results: Sequence[Sequence[Array]]) -> None:
+        """Likewise, for all these ranks, of one host: `results` are where theirs lie in turn, with their moments, the
+        first one with a model's initial value. ValueError when there is one."""
+        first, second = ([bytes_of(array) for array in each] for each in results)
+        self._say_out(lambda: self.rounds.declare_as(declared, None, ranks, (first, second)))
 
-    def push(self, label: str, *sums: Array, blocks: bool) -> None:
+    def push(self, label: str, *sums: Array, blocks: bool, rate: float = 0.0) -> None:
         """Begin a round of a Block, with this rank's contribution, or what those it speaks for have added. `blocks`:
-        this thread waits for it at once. ValueError when one is under way."""
+        this thread waits for it at once. `rate`: of learning. ValueError when one is under way."""
         size = 0 if blocks else sum(each.nbytes for each in sums)
-        self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums)), size)
+        self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
+
+    def moments(self, label: str) -> list[Array]:
+        """Those of a Block that this rank keeps, of its last result; none when another one does. Not to be written, and
+        for the time until the next round only."""
+        with self._changed:
+            tensor = self.rounds.tensors[label]
+            stored = NUMBERS[tensor.declared.type].stored
+            return [np.frombuffer(each, dtype=stored) for each in tensor.moments] if tensor.keeps else []
 
     def has_result(self, label: str) -> bool:
         """Whether no round of this Block is under way, and nothing of it is being sent."""

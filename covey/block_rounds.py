@@ -12,7 +12,7 @@ to one owner first: TCP would divide its network card unfairly, and each sum wai
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from covey.aggregator_rounds import AggregatorRounds, Waits
-from covey.blocks import Block, blocks_of, table_id
+from covey.blocks import Block, blocks_of, keeper, table_id
 from covey.core import JobId
 from covey.rounds import Rounds
 from covey.sum_order import Order
@@ -36,12 +36,15 @@ class CutTensor(NamedTuple):
 
     declared: Declared
     blocks: tuple[Block, ...]
+    keepers: tuple[int, ...]
+    """Of each Block, which rank has its moments too; 0 where there are none."""
 
     def block(self, at: int) -> Declared:
         """What is declared of one Block."""
+        whole = msgspec.structs.replace(self.declared, keeper=self.keepers[at])
         if len(self.blocks) == 1:
-            return self.declared
-        return msgspec.structs.replace(self.declared, block=at, elements=self.blocks[at][:2])
+            return whole
+        return msgspec.structs.replace(whole, block=at, elements=self.blocks[at][:2])
 
 
 class BlockRounds:
@@ -93,19 +96,35 @@ class BlockRounds:
             for rounds in self._at.values():
                 rounds.rounds.order = order
 
-    def declare(self, declared: Declared, data: Array) -> None:
-        """A new tensor; a model's initial value is `data`. ValueError when there is one of that name."""
-        flat, cut = data.reshape(-1), self.cut(declared)
+    def declare(self, declared: Declared, data: Array, moments: Sequence[Array] = ()) -> None:
+        """A new tensor; a model's initial value is `data`, with the `moments` of an optimizer that goes on. ValueError
+        when there is one of that name."""
+        cut = self.cut(declared)
+        flat, *first_moments = (each.reshape(-1) for each in (data, *(moments if self._rank == 0 else ())))
         for at, block in enumerate(cut.blocks):
-            self.table(block.table).declare(cut.block(at), flat[block.first : block.end])
+            here = slice(block.first, block.end)
+            self.table(block.table).declare(cut.block(at), flat[here], [each[here] for each in first_moments])
         self.known[declared.name] = cut
 
-    def push(self, name: str, data: Array, blocks: bool) -> None:
-        """Begin a round. `blocks`: this thread waits for it at once. ValueError when one is under way."""
+    def push(self, name: str, data: Array, blocks: bool, rate: float = 0.0) -> None:
+        """Begin a round. `blocks`: this thread waits for it at once. `rate`: of learning. ValueError when one is under
+        way."""
         flat, cut = data.reshape(-1), self.known[name]
         for at in self.in_turn(cut, range(len(cut.blocks))):
             block = cut.blocks[at]
-            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks)
+            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks, rate=rate)
+
+    def steps(self, name: str) -> int:
+        """Of this tensor's optimizer, by now."""
+        cut = self.known[name]
+        return cut.declared.steps + (self._at[cut.blocks[0].table].round(name) or 0)
+
+    def kept(self, name: str) -> Iterator[tuple[int, list[Array]]]:
+        """Moments of this tensor that this rank keeps: the first element, and an array of each."""
+        cut = self.known[name]
+        for at, block in enumerate(cut.blocks):
+            if moments := self._at[block.table].moments(block_label(name, at)):
+                yield block.first, moments
 
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
@@ -147,8 +166,13 @@ class BlockRounds:
 
     def cut(self, declared: Declared) -> CutTensor:
         """Where a tensor is summed."""
-        count = declared.size_bytes // declared.element_bytes
-        return CutTensor(declared, blocks_of(key_of(declared.name), count, declared.element_bytes, self.tables))
+        count, key = declared.size_bytes // declared.element_bytes, key_of(declared.name)
+        blocks = blocks_of(key, count, declared.element_bytes, self.tables)
+        if not declared.moments:
+            return CutTensor(declared, blocks, (0,) * len(blocks))
+        each = enumerate(blocks)
+        keepers = tuple(keeper(key, at, block.table, self.tables, self._world_size) for at, block in each)
+        return CutTensor(declared, blocks, keepers)
 
     def in_turn(self, cut: CutTensor, blocks: Iterable[int]) -> list[int]:
         """These Blocks, as this rank pushes them."""

@@ -10,12 +10,15 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from covey.blocks import Block, Sizes, blocks_of, speaker, table_id
+import msgspec
+
+from covey.blocks import Block, Sizes, blocks_of, keeper, speaker, table_id
 from covey.core import JobId
 from covey.ports import Bytes
 from covey.sum_order import Node, Order, last_addition
 from covey.tensorstream import TensorStream
-from covey.tensorwire import PART_BYTES, Declared, Kind, block_label, key_of
+from covey.tensorwire import PART_BYTES, Declared, block_label, key_of
+from covey.updates import Update
 from covey.wire import AggregatorAt
 
 ELEMENT_BYTES = 4
@@ -54,24 +57,25 @@ class BlockStreams:
         self._told: dict[int, AggregatorAt] = {}
         self._blocks: dict[str, tuple[Block, ...]] = {}
 
-    async def model(self, name: str, initial: bytes, shape: tuple[int, ...]) -> bytes:
-        """Rank 0's initial parameters, on every rank."""
+    async def model(self, name: str, initial: bytes, shape: tuple[int, ...], update: Update | None = None) -> bytes:
+        """Rank 0's initial parameters, on every rank. `update`: what becomes of them with gradients that are pushed."""
         given = await self._given(name, initial)
-        self._declare(name, "model", shape, given[min(given)])
+        self._declare(Declared(name, "model", shape, update=update), given[min(given)])
         return await self._whole(name, lambda at, block: self._at[block.table].agreed(block_label(name, at)))
 
-    async def push_pull(self, name: str, data: bytes) -> bytes:
-        """The result of the next round: parameters plus sum for a model, else the sum."""
+    async def push_pull(self, name: str, data: bytes, rate: float = 0.0) -> bytes:
+        """The result of the next round: the sum, and for a model the parameters with it. `rate`: of learning, where
+        they are updated."""
         given = await self._given(name, data)
         if name not in self._blocks:
-            self._declare(name, "grad", (len(data) // ELEMENT_BYTES,), data)
+            self._declare(Declared(name, "grad", (len(data) // ELEMENT_BYTES,)), data)
 
         def one(at: int, block: Block) -> Coroutine[Any, Any, bytes]:
             stream = self._at[block.table]
             nodes = stream.rounds.tensors[block_label(name, at)].spoken.nodes
             order = stream.rounds.order
             parts = {rank: _part(each, block) for rank, each in given.items()}
-            return stream.push_pull(block_label(name, at), *(_added(node, order, parts) for node in nodes))
+            return stream.push_pull(block_label(name, at), *(_added(node, order, parts) for node in nodes), rate=rate)
 
         return await self._whole(name, one)
 
@@ -112,19 +116,26 @@ class BlockStreams:
         at = speaker(key_of(name), block, self._tables, together.ranks[1] - together.ranks[0])
         return together.ranks[0] + at == self._rank
 
-    def _declare(self, name: str, kind: Kind, shape: tuple[int, ...], data: bytes) -> None:
-        elements = len(data) // ELEMENT_BYTES
+    def _declare(self, declared: Declared, data: bytes) -> None:
+        name, elements = declared.name, len(data) // ELEMENT_BYTES
         blocks = blocks_of(key_of(name), elements, ELEMENT_BYTES, self._tables, self._sizes)
         self._blocks[name] = blocks
         for at, block in enumerate(blocks):
             if not self._speaks(name, at):
                 continue
-            initial = _part(data, block) if kind == "model" else None
+            initial = _part(data, block) if declared.kind == "model" else None
             cut = None if len(blocks) == 1 else block[:2]
             stream = self._stream(block.table)
             rounds = stream.rounds
-            declared = Declared(name, kind, shape, rounds.part_bytes, rounds.order, at, cut)
-            stream.declare_as(declared, initial, None if self._together is None else self._together.ranks)
+            of_block = msgspec.structs.replace(
+                declared,
+                part_bytes=rounds.part_bytes,
+                order=rounds.order,
+                block=at,
+                elements=cut,
+                keeper=keeper(key_of(name), at, block.table, self._tables, rounds.world_size),
+            )
+            stream.declare_as(of_block, initial, None if self._together is None else self._together.ranks)
 
     def _stream(self, table: int) -> TensorStream:
         if table not in self._at:

@@ -68,6 +68,13 @@ def speaker(key: int, block: int, tables: int, ranks: int) -> int:
     return (key // tables + block) % ranks
 
 
+def keeper(key: int, block: int, table: int, tables: int, world_size: int) -> int:
+    """Which rank has a copy of that Block's moments (`covey.updates`): one of another host than that to which the table
+    is offered first, where all hosts have as many ranks, and each rank for about as many Blocks."""
+    alike = max(1, world_size // tables)
+    return ((table + 1) % tables * alike + (key // tables + block) % alike) % world_size
+
+
 def blocks_of(key: int, elements: int, element_bytes: int, tables: int, sizes: Sizes = Sizes()) -> tuple[Block, ...]:
     """Of a tensor, in order; at least one. `key`: of its name, by which small tensors are dealt among the tables."""
     size = elements * element_bytes

@@ -15,6 +15,7 @@ last whole result is there for an aggregator that asks for it.
 """
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -95,6 +96,7 @@ class HostTensor(SharedTensor):
 
     def _push(self) -> None:
         """Add this host's part of each Block, and give it to its owner. Who was interrupted can begin again."""
+        rate = self._rate()
         for spoken in self._mine:
             begun = spoken.at.round(spoken.label)
             if begun is None:
@@ -103,7 +105,7 @@ class HostTensor(SharedTensor):
                 continue
             for node, into in zip(self._nodes, spoken.sums, strict=True):
                 self._add_node(node, spoken.elements, into)
-            spoken.at.push(spoken.label, *spoken.sums, blocks=False)
+            spoken.at.push(spoken.label, *spoken.sums, blocks=False, rate=rate)
 
     def _add_node(self, node: Node, elements: slice, into: Array) -> None:
         if node[1] - node[0] == 1:
@@ -117,9 +119,20 @@ class HostTensor(SharedTensor):
         """The last round of it, which is none."""
         if self._is_initial(1) and self._first == 0:
             np.copyto(self._results[0][spoken.elements], self._slots[0][0][spoken.elements])
-        results = (self._results[0][spoken.elements], self._results[1][spoken.elements])
-        spoken.at.speak(spoken.declared, self._members, results)
+        first, end = self._members
+        moments = self._moments
+        if not first <= spoken.declared.keeper < end:  # they lie elsewhere, but for those of the beginning
+            moments = [self._moments[0] if first == 0 and self.declared.steps else [], []]
+        each = [[result, *kept] for result, kept in zip(self._results, moments, strict=True)]
+        spoken.at.speak(
+            spoken.declared, self._members, [[array[spoken.elements] for array in arrays] for arrays in each]
+        )
         return 0
+
+    def kept(self) -> Iterator[tuple[int, list[Array]]]:
+        for spoken in self._mine:
+            if moments := spoken.at.moments(spoken.label):
+                yield spoken.elements.start, moments
 
     def _spoken(self, declared: Declared, block: Block) -> _SpokenBlock:
         elements = slice(block.first, block.end)
@@ -130,3 +143,7 @@ class HostTensor(SharedTensor):
             for first, end in self._nodes
         )
         return _SpokenBlock(declared, self._far.table(block.table), elements, sums)
+
+    @property
+    def _first_moments(self) -> Sequence[Array]:
+        return self._moments[0]

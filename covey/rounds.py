@@ -15,7 +15,7 @@ the peer, and ends the connection.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from covey import handshake
 from covey.core import JobId
@@ -41,7 +41,11 @@ from covey.tensorwire import (
     key_of,
     pack_declared,
     pack_opening,
+    pack_rate,
 )
+
+Buffers = Sequence[memoryview]
+"""Of a result, and of each of its moments."""
 
 
 class Stale(ConnectionError):
@@ -65,9 +69,11 @@ class TensorRounds:
         initial: Payload | None,
         ranks: Node,
         world_size: int,
-        buffers: tuple[memoryview, memoryview] | None = None,
+        buffers: tuple[Buffers, Buffers] | None = None,
+        moments: Sequence[Payload] = (),
     ) -> None:
-        """`ranks`: for whom it pushes. `buffers`: where results lie, in turn; the first one has the initial value."""
+        """`ranks`: for whom it pushes. `moments`: with which an optimizer goes on, as it has made steps before.
+        `buffers`: where results lie, in turn, and their moments; the first ones have what is there at first."""
         size = declared.size_bytes
         if initial is not None and len(initial) != size:
             raise ValueError(f"tensor {declared.name!r} has {size} bytes, its initial value {len(initial)}")
@@ -81,13 +87,24 @@ class TensorRounds:
         """A model's initial value is in force only once the aggregator has sent the one it chose."""
         self.state: Payload
         self.incoming: Payload
+        self.keeps = bool(declared.moments) and ranks[0] <= declared.keeper < ranks[1]
+        """Whether results come with their moments."""
+        self.moments: Sequence[Payload]
+        """Of `state`: those that this rank keeps, or with which it began."""
+        self._incoming_moments: Sequence[Payload] = ()
         if buffers is None:
             self.state = bytearray(initial) if initial is not None else bytearray(size)
             self.incoming = bytearray(size)
+            self.moments = [bytearray(each) for each in moments]
+            if self.keeps:
+                self._incoming_moments = [bytearray(size) for _ in range(declared.moments)]
+                self.moments = self.moments or [bytearray(size) for _ in range(declared.moments)]
         else:
-            self.state, self.incoming = buffers
+            (self.state, *self.moments), (self.incoming, *self._incoming_moments) = buffers
         self.pushed: tuple[Payload, ...] = ()
         """Of each node of `spoken`, its sum."""
+        self.rate = 0.0
+        """Of learning, in that round."""
         self.unacknowledged: int | None = None
         """The round whose result is still to come; what was added for it is `pushed`."""
         self.fault = ""
@@ -99,14 +116,25 @@ class TensorRounds:
         """The only round whose result is not ignored."""
         return self.unacknowledged if self.agreed else self.version
 
+    @property
+    def result_parts(self) -> int:
+        """Of a whole result, as it comes to this rank."""
+        return self.declared.state_parts if self.keeps else self.declared.parts
+
+    def part_of_state(self, part: int) -> memoryview:
+        which, at = divmod(part, self.declared.parts)
+        start, end = self.declared.span(at)
+        return memoryview(self.moments[which - 1] if which else self.state)[start:end]
+
     def forget_partial(self) -> None:
         self._seen.clear()
 
     def slot(self, header: Header) -> memoryview | None:
         """Where a part of the result belongs; None when it is late. TensorWireError when it cannot be one."""
-        if header.part >= self.declared.parts:
-            raise TensorWireError(f"part {header.part} of {self.declared.name!r}, which has {self.declared.parts}")
-        start, end = self.declared.span(header.part)
+        if header.part >= self.result_parts:
+            raise TensorWireError(f"part {header.part} of {self.declared.name!r}, which has {self.result_parts}")
+        which, part = divmod(header.part, self.declared.parts)
+        start, end = self.declared.span(part)
         if header.length != end - start:
             raise TensorWireError(
                 f"part {header.part} of {self.declared.name!r} has {end - start} bytes, not {header.length}"
@@ -115,17 +143,20 @@ class TensorRounds:
             raise TensorWireError(f"part {header.part} of {self.declared.name!r} is of type {header.type}")
         if header.round != self.expected:
             return None
-        return memoryview(self.incoming)[start:end]
+        return memoryview(self._incoming_moments[which - 1] if which else self.incoming)[start:end]
 
     def arrived(self, part: int) -> bool:
         """True when the result is now whole; it is then the state."""
         self._seen.add(part)
-        if len(self._seen) < self.declared.parts:
+        if len(self._seen) < self.result_parts:
             return False
         self._seen.clear()
         self.state, self.incoming = self.incoming, self.state
+        if self.keeps:
+            self.moments, self._incoming_moments = self._incoming_moments, self.moments
         if self.agreed:
             self.version += 1
+            self.moments = self.moments if self.keeps else ()
             self.unacknowledged, self.pushed = None, ()
         self.agreed = True
         return True
@@ -172,30 +203,31 @@ class Rounds:
         declared: Declared,
         initial: Payload | None = None,
         ranks: Node | None = None,
-        buffers: tuple[memoryview, memoryview] | None = None,
+        buffers: tuple[Buffers, Buffers] | None = None,
+        moments: Sequence[Payload] = (),
     ) -> Iterator[Frame]:
         """Declare a tensor, or one Block of it. `ranks`: of this host, for all of which it is pushed; None: for this
-        one. `buffers`: as of `TensorRounds`. ValueError when its name is taken, or it is too large."""
+        one. `buffers`, `moments`: as of `TensorRounds`. ValueError when its name is taken, or it is too large."""
         known = self._by_key.get(key_of(declared.label))
         if known is not None:
             raise ValueError(
                 f"tensor {declared.name!r} is already known as {known.declared.kind} {known.declared.shape}"
             )
-        tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers)
+        tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers, moments)
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
 
-    def push(self, name: str, *sums: Payload) -> Iterator[Frame]:
+    def push(self, name: str, *sums: Payload, rate: float = 0.0) -> Iterator[Frame]:
         """Begin the next round of a tensor. `sums`: of each node that is pushed for, which for one rank is its own
-        contribution; they are not copied, and stay as they are until the result is here. ValueError when a round is
-        under way or they have another size."""
+        contribution; they are not copied, and stay as they are until the result is here. `rate`: of learning, where
+        parameters are updated. ValueError when a round is under way or they have another size."""
         tensor = self.tensors[name]
         if tensor.unacknowledged is not None or not tensor.agreed:
             raise ValueError(f"tensor {name!r} is still in round {tensor.expected}")
         for node, data in zip(tensor.spoken.nodes, sums, strict=True):
             if len(data) != tensor.spoken.size_of(node):
                 raise ValueError(f"tensor {name!r} has {tensor.spoken.size_of(node)} bytes, not {len(data)}")
-        tensor.pushed = sums
+        tensor.pushed, tensor.rate = sums, rate
         tensor.unacknowledged = tensor.version + 1
         return self._pieces(tensor, tensor.unacknowledged)
 
@@ -259,16 +291,19 @@ class Rounds:
         match header.op:
             case TensorOp.RESULT:
                 tensor = self._tensor(header)
-                if header.round == tensor.expected:
-                    tensor.arrived(header.part)
-                else:
+                if header.round != tensor.expected:
                     self.ignored += 1
+                elif tensor.arrived(header.part) and tensor.keeps and tensor.version:
+                    return iter((self._said(TensorOp.KEPT, tensor, tensor.version),))
             case TensorOp.CHALLENGE:
                 if len(payload) != CHALLENGE_BYTES:
                     raise TensorWireError(f"a challenge of {len(payload)} bytes")
                 return self._prove(handshake.parse_challenge(bytes(payload)))
             case TensorOp.ASK:
                 tensor = self._tensor(header)
+                declared = tensor.declared
+                if declared.asked_parts(tensor.version) > declared.parts * (1 + len(tensor.moments)):
+                    raise TensorWireError(f"asks for moments of {declared.name!r}, which another rank keeps")
                 return self._state(tensor)
             case TensorOp.FAULT:
                 self._tensor(header).fault = bytes(payload).decode("utf-8", "replace")
@@ -300,17 +335,23 @@ class Rounds:
             payload=pack_opening(tensor.packed, None if own else tensor.spoken.ranks),
         )
 
+    def _said(self, op: TensorOp, tensor: TensorRounds, round: int, payload: bytes = b"") -> Frame:
+        return frame(op, self._hash, self.epoch, key=tensor.key, rank=self.rank, round=round, payload=payload)
+
     def _pieces(self, tensor: TensorRounds, round: int) -> Iterator[Frame]:
         """What was pushed, one frame per piece, each made when it is sent, all under the present epoch."""
         sums = {node: memoryview(data) for node, data in zip(tensor.spoken.nodes, tensor.pushed, strict=True)}
         pieces = filter(None, map(tensor.spoken.piece, range(tensor.spoken.count)))
         each = ((piece.type, sums[piece.node][piece.first : piece.end]) for piece in pieces)
-        return self._frames(TensorOp.PUSH, tensor, round, each)
+        frames = self._frames(TensorOp.PUSH, tensor, round, each)
+        if tensor.declared.update is None:
+            return frames
+        return itertools.chain((self._said(TensorOp.RATE, tensor, round, pack_rate(tensor.rate)),), frames)
 
     def _state(self, tensor: TensorRounds) -> Iterator[Frame]:
-        """The last result, one frame per part."""
-        view, spans = memoryview(tensor.state), map(tensor.declared.span, range(tensor.declared.parts))
-        return self._frames(TensorOp.STATE, tensor, tensor.version, ((tensor.type, view[a:b]) for a, b in spans))
+        """The last result, and what moments it is asked for, one frame per part."""
+        parts = map(tensor.part_of_state, range(tensor.declared.asked_parts(tensor.version)))
+        return self._frames(TensorOp.STATE, tensor, tensor.version, ((tensor.type, part) for part in parts))
 
     def _frames(
         self, op: TensorOp, tensor: TensorRounds, round: int, each: Iterator[tuple[int, Payload]]

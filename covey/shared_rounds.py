@@ -19,17 +19,18 @@ Processors that may show another core a later store first (ARM) are left out: no
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from covey.additions import add, pieces, tree_of
+from covey.additions import add, not_finite, pieces, tree_of
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
 from covey.tensor_memory import MemoryFault, TensorMemory, TensorRange
 from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared
+from covey.update_steps import take_step
 
 Words = npt.NDArray[np.uint32]
 
@@ -49,8 +50,11 @@ class _Places:
         turns = 2 if self.small else 1
         self.slots = [[first + (turn * ranks + rank) * stride for turn in range(turns)] for rank in range(ranks)]
         results = 0 if self.small else 2 if declared.kind == "model" or not whole_job else 1
-        self.results = [first + (turns * ranks + at) * stride for at in range(results)]
-        self.end = first + (turns * ranks + results) * stride
+        first, each = first + turns * ranks * stride, stride * (1 + declared.moments)
+        self.results = [
+            [first + at * each + moment * stride for moment in range(1 + declared.moments)] for at in range(results)
+        ]
+        self.end = first + results * each
 
 
 class SharedTensor:
@@ -67,15 +71,22 @@ class SharedTensor:
         self._numbers = NUMBERS[declared.type]
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
-        self._results = [self._floats(start, count) for start in places.results]
+        states = [[self._floats(start, count) for start in each] for each in places.results]
+        self._results = [each[0] for each in states]
         """Two take turns: who was interrupted in adding to a model can begin again."""
+        self._moments = [each[1:] for each in states]
+        """Of each, what an optimizer keeps (`covey.updates`)."""
         self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
+        self._rates = np.ndarray((ranks, _LINE // 8), np.float64, range_.mapped, TensorRange.HEAD_BYTES)[:, 1]
+        """Of learning, in the round that a rank has pushed."""
         self._part = (rank * count // ranks, (rank + 1) * count // ranks)
         self._tree = tree_of(memory.members, declared.order, self._first)
         self._lock = threading.Lock()
         self.round = 0
         """That this rank has pushed; the first one of a model tells of its initial value."""
         self._added = self._whole = self.taken = 0
+        self.not_finite = 0
+        """Numbers of sums that were not, as far as this rank has added them."""
         self.given_up = False
         """It goes another way."""
         self.failure: Exception | None = None
@@ -99,15 +110,20 @@ class SharedTensor:
         waits = self.round == 1 and self._whole == 0 and bool(self.missing())
         return self.given_up or (waits and self._range.is_given_up(self.missing))
 
-    def begin(self, data: Array) -> None:
-        """The next round; `data` is copied. ValueError when the result of the last one was not taken, MemoryRefused
-        when all go another way with this tensor."""
+    def begin(self, data: Array, rate: float = 0.0, moments: Sequence[Array] = ()) -> None:
+        """The next round; `data` is copied, and in a model's first one `moments`, with which an optimizer goes on.
+        `rate`: of learning. ValueError when the result of the last one was not taken, MemoryRefused when all go another
+        way with this tensor."""
         with self._lock:
             if self.taken != self.round:
                 raise ValueError(f"tensor {self.declared.name!r} is still in round {self.round}")
             round = self.round + 1
             if not self._is_initial(round) or self._first + self._rank == 0:
                 np.copyto(self._slots[self._rank][self._turn(round)], data.reshape(-1))
+                if moments:
+                    for into, moment in zip(self._first_moments, moments, strict=True):
+                        np.copyto(into, moment.reshape(-1))
+            self._rates[self._rank] = rate
             if round == 1:
                 self._range.first(self._say_first)
             else:
@@ -150,6 +166,21 @@ class SharedTensor:
         self.taken = self.round
         return found
 
+    @property
+    def rounds(self) -> int:
+        """Whose result was taken, without the one about a model's initial value."""
+        return max(0, self.taken - (self.declared.kind == "model"))
+
+    @property
+    def steps(self) -> int:
+        """Of this tensor's optimizer, by now."""
+        return self.declared.steps + self.rounds
+
+    def kept(self) -> Iterator[tuple[int, list[Array]]]:
+        """Moments of the last result that was taken, as far as this rank keeps them: the first element, and an array of
+        each; not to be written, and until the next round only."""
+        yield 0, self._moments[self.taken % len(self._results)]
+
     def missing(self) -> list[int]:
         """Ranks that have not pushed this round."""
         return [self._first + at for at in range(self._ranks) if int(self._words[at, 0]) < self.round]
@@ -163,6 +194,20 @@ class SharedTensor:
         assert self._small or self._whole <= self._added
 
     # ---- inside ----
+
+    @property
+    def _first_moments(self) -> Sequence[Array]:
+        """Where those of a model's initial value lie."""
+        return self._moments[1]
+
+    def _rate(self) -> float:
+        """Of learning, in this round, which all have pushed. ValueError when they do not say the same."""
+        rates: list[float] = self._rates.tolist()
+        for rank, rate in enumerate(rates):
+            if rate != rates[0]:
+                of = f"learns at rate {rate} in round {self.round - 1}, and rank {self._first} at {rates[0]}"
+                raise ValueError(f"rank {self._first + rank} {of}")
+        return rates[0]
 
     def _is_initial(self, round: int) -> bool:
         return self.declared.kind == "model" and round == 1
@@ -206,16 +251,28 @@ class SharedTensor:
             self._add(slots, result, start, end)
 
     def _add(self, slots: Sequence[Array], into: Array, start: int, end: int) -> None:
-        numbers = self._numbers
-        for here in pieces(start, end):
-            found = np.empty(here.stop - here.start, numbers.wide) if numbers.rounds else into[here]
-            add(self._tree, slots, numbers, here, found)
-            if self.declared.mean:
-                np.divide(found, numbers.wide.type(self._ranks), out=found)
-            if self.declared.kind == "model":
-                np.add(numbers.widen(self._results[(self.round - 1) % 2][here]), found, out=found)
-            if numbers.rounds:
-                into[here] = numbers.narrow(found)
+        rate = 0.0 if self.declared.update is None else self._rate()
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is counted
+            for here in pieces(start, end):
+                self._add_piece(slots, into, here, rate)
+
+    def _add_piece(self, slots: Sequence[Array], into: Array, here: slice, rate: float) -> None:
+        numbers, update = self._numbers, self.declared.update
+        found = np.empty(here.stop - here.start, numbers.wide) if numbers.rounds else into[here]
+        add(self._tree, slots, numbers, here, found)
+        if self.declared.mean:
+            np.divide(found, numbers.wide.type(self._ranks), out=found)
+        self.not_finite += not_finite(found)
+        if update is not None:
+            old, new = (
+                [self._results[turn][here], *(each[here] for each in self._moments[turn])]
+                for turn in ((self.round - 1) % 2, self.round % 2)
+            )
+            take_step(update, self.declared.steps + self.round - 1, rate, old, new)
+        elif self.declared.kind == "model":
+            np.add(numbers.widen(self._results[(self.round - 1) % 2][here]), found, out=found)
+        if numbers.rounds:
+            into[here] = numbers.narrow(found)
 
 
 class SharedRounds:
@@ -244,9 +301,12 @@ class SharedRounds:
         found = memory.join(declared, _Places(declared, memory.ranks, memory.whole_job).end)
         return self._make(declared, found)
 
-    def begin(self, tensor: SharedTensor, data: Array, blocks: bool) -> None:
-        """Its next round. `blocks`: this thread waits for it at once. Errors as of `SharedTensor.begin`."""
-        tensor.begin(data)
+    def begin(
+        self, tensor: SharedTensor, data: Array, blocks: bool, rate: float = 0.0, moments: Sequence[Array] = ()
+    ) -> None:
+        """Its next round. `blocks`: this thread waits for it at once. The rest, and errors, as of
+        `SharedTensor.begin`."""
+        tensor.begin(data, rate, moments)
         with self._changed:
             self._open[tensor.declared.name] = tensor
             if not blocks:

@@ -283,9 +283,4 @@ def _unlike(mine: Declared, packed: bytes, rank: int) -> tuple[str, str]:
         return mine.name, f"its memory was overwritten: {error}"
     if theirs.name != mine.name:
         return theirs.name, f"give it another name: {theirs.name!r} has the same key of 32 bits"
-    return mine.name, f"rank {rank} declares it as {_words(mine)}, another rank as {_words(theirs)}"
-
-
-def _words(declared: Declared) -> str:
-    how = f"added by {declared.order}{', divided' if declared.mean else ''}"
-    return f"{declared.kind} {declared.shape} of {declared.type}, {how}"
+    return mine.name, f"rank {rank} declares {mine.words}, another rank {theirs.words}"

@@ -4,6 +4,7 @@
         w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
         w = job.tensors.push_pull("w", delta)       # parameters + sum of all ranks' deltas
         g = job.tensors.push_pull("grad", g)        # a name never given to `model`: just the sum
+        w = job.tensors.model("v", v0, update=covey.Adam())     # what is pushed are gradients, of which it makes steps
         h = job.tensors.push("grad", g, out=g)      # the same in two halves: this begins the round
         ...                                         # compute, push other names
         g = h.wait()                                # and this ends it
@@ -35,13 +36,18 @@ import numpy as np
 
 from covey.block_rounds import BlockRounds
 from covey.core import JobId
+from covey.given_rounds import GivenRound
 from covey.host_rounds import HostTensor
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array, GivenArray, as_stored, check_out, checked
 from covey.tensor_memory import MemoryFault, MemoryRefused, TensorMemory
-from covey.tensorwire import PART_BYTES, Declared, Kind, Type
+from covey.tensor_moments import NAME as MOMENTS
+from covey.tensor_moments import Moments, gathered
+from covey.tensor_types import NUMBERS
+from covey.tensorwire import PART_BYTES, Declared, Type
 from covey.units import format_seconds
+from covey.updates import Update
 from covey.wire import AggregatorAt
 
 BARRIER, LEAVE = "covey/barrier", "covey/leave"
@@ -131,12 +137,14 @@ class TensorClient:
         self._job, self._patience_s, self._say = job, patience_s, say
         self._changed = threading.Condition()
         """Guards what follows; notified when any of it changes."""
-        self._open: dict[str, Array] = {}
+        self._open: dict[str, GivenRound] = {}
         """Tensors with a round that nobody has waited for, and what was pushed, which stays as it is until then."""
         self._undecided = undecided
         """Whether the agent has yet to say if the ranks share memory."""
         self._shared: SharedRounds | None = None
         self._tell_shared = shared
+        self._told_not_finite: set[str] = set()
+        """Tensors of which it was said, once, that a sum has NaN or infinity."""
         self._ways: dict[str, SharedTensor | None] = {}
         """Of each tensor: through shared memory, or through an aggregator."""
         self._closed = False
@@ -162,42 +170,91 @@ class TensorClient:
                 raise ValueError("there are tensors already; set the order of their additions before the first one")
             self._far.order = order
 
-    def model(self, name: str, initial: Array, *, mean: bool = False) -> Array:
+    def model(
+        self,
+        name: str,
+        initial: Array,
+        *,
+        mean: bool = False,
+        update: Update | None = None,
+        moments: Moments | None = None,
+    ) -> Array:
         """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new array of that type and
-        shape; `mean`: as of their rounds. Blocks until all ranks called it. Errors as of `push_pull`."""
+        shape; `mean`: as of their rounds. With an `update` (`covey.SGD`, `covey.Adam`) what is pushed are gradients,
+        and each round is a step of that optimizer, with the bits that `covey.update_steps` says; `moments`: it goes on
+        from there, as every rank says, and rank 0's count. Blocks until all ranks called it. Errors as of `push_pull`,
+        and ValueError when moments are not those of this optimizer and these parameters."""
         given = checked(name, initial)
         with self._timed():
-            self._begin(name, "model", given, True, mean)
+            self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
             try:
                 return self._wait(name).view(given.dtype)
             finally:
                 self._ended(name)
 
     def push(
-        self, name: str, array: Array, *, out: Array | None = None, mean: bool = False, type: Type | None = None
+        self,
+        name: str,
+        array: Array,
+        *,
+        out: Array | None = None,
+        mean: bool = False,
+        type: Type | None = None,
+        rate: float | None = None,
     ) -> TensorHandle:
         """Begin this tensor's next round, and go on: `push(...).wait()` is `push_pull`. `array` is read until then, and
         must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape and type,
         contiguous. Does not wait for other ranks, nor for the network; only the first tensor waits until all ranks have
         joined their agents. Errors as of `push_pull`."""
-        return self._push(name, array, out, False, mean, type)
+        return self._push(name, GivenRound(checked(name, array, type), mean=mean, rate=rate), out, False)
 
     def push_pull(
-        self, name: str, array: Array, *, out: Array | None = None, mean: bool = False, type: Type | None = None
+        self,
+        name: str,
+        array: Array,
+        *,
+        out: Array | None = None,
+        mean: bool = False,
+        type: Type | None = None,
+        rate: float | None = None,
     ) -> Array:
         """The result of this tensor's next round: the sum of all ranks' arrays, with `mean` divided by their number;
         added to the parameters of `model` where there are any. Of the same type and shape: `out`, as of `push`, or a
-        new array. `type="bfloat16"`: the array holds its bits, as uint16 or int16. Blocks until every rank has pushed.
+        new array. `type="bfloat16"`: the array holds its bits, as uint16 or int16. `rate`: at which an optimizer learns
+        in this round, on every rank the same; None: as it was declared. Blocks until every rank has pushed.
 
         ValueError when shape, type or `mean` are not those of earlier calls or the last round of this name was not
         waited for, TypeError when it is of another type than Covey adds, TensorError when the aggregator refuses it,
         Superseded when this run of the job is over.
         """
-        handle = self._push(name, array, out, True, mean, type)
+        handle = self._push(name, GivenRound(checked(name, array, type), mean=mean, rate=rate), out, True)
         try:
             return handle.wait()
         finally:
             self._ended(name)
+
+    def moments(self, name: str) -> Moments:
+        """Of a model that has an optimizer, for a checkpoint: what `model` takes as `moments`. Every rank calls it,
+        between the same two rounds, and has all of them then. ValueError when there is no such tensor or a round of it
+        is under way; other errors as of `push_pull`."""
+        way, declared = self._ways.get(name), self._declared(name)
+        if declared is None or declared.update is None or name in self._open:
+            why = "has a round under way" if name in self._open else "is no model with an optimizer"
+            raise ValueError(f"tensor {name!r} {why}")
+        steps, kept = (way.steps, way.kept()) if way is not None else (self._far.steps(name), self._far.kept(name))
+        like, added = np.empty(declared.shape, NUMBERS[declared.type].stored), f"{MOMENTS}.{declared.type}"
+        alone = way is not None and way.whole_job
+
+        def add(mine: Array) -> Array:
+            return mine if alone else self.push_pull(added, mine, out=mine)
+
+        return Moments(steps, gathered(like, declared.moments, kept, add))
+
+    @property
+    def not_finite(self) -> int:
+        """How many numbers of sums were NaN or infinite by now, of those that this rank has added in memory that ranks
+        share. `agentctl tensors` says what aggregators found."""
+        return sum(way.not_finite for way in list(self._ways.values()) if way is not None)
 
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
@@ -229,7 +286,7 @@ class TensorClient:
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
             try:
-                self._begin(LEAVE, "grad", checked(LEAVE, np.zeros(1, np.float32)), True, False, linger_s)
+                self._begin(LEAVE, GivenRound(checked(LEAVE, np.zeros(1, np.float32))), True, linger_s)
                 self._wait(LEAVE, linger_s)
             except TimeoutError:
                 return False
@@ -282,77 +339,66 @@ class TensorClient:
 
     # ---- script side ----
 
-    def _push(
-        self, name: str, array: Array, out: Array | None, blocks: bool, mean: bool, type: Type | None
-    ) -> TensorHandle:
-        given = checked(name, array, type)
+    def _push(self, name: str, given: GivenRound, out: Array | None, blocks: bool) -> TensorHandle:
         if out is not None:
-            check_out(name, out, given)
+            check_out(name, out, given.array)
         with self._timed():
-            self._begin(name, "grad", given, blocks, mean)
-        return TensorHandle(self, name, given, out)
+            self._begin(name, given, blocks)
+        return TensorHandle(self, name, given.array, out)
 
-    def _begin(
-        self, name: str, kind: Kind, given: GivenArray, blocks: bool, mean: bool = False, give_up_s: float | None = None
-    ) -> None:
+    def _begin(self, name: str, given: GivenRound, blocks: bool, give_up_s: float | None = None) -> None:
         """The next round of a tensor; a new model's is about its initial value. TimeoutError after `give_up_s`."""
-        data = given.data
+        data = given.array.data
         with self._changed:
             if name in self._open:
                 raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
-            self._open[name] = data
+            self._open[name] = given
         with contextlib.ExitStack() as undo:
             undo.callback(self._ended, name)
-            way = self._way(name, kind, given, mean, give_up_s)
+            moments = given.moments_of(name)
+            way = self._way(name, given, give_up_s)
+            declared = way.declared if way is not None else self._far.known[name].declared
+            rate = given.rate_in(declared)
             self._raise_if_over()
             if way is not None and self._shared is not None:
                 try:
-                    self._shared.begin(way, data, blocks)
+                    self._shared.begin(way, data, blocks, rate, moments)
                 except MemoryRefused:
                     self._over_tcp(way)
-            elif kind == "grad":
-                self._far.push(name, data, blocks)
+            elif given.kind == "grad":
+                self._far.push(name, data, blocks, rate)
             undo.pop_all()
+
+    def _declared(self, name: str) -> Declared | None:
+        """What was declared of this tensor, if anything was."""
+        way = self._ways.get(name)
+        if way is not None:
+            return way.declared
+        return self._far.known[name].declared if name in self._far.known else None
 
     def _ended(self, name: str) -> None:
         with self._changed:
             self._open.pop(name, None)
 
-    def _way(
-        self, name: str, kind: Kind, given: GivenArray, mean: bool, give_up_s: float | None
-    ) -> SharedTensor | None:
+    def _way(self, name: str, given: GivenRound, give_up_s: float | None) -> SharedTensor | None:
         """That of a tensor, which is declared if it is new."""
         if name in self._ways:
-            return self._known(name, kind, given, mean)
+            way = self._ways[name]
+            given.check(self._far.known[name].declared if way is None else way.declared)
+            return way
         patience = _Patience(self, name, give_up_s)
         with self._changed:
             while self._undecided:
                 patience.look()
                 self._changed.wait(patience.left_s)
-        shape, far = given.data.shape, self._far
-        declared = Declared(name, kind, shape, far.part_bytes, far.order, type=given.type, mean=mean)
+        declared = given.declared(name, self._far.part_bytes, self._far.order)
         way = self._share(declared)
         if way is None:
-            far.declare(declared, given.data)
+            self._far.declare(declared, given.array.data, given.moments_of(name))
         self._ways[name] = way
         if way is not None and way.whole_job:
             sizes = [each.declared.size_bytes for each in list(self._ways.values()) if each is not None]
             self._tell_shared(max(sizes), sum(sizes))
-        return way
-
-    def _known(self, name: str, kind: Kind, given: GivenArray, mean: bool) -> SharedTensor | None:
-        way, shape = self._ways[name], given.data.shape
-        declared = self._far.known[name].declared if way is None else way.declared
-        if kind == "model":
-            raise ValueError(f"tensor {name!r} is already known as {declared.kind} {declared.shape}")
-        if declared.shape != shape:
-            raise ValueError(
-                f"tensor {name!r} has shape {declared.shape}, this array {shape}; "
-                "give an array of another shape another name"
-            )
-        was, now = _update(declared.type, declared.mean), _update(given.type, mean)
-        if was != now:
-            raise ValueError(f"tensor {name!r} is the {was}, and here the {now}; give another one another name")
         return way
 
     def _share(self, declared: Declared) -> SharedTensor | None:
@@ -370,12 +416,12 @@ class TensorClient:
         """A rank refused, after this one had begun the first round."""
         name, kind = way.declared.name, way.declared.kind
         self._tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
-        data = self._open.get(name)
-        if data is None:
+        given = self._open.get(name)
+        if given is None:
             raise TensorError(f"tensor {name!r} is in a round that the script gave up; it cannot be pushed elsewhere")
-        self._far.declare(way.declared, data)
+        self._far.declare(way.declared, given.array.data, given.moments_of(name))
         if kind == "grad":
-            self._far.push(name, data, False)
+            self._far.push(name, given.array.data, False)
         with self._changed:
             self._ways[name] = None
             self._changed.notify_all()
@@ -388,7 +434,11 @@ class TensorClient:
                 if self._shared.wait(way, patience.look):
                     if way.fault:
                         raise ValueError(way.fault)
-                    return way.take(out)
+                    found = way.take(out)
+                    if way.not_finite and name not in self._told_not_finite:
+                        self._told_not_finite.add(name)
+                        self._tell(f"found NaN or infinity in the sum of tensor {name!r} in round {way.rounds}")
+                    return found
             return self._far.wait(name, patience, out)
         except ValueError as error:
             raise TensorError(f"tensor {name!r}: {error}") from error
@@ -420,7 +470,3 @@ class TensorClient:
         finally:
             if not getattr(self._thread_here, "background", False):
                 self.communicate_s += time.monotonic() - began
-
-
-def _update(type: Type, mean: bool) -> str:
-    return f"{'mean' if mean else 'sum'} of {type}"

@@ -73,12 +73,12 @@ class TensorStream:
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.agreed)
 
-    async def push_pull(self, label: str, *sums: Payload) -> bytes:
-        """The result of the next round of a Block: parameters plus sum for a model, else the sum. `sums`: as of
+    async def push_pull(self, label: str, *sums: Payload, rate: float = 0.0) -> bytes:
+        """The result of the next round of a Block: parameters plus sum for a model, else the sum. `sums`, `rate`: as of
         `Rounds.push`."""
         if label not in self.rounds.tensors:
             self._send(self.rounds.declare(label, "grad", (len(sums[0]) // 4,)))
-        self._send(self.rounds.push(label, *sums))
+        self._send(self.rounds.push(label, *sums, rate=rate))
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.unacknowledged is None)
 

@@ -12,8 +12,10 @@ much it will ever allocate before it allocates. The checksum covers header and p
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
       STATE(key, version, part) ...   ->
+      RATE(key, round)                ->      of learning, where the aggregator updates parameters (`covey.updates`)
       PUSH(key, round, piece) ...     ->      of its own, or of what its host has added (`covey.spoken`)
                                        <- RESULT(key, round, part) ...
+      KEPT(key, round)                ->      the keeper has the moments too: others may have the result
       PING                            ->
                                        <- PONG
 
@@ -35,6 +37,7 @@ from covey.checksum import crc32
 from covey.core import JobId
 from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
 from covey.sum_order import Node, Order
+from covey.updates import Update, check_rate
 
 VERSION = 2
 """Version 1 sent the secret itself."""
@@ -58,6 +61,8 @@ FLOAT32 = TYPES["float32"][0]
 _TYPE_NUMBERS = frozenset(number for number, _ in TYPES.values())
 ADDED_AS: dict[Type, Type] = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 """In which a sum is, until it is rounded (`covey.tensor_types`)."""
+UPDATED: tuple[Type, ...] = ("float32", "float64")
+"""Types of parameters that an optimizer updates where they are summed: in 16 bits small steps would be lost."""
 WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
 SPEAKS = 2
@@ -67,6 +72,7 @@ _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
 _COVERED = HEADER_BYTES - 4
 _RANKS = struct.Struct("<HH")
+_RATE = struct.Struct("<d")
 
 Payload = bytes | bytearray | memoryview
 Frame = tuple[bytes, Payload]
@@ -84,6 +90,8 @@ class TensorOp(enum.IntEnum):
     STATE = 4
     PING = 5
     PROOF = 6
+    RATE = 7
+    KEPT = 8
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -100,6 +108,8 @@ _LENGTH_MAX = {
     TensorOp.PUSH: PART_BYTES_MAX,
     TensorOp.STATE: PART_BYTES_MAX,
     TensorOp.PING: 0,
+    TensorOp.RATE: _RATE.size,
+    TensorOp.KEPT: 0,
     TensorOp.WELCOME: 0,
     TensorOp.RESULT: PART_BYTES_MAX,
     TensorOp.ASK: 0,
@@ -120,7 +130,8 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RESULT: the round. OPEN, STATE, ASK: the version of the state, that is the last complete round."""
+    """PUSH, RATE, RESULT, KEPT: the round. OPEN, STATE, ASK: the version of the state, which is the last complete
+    round."""
     epoch: int
     length: int
     crc: int
@@ -209,6 +220,12 @@ class Declared(msgspec.Struct, frozen=True):
     type: Type = "float32"
     mean: bool = False
     """The sum is divided by the number of ranks."""
+    update: Update | None = None
+    """What becomes of a model's parameters with the sum; None: it is added to them."""
+    steps: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)] = 0
+    """Of the optimizer, before this job: its moments, if there are any, are then given with rank 0's parameters."""
+    keeper: Annotated[int, msgspec.Meta(ge=0, le=RANKS_MAX)] = 0
+    """The rank that has the moments too."""
 
     @property
     def element_bytes(self) -> int:
@@ -227,18 +244,50 @@ class Declared(msgspec.Struct, frozen=True):
         )
 
     @property
+    def moments(self) -> int:
+        """How many numbers are kept for each parameter."""
+        return 0 if self.update is None else self.update.moments
+
+    @property
+    def state_bytes(self) -> int:
+        """Of this Block and its moments."""
+        return self.size_bytes * (1 + self.moments)
+
+    @property
     def label(self) -> str:
         """Of this Block among all of the job."""
         return block_label(self.name, self.block)
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        how = f"in parts of {self.part_bytes} bytes, added by {self.order}{', divided' if self.mean else ''}"
+        update = f", updated by {self.update} from step {self.steps} on" if self.update is not None else ""
+        return f"{self.kind} {self.name!r} of {self.type} and shape {self.shape} {how}{update}"
 
     @property
     def parts(self) -> int:
         """At least one: an empty tensor travels as one empty part."""
         return max(1, -(-self.size_bytes // self.part_bytes))
 
+    @property
+    def state_parts(self) -> int:
+        """Likewise, with moments: their parts follow those of the Block."""
+        return self.parts * (1 + self.moments)
+
+    def asked_parts(self, version: int) -> int:
+        """Of the state that an aggregator asks a rank for. Moments are zero at first."""
+        return self.state_parts if version or self.steps else self.parts
+
     def span(self, part: int) -> tuple[int, int]:
-        """First byte of a part and the byte after its last."""
+        """First byte of a part of the Block and the byte after its last."""
         return part * self.part_bytes, min((part + 1) * self.part_bytes, self.size_bytes)
+
+    def state_span(self, part: int) -> tuple[int, int]:
+        """Likewise of a part of the state, in which moments lie behind the Block, one after the other."""
+        which, part = divmod(part, self.parts)
+        first, end = self.span(part)
+        return which * self.size_bytes + first, which * self.size_bytes + end
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -269,9 +318,27 @@ def unpack_declared(data: Payload) -> Declared:
     cut = declared.elements
     if cut is not None and not cut[0] <= cut[1] <= math.prod(declared.shape):
         raise TensorWireError(f"Block {declared.block} of {declared.name!r} is no part of {declared.shape}")
-    if declared.parts > PARTS_MAX:
-        raise TensorWireError(f"tensor {declared.name!r} has {declared.parts} parts; at most {PARTS_MAX} are possible")
+    if declared.state_parts > PARTS_MAX:
+        raise TensorWireError(
+            f"tensor {declared.name!r} has {declared.state_parts} parts; at most {PARTS_MAX} are possible"
+        )
+    if declared.update is not None and (declared.kind != "model" or declared.type not in UPDATED):
+        raise TensorWireError(f"{declared.name!r}, a {declared.kind} of {declared.type}, cannot be updated by a rule")
     return declared
+
+
+def pack_rate(rate: float) -> bytes:
+    """The payload of RATE."""
+    return _RATE.pack(rate)
+
+
+def unpack_rate(data: Payload) -> float:
+    if len(data) != _RATE.size:
+        raise TensorWireError(f"a learning rate has {_RATE.size} bytes, not {len(data)}")
+    try:
+        return check_rate(*_RATE.unpack(data))
+    except ValueError as error:
+        raise TensorWireError(str(error)) from error
 
 
 def pack_opening(packed: bytes, ranks: Node | None) -> bytes:

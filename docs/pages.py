@@ -7,7 +7,15 @@ import pdoc
 
 import covey
 
-MODULES = ("covey", "covey.client", "covey.remote", "covey.tensors", "plugins.base")
+MODULES = (
+    "covey",
+    "covey.client",
+    "covey.remote",
+    "covey.tensor_moments",
+    "covey.tensors",
+    "covey.updates",
+    "plugins.base",
+)
 FOLDER = Path(__file__).parent / "api"
 
 

@@ -3,12 +3,14 @@
 
     agentctl submit --workers 4 -- python examples/digits.py --out /tmp/digits.npy
     python examples/digits.py --sequential 4                  # the same, in one process, without Covey
+    ... --optimizer adam                                      # or momentum: either way
 
 Every worker holds a part of the 1,438 training images and computes its part of the gradient; the aggregator adds the
 parts in a fixed order (0 with 1, 2 with 3, then these sums) to the parameters it keeps. `--sequential N` does the same
 additions in the same order in one process, so it ends with the same parameters to the bit, however often an aggregator
 was lost on the way. (Between processors for which BLAS chooses the same kernel, and in the same environment:
-OPENBLAS_CORETYPE chooses too.)
+OPENBLAS_CORETYPE chooses too.) With an optimizer workers push gradients, and the aggregator makes a step with their
+sum.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 # One thread adds in one order. This must be set before numpy is imported.
@@ -30,7 +33,8 @@ DATA = Path(__file__).resolve().parent / "data" / "digits.npz"
 HELD_OUT_EVERY = 5
 """Every fifth image is held out: 359 of 1,797."""
 DIGITS = 10
-LEARNING_RATE = 0.5
+LEARNING_RATE = {"none": 0.5, "momentum": 0.1, "adam": 0.01}
+MOMENTUM, BETA1, BETA2, EPSILON = 0.9, 0.9, 0.999, 1e-8
 REPORT_EVERY = 50
 """Steps between two reports of loss and accuracy."""
 
@@ -38,17 +42,20 @@ REPORT_EVERY = 50
 class Part:
     """One worker's share of the training images: every `world_size`-th one, from `rank` on."""
 
-    def __init__(self, images: Array, labels: npt.NDArray[np.uint8], rank: int, world_size: int) -> None:
+    def __init__(
+        self, images: Array, labels: npt.NDArray[np.uint8], rank: int, world_size: int, optimizer: str = "none"
+    ) -> None:
         self.images = np.ascontiguousarray(images[rank::world_size])
         self.wanted = np.eye(DIGITS, dtype=np.float32)[labels[rank::world_size]]
-        self.share = np.float32(LEARNING_RATE / len(images))
+        self.share = np.float32((1 if optimizer != "none" else -LEARNING_RATE["none"]) / len(images))
 
     def deltas(self, weights: Array, bias: Array) -> tuple[Array, Array, float]:
-        """What this worker adds to weights (64, 10) and bias (10,), and the mean loss of its images before that."""
+        """What this worker adds to weights (64, 10) and bias (10,), or its part of their gradients for an optimizer;
+        and the mean loss of its images before that."""
         likely = probabilities(self.images, weights, bias)
         loss = -float(np.log(np.maximum((likely * self.wanted).sum(axis=1), np.float32(1e-12))).mean())
         error = likely - self.wanted
-        return -self.share * (self.images.T @ error), -self.share * error.sum(axis=0), loss
+        return self.share * (self.images.T @ error), self.share * error.sum(axis=0), loss
 
 
 def probabilities(images: Array, weights: Array, bias: Array) -> Array:
@@ -84,16 +91,30 @@ def save(path: Path, weights: Array, bias: Array) -> None:
     beside.replace(path)
 
 
-def sequential(workers: int, steps: int) -> tuple[Array, Array]:
+def sequential(workers: int, steps: int, optimizer: str = "none") -> tuple[Array, Array]:
     """The reference: N workers' deltas added in the same order, in one process."""
     images, labels, _, _ = load()
-    parts = [Part(images, labels, rank, workers) for rank in range(workers)]
+    parts = [Part(images, labels, rank, workers, optimizer) for rank in range(workers)]
     weights, bias = start()
-    for _ in range(steps):
+    kept = [[np.zeros_like(each)] * 2 for each in (weights, bias)]
+    for step in range(1, steps + 1):
         deltas = [part.deltas(weights, bias) for part in parts]
-        weights = weights + in_order([delta[0] for delta in deltas])
-        bias = bias + in_order([delta[1] for delta in deltas])
+        weights = after(optimizer, step, weights, in_order([delta[0] for delta in deltas]), kept[0])
+        bias = after(optimizer, step, bias, in_order([delta[1] for delta in deltas]), kept[1])
     return weights, bias
+
+
+def after(optimizer: str, step: int, w: Array, g: Array, kept: list[Array]) -> Array:
+    """The parameters after this step, which has the sum `g`; `kept`: moments, which change."""
+    rate = LEARNING_RATE[optimizer]
+    if optimizer == "none":
+        return w + g
+    if optimizer == "momentum":
+        kept[0] = MOMENTUM * kept[0] + g
+        return w - rate * kept[0]
+    kept[0] = BETA1 * kept[0] + (1 - BETA1) * g
+    kept[1] = BETA2 * kept[1] + (1 - BETA2) * (g * g)
+    return w - (rate / (1 - BETA1**step)) * kept[0] / (np.sqrt(kept[1] / (1 - BETA2**step)) + EPSILON)
 
 
 def in_order(arrays: list[Array]) -> Array:
@@ -108,16 +129,24 @@ def start() -> tuple[Array, Array]:
     return np.zeros((64, DIGITS), np.float32), np.zeros(DIGITS, np.float32)
 
 
-def distributed(steps: int, step_s: float, out: Path | None, say: Callable[[str], None]) -> None:
+def distributed(
+    steps: int, step_s: float, out: Path | None, say: Callable[[str], None], optimizer: str = "none"
+) -> None:
     """This process is one rank of a job."""
     import covey
 
+    rate = LEARNING_RATE[optimizer]
+    update = {
+        "none": None,
+        "momentum": covey.SGD(rate, momentum=MOMENTUM),
+        "adam": covey.Adam(rate, BETA1, BETA2, EPSILON),
+    }[optimizer]
     images, labels, test_images, test_labels = load()
     with covey.join() as job:
-        part = Part(images, labels, job.rank, job.world_size)
+        part = Part(images, labels, job.rank, job.world_size, optimizer)
         weights, bias = start()
-        weights = job.tensors.model("weights", weights)
-        bias = job.tensors.model("bias", bias)
+        weights = job.tensors.model("weights", weights, update=update)
+        bias = job.tensors.model("bias", bias, update=update)
         for step in range(1, steps + 1):
             began = time.monotonic()
             more_weights, more_bias, loss = part.deltas(weights, bias)
@@ -142,13 +171,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=3000, help="of gradient descent (default %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="computing takes at least this long per step")
+    parser.add_argument("--optimizer", choices=sorted(LEARNING_RATE), default="none", help="(default %(default)s)")
     parser.add_argument("--out", type=Path, help="rank 0 writes the parameters here, as .npy of shape (65, 10)")
     parser.add_argument("--sequential", type=int, metavar="N", help="no job: compute what N workers would, here")
     options = parser.parse_args(arguments)
     if options.sequential is None:
-        distributed(options.steps, options.step_seconds, options.out, lambda line: print(line, flush=True))
+        say = partial(print, flush=True)
+        distributed(options.steps, options.step_seconds, options.out, say, options.optimizer)
         return
-    weights, bias = sequential(options.sequential, options.steps)
+    weights, bias = sequential(options.sequential, options.steps, options.optimizer)
     if options.out is not None:
         save(options.out, weights, bias)
     _, _, images, labels = load()

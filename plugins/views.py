@@ -282,6 +282,8 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     """The same, measured over its last 100 iterations or so."""
     refused: str = ""
     """Why another aggregator would not take it, last."""
+    not_finite: int = 0
+    """Numbers of its sums that were NaN or infinite."""
 
 
 class EventLine(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ HELP: Mapping[str, str] = {
     "covey_aggregator_jobs": "Jobs whose tensors this host sums.",
     "covey_aggregator_load": "Part of its cycle in which the aggregator is busy, 0 to 1.",
     "covey_aggregator_memory_bytes": "Memory that aggd holds for tensors.",
+    "covey_aggregator_not_finite": "Numbers that were NaN or infinite in sums of the jobs summed now.",
     "covey_aggregator_promised": "Part of its cycle that the aggregator has promised to jobs, 0 to 1.",
     "covey_aggregator_received_bytes": "Bytes received of the jobs summed now.",
     "covey_aggregator_refused_total": "Connections that aggd refused.",

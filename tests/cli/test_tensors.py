@@ -61,6 +61,12 @@ def test_an_agent_of_another_version_says_less_and_is_shown_all_the_same(shown: 
     assert "gpu3" in shown(old)
 
 
+def test_sums_that_are_not_finite_are_a_line_of_its_own(shown: Any) -> None:
+    out = shown(ROW, ROW | {"job": "j3", "not_finite": 12})
+    assert "j3: 12 numbers in its sums NaN or infinite; the log of aggd on gpu3 says where first" in out.splitlines()
+    assert out.count("NaN") == 1
+
+
 def test_why_a_job_was_refused_is_a_line_of_its_own(shown: Any) -> None:
     why = "gpu2: in a cycle of 343000 us j1 would lose 40.1% of its speed"
     out = shown(ROW, ROW | {"job": "j3", "refused": why})

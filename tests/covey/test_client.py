@@ -264,7 +264,7 @@ print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey
 def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'jion'"):
         covey.jion  # noqa: B018
-    names = ["CoveyError", "Job", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
+    names = ["Adam", "CoveyError", "Job", "Moments", "RemoteMemory", "RemoteMemoryError", "SGD", "TensorError", "join"]
     assert sorted(covey.__all__) == names and all(callable(getattr(covey, name)) for name in names)
     assert covey.Job is JobClient
 

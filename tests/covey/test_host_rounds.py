@@ -28,7 +28,7 @@ from covey.tensorwire import TYPES, Type
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import JobCounters, Serve
 from tests.covey.played_ranks import PlayedRanks, Script
-from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
+from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB = JobId("j1")
@@ -122,11 +122,16 @@ def check(tensors: Sequence[Tensor], ranks: int, rounds: int, order: Order = "tr
         rng = random.Random(rank)
         for tensor in tensors:
             if tensor.kind == "model":
-                first = client.model(tensor.name, initial(tensor, rank))
+                first = client.model(tensor.name, initial(tensor, rank), update=tensor.update)
                 assert first.tobytes() == initial(tensor, 0).tobytes()
         for round in range(1, rounds + 1):
             time.sleep(rng.choice((0, 0, 0.002)))
-            begun = {tensor: client.push(tensor.name, contribution(tensor, rank, round)) for tensor in tensors}
+            begun = {
+                tensor: client.push(
+                    tensor.name, contribution(tensor, rank, round), rate=rate_in(round) if tensor.update else None
+                )
+                for tensor in tensors
+            }
             for tensor, handle in begun.items():
                 assert handle.wait().tobytes() == wanted[tensor][round - 1].tobytes(), (tensor.name, rank, round)
 
@@ -321,8 +326,8 @@ def test_who_was_interrupted_while_it_spoke_goes_on(tmp_path: Path, kind: str, m
     """In the middle of its Blocks: none is declared or pushed twice."""
     push, calls = AggregatorRounds.push, list[str]()
 
-    def interrupted(self: AggregatorRounds, label: str, *sums: Array, blocks: bool) -> None:
-        push(self, label, *sums, blocks=blocks)
+    def interrupted(self: AggregatorRounds, label: str, *sums: Array, blocks: bool, rate: float) -> None:
+        push(self, label, *sums, blocks=blocks, rate=rate)
         calls.append(label)
         if len(calls) in (2, 5):
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covey import additions, tensor_layout, tensor_memory
+from covey.block_rounds import CutTensor
 from covey.core import JobId
 from covey.rounds import Superseded
 from covey.shared_rounds import SharedRounds, SharedTensor
@@ -24,6 +26,7 @@ from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array
 from covey.tensor_memory import TensorMemory
 from covey.tensors import TensorClient, TensorError
+from covey.tensorwire import Declared
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import AggdThread
@@ -230,7 +233,9 @@ def test_ranks_that_mean_different_tensors_are_told() -> None:
     shared.share()
 
     def script(rank: int, client: TensorClient) -> None:
-        with pytest.raises(TensorError, match=r"'g': rank . declares it as grad \(., .\).*as grad \(., .\)"):
+        with pytest.raises(
+            TensorError, match=r"'g': rank . declares grad 'g'.*shape \(., .\).*grad 'g'.*shape \(., .\)"
+        ):
             client.push_pull("g", np.ones((2, 3) if rank else (3, 2), np.float32))
         assert client.push_pull("h", np.ones(2, np.float32)).tolist() == [2.0, 2.0]
 
@@ -264,8 +269,13 @@ def test_garbage_in_the_memory_is_refused_or_told(seed: int, count: int) -> None
     for _ in range(count):
         os.pwrite(shared.descriptor, rng.randbytes(rng.choice((1, 4, 8))), rng.choice(begins) + rng.randrange(0, 64))
     rank, far = shared.clients[1], []
-    rank._far.declare = lambda declared, data: far.append(declared.name)  # type: ignore[method-assign]
-    rank._far.push = lambda name, data, blocks: None  # type: ignore[method-assign]
+
+    def declare(declared: Declared, *given: object) -> None:
+        far.append(declared.name)
+        rank._far.known[declared.name] = CutTensor(declared, (), ())
+
+    rank._far.declare = declare  # type: ignore[assignment,method-assign]
+    rank._far.push = lambda *given: None  # type: ignore[method-assign]
     for name in ("known", "new"):
         try:
             handle = rank.push(name, np.ones(100, np.float32))
@@ -343,10 +353,10 @@ def test_a_refusal_while_a_rank_joins_a_tensor_takes_all_the_same_way(
         client.moved(at)
     begin = SharedTensor.begin
 
-    def late(tensor: SharedTensor, data: Array) -> None:
+    def late(tensor: SharedTensor, *given: Any) -> None:
         if tensor._rank == 1:
             time.sleep(0.5)
-        begin(tensor, data)
+        begin(tensor, *given)
 
     monkeypatch.setattr(SharedTensor, "begin", late)
 

@@ -19,6 +19,7 @@ from covey.tensor_memory import TensorMemory
 from covey.tensor_types import NUMBERS
 from covey.tensors import TensorClient, TensorError
 from covey.tensorwire import TYPES, Declared, TensorOp, TensorWireError, Type, frame, job_hash, key_of, parse
+from tests.covey.test_host_rounds import gang
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import AggdThread
 
@@ -239,6 +240,25 @@ def test_bits_of_bfloat16_come_in_either_integer_and_go_back_in_it() -> None:
 
 
 # ---- frames ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+def test_what_is_not_finite_is_added_counted_and_told_once(tmp_path: Path, size: int) -> None:
+    with gang(tmp_path, 2) as job:
+        job.share()
+
+        def script(rank: int, client: TensorClient) -> None:
+            for round in range(3):
+                given = np.full(size, np.inf if round else 1, np.float32) * (1 - 2 * rank)
+                given[1:] = 1
+                assert np.isnan(client.push_pull("g", given)[0]) == bool(round)
+
+        job.play(script)
+        said = [each.getvalue() for each in job.said]
+        finders = [client.not_finite for client in job.clients]
+    assert finders == ([2, 2] if size == 100 else [2, 0]), "of a large tensor each rank adds its part"
+    for found, words in zip(finders, said, strict=True):
+        assert words.count("found NaN or infinity in the sum of tensor 'g' in round 2") == (1 if found else 0)
 
 
 def test_frames_say_the_type_and_another_one_is_no_frame_of_the_tensor() -> None:

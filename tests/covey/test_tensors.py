@@ -526,3 +526,18 @@ def test_an_aggregator_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyP
     assert "was silent" in ranks.lost[0][2]
     ranks.end([])
     listener.close()
+
+
+def test_sums_that_are_not_finite_are_counted_and_the_first_is_logged(aggd: AggdThread) -> None:
+    ranks = Ranks(2)
+    ranks.moved(aggd.serve("j1", EPOCH, 2))
+
+    def script(rank: int, client: TensorClient) -> None:
+        for number in (1, np.inf, np.inf):
+            given = np.full(5, number if rank else -number, np.float32)
+            assert np.isnan(client.push_pull("g", given)).all() == np.isinf(number)
+
+    ranks.end(ranks.start(script))
+    assert [job.not_finite for job in aggd.now().jobs] == [10]
+    (warning,) = [words for words in aggd.log.warnings if "not finite" in words]
+    assert "'tensor': 'g'" in warning and "'after_round': 2" in warning

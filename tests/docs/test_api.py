@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 API = {
     "covey/client.py": {"CoveyError", "JobClient", "join"},
     "covey/remote.py": {"RemoteMemory", "RemoteMemoryError"},
+    "covey/tensor_moments.py": {"Moments"},
     "covey/tensors.py": {"TensorClient", "TensorError"},
+    "covey/updates.py": {"SGD", "Adam"},
     "plugins/base.py": None,
 }
 """File -> which of its names are public; None: all that do not begin with `_`."""

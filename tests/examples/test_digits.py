@@ -58,16 +58,20 @@ def test_the_data_is_all_there_and_split_without_overlap(digits: ModuleType) -> 
     assert images.min() == 0 and images.max() == 1
 
 
-def test_the_reference_learns_to_tell_at_least_93_percent_of_held_out_digits_apart(digits: ModuleType) -> None:
-    weights, bias = digits.sequential(4, 400)
+@pytest.mark.parametrize("optimizer", ["none", "momentum", "adam"])
+def test_the_reference_learns_to_tell_at_least_93_percent_of_held_out_digits_apart(
+    digits: ModuleType, optimizer: str
+) -> None:
+    weights, bias = digits.sequential(4, 400, optimizer)
     _, _, images, labels = digits.load()
     assert digits.accuracy(weights, bias, images, labels) >= 0.93
     untrained = digits.accuracy(*digits.start(), images, labels)
     assert untrained < 0.2
 
 
+@pytest.mark.parametrize("optimizer", ["none", "momentum", "adam"])
 def test_four_workers_and_three_aggregators_end_bit_equal_to_one_process(
-    digits: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digits: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str
 ) -> None:
     steps, out = 120, tmp_path / "digits.npy"
     jobs = [Job(rank, 4) for rank in range(4)]
@@ -79,7 +83,7 @@ def test_four_workers_and_three_aggregators_end_bit_equal_to_one_process(
     def rank(job: Any) -> None:
         mine.job = job
         try:
-            digits.distributed(steps, 0.0, out, said.append)
+            digits.distributed(steps, 0.0, out, said.append, optimizer)
         except BaseException as error:
             failed.append(error)
 
@@ -102,7 +106,7 @@ def test_four_workers_and_three_aggregators_end_bit_equal_to_one_process(
     aggd.finish()
     assert not failed
 
-    weights, bias = digits.sequential(4, steps)
+    weights, bias = digits.sequential(4, steps, optimizer)
     assert np.load(out).tobytes() == weights.tobytes() + bias.tobytes()
     _, _, images, labels = digits.load()
     assert said[-1] == digits.result_line(weights, bias, digits.accuracy(weights, bias, images, labels))

@@ -255,6 +255,7 @@ def _job_now(job: JobSums) -> JobCounters:
         busy_us=round((job.busy_s + job.carried_s) * 1e6),
         iterations=job.iterations,
         largest_bytes=job.largest_bytes,
+        not_finite=job.not_finite,
     )
 
 

@@ -56,6 +56,8 @@ class JobCounters(msgspec.Struct, frozen=True):
     """Rounds of its most frequent tensor."""
     largest_bytes: int = 0
     """Bytes of its largest tensor."""
+    not_finite: int = 0
+    """Numbers of its sums that were NaN or infinite, since it is served under this epoch."""
 
 
 class Now(msgspec.Struct, frozen=True, tag="Now"):

@@ -25,6 +25,7 @@ from covey.tensorwire import (
     job_hash,
     parse,
     unpack_opening,
+    unpack_rate,
     verify,
 )
 from plugins.aggregator.datapath.control import Serve
@@ -99,6 +100,10 @@ class JobSums:
         return sum(tensor.rounds for tensor in self.tensors.values())
 
     @property
+    def not_finite(self) -> int:
+        return sum(tensor.not_finite for tensor in self.tensors.values())
+
+    @property
     def iterations(self) -> int:
         """Rounds of its most frequent tensor."""
         return max((tensor.rounds for tensor in self.tensors.values()), default=0)
@@ -109,7 +114,7 @@ class JobSums:
 
     @property
     def state_bytes(self) -> int:
-        return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
+        return sum(tensor.declared.state_bytes for tensor in self.tensors.values())
 
     def worked(self, began_s: float) -> None:
         """Count the core's time since `began_s`, in which nothing else ran."""
@@ -129,13 +134,13 @@ class JobSums:
         if known is not None:
             if known.declared == declared:
                 return known
-            return f"this rank declares {_words(declared)}, another rank declared {_words(known.declared)}"
-        size = 2 * declared.size_bytes
+            return f"this rank declares {declared.words}, another rank declared {known.declared.words}"
+        size = 2 * declared.state_bytes
         if len(self.tensors) >= TENSORS_MAX:
             return f"a job may have {TENSORS_MAX} tensors at one aggregator"
         if not self._memory.take(size):
             return (
-                f"{declared.size_bytes} bytes do not fit: the aggregator holds {self._memory.used} of "
+                f"{declared.state_bytes} bytes do not fit: the aggregator holds {self._memory.used} of "
                 f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
             )
         self._held += size
@@ -260,8 +265,8 @@ class WorkerLink:
         version, array, heads = tensor.lend()
         try:
             view = memoryview(array.view("u1").data)
-            for part in range(tensor.declared.parts):
-                start, end = tensor.declared.span(part)
+            for part in range(tensor.parts_for(self.rank)):
+                start, end = tensor.declared.state_span(part)
                 payload = view[start:end]
                 head = heads.get(part)
                 if head is None:
@@ -322,12 +327,14 @@ class WorkerLink:
                 declared = self._tensor(header).declared
                 if header.type != TYPES[declared.type][0]:
                     raise TensorWireError(f"type {header.type} in a tensor of {declared.type}")
-                if header.part >= declared.parts:
-                    raise TensorWireError(f"part {header.part} of a tensor with {declared.parts}")
-                start, end = declared.span(header.part)
+                if header.part >= declared.state_parts:
+                    raise TensorWireError(f"part {header.part} of a tensor with {declared.state_parts}")
+                start, end = declared.state_span(header.part)
                 if header.length != end - start:
                     raise TensorWireError(f"a part of {header.length} bytes, not {end - start}")
-            case TensorOp.OPEN | TensorOp.PING:
+            case TensorOp.RATE | TensorOp.KEPT if header.key not in self._refused:
+                self._tensor(header)
+            case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT:
                 pass
             case _:
                 raise TensorWireError(f"a worker does not say {header.op.name} here")
@@ -336,8 +343,14 @@ class WorkerLink:
         match header.op:
             case TensorOp.OPEN:
                 await self._open(header, payload)
-            case TensorOp.PUSH if header.key in self._refused:
+            case TensorOp.PUSH | TensorOp.RATE | TensorOp.KEPT if header.key in self._refused:
                 pass
+            case TensorOp.RATE:
+                self._tensor(header).learn(self.rank, header.round, unpack_rate(payload))
+            case TensorOp.KEPT:
+                tensor = self._tensor(header)
+                self.job.do(header.key, tensor, tensor.kept(self.rank, header.round))
+                self.job.rounds_here.follow(header.key, tensor.under_way)
             case TensorOp.PUSH:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
@@ -367,9 +380,12 @@ class WorkerLink:
         clock = self.job.env.clock
         self.job.rounds_here.follow(key, tensor.under_way)
         while tensor.busy and not self.job.over:
-            began_s = clock.cpu_s()
+            began_s, finite = clock.cpu_s(), not tensor.not_finite
             actions = tensor.work()
             self.job.worked(began_s)
+            if finite and tensor.not_finite:
+                name, round = tensor.declared.name, tensor.version
+                self.job.env.log.warning("sum is not finite", job=self.job.job, tensor=name, after_round=round)
             self.job.rounds_here.follow(key, tensor.under_way)
             self.job.do(key, tensor, actions)
             if tensor.busy:
@@ -380,9 +396,3 @@ class WorkerLink:
         if tensor is None:
             raise TensorWireError(f"{header.op.name} of a tensor that this worker never opened")
         return tensor
-
-
-def _words(declared: Declared) -> str:
-    what = f"{declared.kind} {declared.name!r} of {declared.type} and shape {declared.shape}"
-    how = f"in parts of {declared.part_bytes} bytes, added by {declared.order}{', divided' if declared.mean else ''}"
-    return f"{what} {how}"

@@ -15,6 +15,12 @@ the state.
     no state --all ranks opened--> asking a holder --its parts arrived--> state of version v
     state of version v --all ranks' parts of round v+1 added--> state of version v+1, given to all ranks
 
+Where an optimizer updates the parameters (`covey.updates`), its moments are part of the state. One rank, the keeper, is
+given them with the result, and first: only once it has all of them others get the result. So whenever a rank holds
+version v, its moments are with the keeper, and an aggregator that begins without state asks for it there.
+
+    state of version v+1 --given to the keeper, which has it--> given to all other ranks
+
 `work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop.
 """
 
@@ -25,10 +31,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from covey.additions import not_finite
 from covey.spoken import Piece, Spoken
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS, Wide
 from covey.tensorwire import Declared, Payload
+from covey.update_steps import take_step
+from covey.updates import Update
+from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
 
 Array = npt.NDArray[Any]
@@ -66,9 +76,16 @@ class TensorSum:
         """Whether `state` holds the result of `version`. A sum that nobody waits for any more is never fetched."""
         self.rounds = 0
         """Rounds completed here."""
+        self.not_finite = 0
+        """Numbers of its sums that were NaN or infinite."""
         self.duplicates = 0
         self._numbers = NUMBERS[declared.type]
-        self._count = declared.size_bytes // declared.element_bytes
+        self._elements = declared.size_bytes // declared.element_bytes
+        self._count = self._elements * (1 + declared.moments)
+        """Of the state, in which moments lie behind the parameters."""
+        self._is_kept = True
+        """The keeper has the moments of `version`, if there are any."""
+        self._rates = LearningRates()
         self._state = self._empty(0)
         self._sum = self._empty(0)
         self._lent: dict[int, int] = {}
@@ -103,7 +120,9 @@ class TensorSum:
         if self.version is not None:
             if version > self.version:
                 raise Violation(f"rank {rank} holds version {version} of a tensor that is at {self.version}")
-            return self._give([rank]) if want else ()
+            if want:
+                return self._give([rank])
+            return self._kept() if version == self.version and self._keeps(rank) else ()
         self._held_versions[rank] = version
         (self._wants.add if want else self._wants.discard)(rank)
         if rank == self._holder:
@@ -126,9 +145,31 @@ class TensorSum:
         start, end = self._span(part, data)
         self._state[start:end] = np.frombuffer(data, dtype=self._numbers.stored)
         self._fetched.add(part)
-        if len(self._fetched) < self.declared.parts:
+        if len(self._fetched) < self.declared.asked_parts(version):
             return ()
+        if self.declared.asked_parts(version) < self.declared.state_parts:
+            self._state[self._elements :] = 0
         return self._begin(version, has_state=True)
+
+    def learn(self, rank: int, round: int, rate: float) -> None:
+        """At which rate, says this rank, before it pushes that round. Violation when another one said otherwise."""
+        now = self._held_versions.get(rank) if self.version is None else self.version
+        if self.declared.update is None or rank not in self._spoken or now is None or not now <= round <= now + 1:
+            raise Violation(f"rank {rank} says at which rate to learn in round {round}, and it is version {now}")
+        try:
+            self._rates.say(rank, round, rate)
+        except UnlikeRates as error:
+            raise Violation(str(error)) from error
+
+    def kept(self, rank: int, round: int) -> Sequence[StateTransfer]:
+        """A rank has the whole state of that round, with its moments."""
+        if not self._keeps(rank):
+            raise Violation(f"rank {rank} keeps no moments of this tensor")
+        return self._kept() if round == self.version else ()
+
+    def parts_for(self, rank: int) -> int:
+        """How many parts of the state this rank is given: the keeper has the moments too."""
+        return self.declared.state_parts if self._keeps(rank) else self.declared.parts
 
     def piece(self, rank: int, number: int) -> Piece:
         """What a PUSH of this rank carries."""
@@ -145,6 +186,8 @@ class TensorSum:
         piece = self.piece(rank, number)
         if len(data) != piece.size:
             raise Violation(f"piece {number} has {piece.size} bytes, not {len(data)}")
+        if self.declared.update is not None and not self._rates.has_said(rank, round):
+            raise Violation(f"rank {rank} pushed round {round} and did not say at which rate to learn")
         if self.version is None:
             held_round, pieces = self._held.setdefault(rank, (round, {}))
             if round != held_round or round != self._held_versions[rank] + 1:
@@ -153,7 +196,7 @@ class TensorSum:
             return ()
         if round == self.version:
             self.duplicates += 1
-            return self._give([rank]) if self._is_last(rank, number) else ()
+            return self._give([rank]) if self._is_last(rank, number) and self._may_have(rank) else ()
         if round != self.version + 1:
             raise Violation(f"rank {rank} pushed round {round} of a tensor at version {self.version}")
         self._offer(piece, data)
@@ -164,7 +207,7 @@ class TensorSum:
     @property
     def under_way(self) -> bool:
         """Somebody has pushed for a round that is not complete."""
-        return self._begun or bool(self._held)
+        return self._begun or bool(self._held) or not self._is_kept
 
     @property
     def busy(self) -> bool:
@@ -176,21 +219,25 @@ class TensorSum:
         part, now = self._ready.popleft()
         sides = [(0, self.workers)] if now is None else [now.left, now.right]
         data = [self._partial[part].pop(side) for side in sides]
-        if now is None or now.sum == (0, self.workers):
-            self._finish(part, self._wide(sides, data))
-            used = data
-        elif self._numbers.rounds:
-            self._wait(part, now.sum, np.add(*self._wide(sides, data)).data.cast("B"))
-            used = data
-        else:
-            left = bytearray(data[0]) if memoryview(data[0]).readonly else data[0]
-            into, right = self._wide(sides, [left, data[1]])
-            np.add(into, right, out=into)
-            self._wait(part, now.sum, left)
-            used = data[1:]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is counted
+            used = self._add(part, now, sides, data)
         for buffer in used:
             self._added(buffer)
         return self._complete() if self._whole == self.declared.parts else ()
+
+    def _add(self, part: int, now: Addition | None, sides: Sequence[Node], data: list[Payload]) -> list[Payload]:
+        """What is not needed any more."""
+        if now is None or now.sum == (0, self.workers):
+            self._finish(part, self._wide(sides, data))
+            return data
+        if self._numbers.rounds:
+            self._wait(part, now.sum, np.add(*self._wide(sides, data)).data.cast("B"))
+            return data
+        left = bytearray(data[0]) if memoryview(data[0]).readonly else data[0]
+        into, right = self._wide(sides, [left, data[1]])
+        np.add(into, right, out=into)
+        self._wait(part, now.sum, left)
+        return data[1:]
 
     def lend(self) -> tuple[int, Array, dict[int, bytes]]:
         """Version and state, for sending, not overwritten until `give_back`; and a place to keep the header of each of
@@ -242,6 +289,9 @@ class TensorSum:
         oldest = min(self._held_versions.values())
         if newest - oldest > 1:
             raise Violation(f"ranks hold versions {oldest} to {newest}; no two can be more than one apart")
+        behind = [rank for rank, version in self._held_versions.items() if self._keeps(rank) and version < newest]
+        if behind:
+            raise Violation(f"rank {behind[0]} keeps moments of version {oldest}, and another rank holds {newest}")
         if self.declared.kind == "grad" and newest == oldest:
             return self._begin(newest, has_state=False)
         holders = [rank for rank in sorted(self._here) if self._held_versions[rank] == newest and self._has_it(rank)]
@@ -254,6 +304,10 @@ class TensorSum:
         return (StateTransfer("ask", self._holder),)
 
     def _has_it(self, rank: int) -> bool:
+        """Whether a rank that has the newest version can be asked for the state."""
+        began = self._spoken[rank].ranks[0] == 0 and not self._held_versions[rank]
+        if self.declared.asked_parts(self._held_versions[rank]) > self.declared.parts:
+            return began or (self._keeps(rank) and rank not in self._wants)
         return self._spoken[rank].ranks[0] == 0 or rank not in self._wants
 
     def _begin(self, version: int, has_state: bool) -> Sequence[StateTransfer]:
@@ -326,11 +380,21 @@ class TensorSum:
             np.add(last[0], last[1], out=into)
         if self.declared.mean:
             np.divide(into, numbers.wide.type(self.workers), out=into)
-        if self.declared.kind == "model":
+        self.not_finite += not_finite(into)
+        if self.declared.update is not None:
+            self._update(self.declared.update, slice(start, end))
+        elif self.declared.kind == "model":
             np.add(numbers.widen(self._state[start:end]), into, out=into)
         if numbers.rounds:
             whole[:] = numbers.narrow(into)
         self._whole += 1
+
+    def _update(self, update: Update, here: slice) -> None:
+        assert self.version is not None
+        round = self.version + 1
+        shape = (1 + self.declared.moments, self._elements)
+        old, new = (array.reshape(shape)[:, here] for array in (self._state, self._sum))
+        take_step(update, self.declared.steps + round, self._rates.of(round), list(old), list(new))
 
     def _complete(self) -> Sequence[StateTransfer]:
         assert self.version is not None
@@ -343,7 +407,22 @@ class TensorSum:
         self._begun = False
         for got in self._got:
             got.clear()
-        return self._give(sorted(self._spoken))
+        self._is_kept = not self.declared.moments
+        return self._give([rank for rank in sorted(self._spoken) if self._may_have(rank)])
+
+    def _keeps(self, rank: int) -> bool:
+        ranks = self._spoken[rank].ranks if rank in self._spoken else (rank, rank)
+        return bool(self.declared.moments) and ranks[0] <= self.declared.keeper < ranks[1]
+
+    def _may_have(self, rank: int) -> bool:
+        """Whether this rank is given the result now."""
+        return self._is_kept or self._keeps(rank)
+
+    def _kept(self) -> Sequence[StateTransfer]:
+        if self._is_kept:
+            return ()
+        self._is_kept = True
+        return self._give([rank for rank in sorted(self._spoken) if not self._keeps(rank)])
 
     def _give(self, ranks: Sequence[int]) -> Sequence[StateTransfer]:
         if ranks and not self.has_state:
@@ -351,9 +430,9 @@ class TensorSum:
         return [StateTransfer("give", rank) for rank in ranks]
 
     def _span(self, part: int, data: Payload) -> tuple[int, int]:
-        if part >= self.declared.parts:
-            raise Violation(f"part {part} of a tensor with {self.declared.parts}")
-        start, end = self.declared.span(part)
+        if part >= self.declared.state_parts:
+            raise Violation(f"part {part} of a tensor with {self.declared.state_parts}")
+        start, end = self.declared.state_span(part)
         if len(data) != end - start:
             raise Violation(f"part {part} has {end - start} bytes, not {len(data)}")
         return start // self.declared.element_bytes, end // self.declared.element_bytes

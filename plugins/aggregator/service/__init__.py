@@ -490,6 +490,7 @@ class AggregatorService(PluginService):
             "covey_aggregator_rounds": float(sum(job.rounds for job in jobs)),
             "covey_aggregator_received_bytes": float(sum(job.received_bytes for job in jobs)),
             "covey_aggregator_sent_bytes": float(sum(job.sent_bytes for job in jobs)),
+            "covey_aggregator_not_finite": float(sum(job.not_finite for job in jobs)),
             "covey_aggregator_memory_bytes": float(self.now.memory_bytes if self.now is not None else 0),
             "covey_aggregator_bad_frames_total": float(self.now.bad_frames if self.now is not None else 0),
             "covey_aggregator_refused_total": float(self.now.refused if self.now is not None else 0),

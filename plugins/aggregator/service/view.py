@@ -29,4 +29,5 @@ def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
         loss=owner.ledger.loss(job.job) if demand else None,
         loss_measured=owner.judged.get(job.job),
         refused=refused,
+        not_finite=job.not_finite,
     )

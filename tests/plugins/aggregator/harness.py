@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,10 @@ from covey.tensorwire import (
     job_hash,
     parse,
     unpack_opening,
+    unpack_rate,
     verify,
 )
+from covey.updates import SGD, Update
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 Array = npt.NDArray[np.float32]
@@ -36,6 +39,8 @@ class Tensor:
     name: str
     kind: Kind
     shape: tuple[int, ...]
+    update: Update | None = None
+    keeper: int = 0
 
 
 def contribution(tensor: Tensor, rank: int, round: int) -> Array:
@@ -61,12 +66,44 @@ def added(arrays: Sequence[Array], order: Order) -> Array:
     return sums[0]
 
 
-def reference(tensor: Tensor, workers: int, rounds: int, order: Order = "tree") -> list[Array]:
-    """Results of rounds 1.. in one process: the sum, added to rank 0's initial value for a model."""
+def rate_in(round: int) -> float:
+    """At which an optimizer learns."""
+    return 0.1 / round
+
+
+def updated(update: Update, w: Array, g: Array, kept: list[Array], t: int, rate: float) -> tuple[Array, list[Array]]:
+    """One step, as `covey.update_steps` says it in lines of numpy: the parameters and their moments after it."""
+    if isinstance(update, SGD):
+        if update.weight_decay:
+            g = g + update.weight_decay * w
+        if update.momentum:
+            g = update.momentum * kept[0] + g
+            kept = [g]
+        return w - rate * g, kept
+    if update.weight_decay and update.decoupled:
+        w = w - (rate * update.weight_decay) * w
+    elif update.weight_decay:
+        g = g + update.weight_decay * w
+    m = update.beta1 * kept[0] + (1 - update.beta1) * g
+    v = update.beta2 * kept[1] + (1 - update.beta2) * (g * g)
+    size: Any = np.sqrt(v / (1 - update.beta2**t)) + update.epsilon
+    stepped: Array = w - (rate / (1 - update.beta1**t)) * m / size
+    return stepped, [m, v]
+
+
+def reference(
+    tensor: Tensor, workers: int, rounds: int, order: Order = "tree", rate: Callable[[int], float] = rate_in
+) -> list[Array]:
+    """Results of rounds 1.. in one process: the sum, added to rank 0's initial value for a model, or a step of its
+    optimizer."""
     results, parameters = [], initial(tensor, 0)
+    kept = [np.zeros(tensor.shape, np.float32)] * (tensor.update.moments if tensor.update is not None else 0)
     for round in range(1, rounds + 1):
         total = added([contribution(tensor, rank, round) for rank in range(workers)], order)
-        parameters = parameters + total if tensor.kind == "model" else total
+        if tensor.update is not None:
+            parameters, kept = updated(tensor.update, parameters, total, kept, round, rate(round))
+        else:
+            parameters = parameters + total if tensor.kind == "model" else total
         results.append(parameters)
     return results
 
@@ -110,6 +147,10 @@ class Owner:
             case TensorOp.STATE:
                 actions = self.tensors[header.key].state_part(rank, header.round, header.part, payload)
                 self._do(header.key, actions)
+            case TensorOp.RATE:
+                self.tensors[header.key].learn(rank, header.round, unpack_rate(payload))
+            case TensorOp.KEPT:
+                self._do(header.key, self.tensors[header.key].kept(rank, header.round))
             case other:
                 raise AssertionError(other)
         self.tensors[header.key].check()
@@ -133,8 +174,8 @@ class Owner:
             version, array, _ = tensor.lend()
             self.answered.append((key, version, action.rank))
             data = array.tobytes()
-            for part in range(tensor.declared.parts):
-                start, end = tensor.declared.span(part)
+            for part in range(tensor.parts_for(action.rank)):
+                start, end = tensor.declared.state_span(part)
                 out.append(
                     frame(
                         TensorOp.RESULT,
@@ -176,7 +217,15 @@ class Worker:
         state = self.rounds.tensors.get(tensor.name)
         if state is None:
             start = initial(tensor, self.ranks[0]).tobytes() if tensor.kind == "model" else None
-            declared = Declared(tensor.name, tensor.kind, tensor.shape, self.rounds.part_bytes, self.rounds.order)
+            declared = Declared(
+                tensor.name,
+                tensor.kind,
+                tensor.shape,
+                self.rounds.part_bytes,
+                self.rounds.order,
+                update=tensor.update,
+                keeper=tensor.keeper % self.rounds.world_size,
+            )
             self._send(self.rounds.declare_as(declared, start, self.ranks))
             if tensor.kind == "model":
                 return True
@@ -190,7 +239,8 @@ class Worker:
             self._next()
         else:
             assert state.version == self.round - 1
-            self._send(self.rounds.push(tensor.name, *self._sums(tensor, state.spoken.nodes)))
+            sums = self._sums(tensor, state.spoken.nodes)
+            self._send(self.rounds.push(tensor.name, *sums, rate=rate_in(self.round)))
         return True
 
     def _sums(self, tensor: Tensor, nodes: Sequence[Node]) -> list[bytes]:

@@ -15,7 +15,7 @@ from covey.wire import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator.service import AggregatorService
 from plugins.facts import Place
-from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
+from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference
 
 TENSOR = Tensor("w", "model", (40,))
 
@@ -33,7 +33,7 @@ class Rank:
         self.tensors: BlockStreams | None = None
 
     async def main(self, env: Env, _command: Command) -> int:
-        job = self.job_on_rack
+        job, tensor = self.job_on_rack, self.job_on_rack.tensor
         self.tensors = BlockStreams(
             env.bytes,
             env.spawn,
@@ -49,9 +49,10 @@ class Rank:
         )
         for at in self.told:
             self.tensors.moved(at)
-        await self.tensors.model("w", initial(TENSOR, self.rank).tobytes(), TENSOR.shape)
+        await self.tensors.model("w", initial(tensor, self.rank).tobytes(), tensor.shape, tensor.update)
         for round in range(1, job.rounds + 1):
-            self.results.append(await self.tensors.push_pull("w", contribution(TENSOR, self.rank, round).tobytes()))
+            mine = contribution(tensor, self.rank, round).tobytes()
+            self.results.append(await self.tensors.push_pull("w", mine, rate_in(round)))
             await job.pause(env)
             self.tell_step(round)
         await self.tensors.push_pull("covey/leave", bytes(4))
@@ -123,10 +124,11 @@ class Job:
         even: bool = False,
         steps: bool = False,
         cut: bool = False,
+        tensor: Tensor = TENSOR,
     ) -> None:
         """`even`: every step takes `step_s`, else around it. `steps`: ranks say when they finished one. `cut`: tensors
         are cut into Blocks, and each host is asked to own a table."""
-        self.tables = tables_of(len(set(hosts))) if cut else 1
+        self.tensor, self.tables = tensor, tables_of(len(set(hosts))) if cut else 1
         self.rack, self.rounds, self.step_s, self.grant, self.workers = rack, rounds, step_s, grant, len(hosts)
         self.name, self.even, self.steps = JobId(name), even, steps
         self.places = tuple(Place(HostId(host), (rank,), ()) for rank, host in enumerate(hosts))
@@ -181,7 +183,7 @@ class Job:
     def finish(self, within_s: float = 200.0) -> None:
         """All ranks end well, with the results that one process would have computed."""
         self.rack.until(self.ended, within_s, "every rank has ended")
-        expected = [array.tobytes() for array in reference(TENSOR, self.workers, self.rounds)]
+        expected = [array.tobytes() for array in reference(self.tensor, self.workers, self.rounds)]
         for rank in self.ranks:
             assert rank.process.code == 0
             assert rank.results == expected, f"rank {rank.rank}"

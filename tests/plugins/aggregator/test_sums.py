@@ -260,6 +260,27 @@ def test_the_headers_of_a_round_are_not_those_of_the_round_before() -> None:
         tensor.give_back(array)
 
 
+def test_what_is_not_finite_is_added_as_numpy_does_and_counted() -> None:
+    """Also where an infinity comes of numbers that are none, and of the sum alone, not of parameters it is added to."""
+    tensor = TensorSum(Declared("w", "model", (5,), 8), 2)
+    for rank in range(2):
+        tensor.open(rank, 0, True)
+    for part in range(3):
+        tensor.state_part(0, 0, part, b"\0" * (4 if part == 2 else 8))
+    given = [[1, np.nan, np.inf, 3e38, 1], [1, 1, -np.inf, 3e38, 1]]
+    for round, wanted in ((1, 3), (2, 3)):
+        for rank in range(2):
+            values = np.array(given[rank] if round == 1 else [1] * 5, np.float32)
+            for part in range(3):
+                tensor.push(rank, round, part, values[2 * part : 2 * part + 2].tobytes())
+        with np.errstate(over="ignore", invalid="ignore"):
+            while tensor.busy:
+                tensor.work()
+        assert tensor.not_finite == wanted
+    state = tensor.lend()[1]
+    assert [float(state[0]), float(state[3]), float(state[4])] == [4, np.inf, 4] and np.isnan(state[1:3]).all()
+
+
 def test_contributions_are_such_that_another_order_would_show() -> None:
     """Otherwise the tests above could not fail."""
     parts = [contribution(MODEL, rank, 1) for rank in range(3)]

@@ -10,6 +10,7 @@ from chaos.rackworld import SimRack
 from covey.blocks import table_id
 from covey.core import HostId, JobId
 from covey.errors import Refused
+from covey.updates import Adam
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.messages import Demand, Handover
@@ -17,10 +18,12 @@ from plugins.aggregator.policy import Candidate, ranked, ranked_for
 from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.tables import JobTables
 from plugins.facts import AggregatorNow, HostView, JobPlaced, Place, TensorsSeen
-from tests.plugins.aggregator.ranks import Job
+from tests.plugins.aggregator.harness import Tensor
+from tests.plugins.aggregator.ranks import TENSOR, Job
 from tests.plugins.aggregator.test_service import aggd_of, settled_rack
 
 JOB = JobId("j1")
+ADAM = Tensor("w", "model", (40,), Adam(weight_decay=0.01))
 PLACES = tuple(Place(HostId(f"h{at}"), (at,), ()) for at in range(3))
 
 
@@ -136,10 +139,11 @@ def test_the_first_table_comes_to_its_host_too_once_there_are_others() -> None:
         job.finish()
 
 
-def test_a_person_moves_a_table_to_another_host_where_it_stays() -> None:
-    """Asked of any agent; no sum is lost."""
+@pytest.mark.parametrize("tensor", [TENSOR, ADAM])
+def test_a_person_moves_a_table_to_another_host_where_it_stays(tensor: Tensor) -> None:
+    """Asked of any agent; no sum is lost, and no moment of an optimizer."""
     with settled_rack(42) as rack:
-        job = Job(rack, ["h1", "h2", "h3"], rounds=160, cut=True)
+        job = Job(rack, ["h1", "h2", "h3"], rounds=160, cut=True, tensor=tensor)
         rack.until(lambda: [job.owner(table) for table in (1, 2)] == ["h2", "h3"], 60, "each has its table")
         plugin, process = job.plugin("h1"), rack.hosts["h1"].agent
         assert plugin is not None and process is not None
@@ -193,10 +197,11 @@ def test_a_table_is_found_for_who_asks_first() -> None:
         job.finish()
 
 
-@pytest.mark.parametrize("seed", [32, 33, 34])
-def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "tensor"), [(32, TENSOR), (33, TENSOR), (34, TENSOR), (32, ADAM), (33, ADAM)])
+def test_owners_die_one_after_the_other_and_no_bit_is_lost(seed: int, tensor: Tensor) -> None:
+    """Nor a moment of an optimizer."""
     with settled_rack(seed) as rack:
-        job = Job(rack, ["h1", "h2", "h3"], cut=True)
+        job = Job(rack, ["h1", "h2", "h3"], cut=True, tensor=tensor)
         for round, table in ((5, 1), (14, 2), (23, 0)):
             rack.until(job.reached(round), 60, f"round {round}")
             dead = job.owner(table)

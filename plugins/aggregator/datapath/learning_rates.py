@@ -1,0 +1,27 @@
+"""At which rate a round's step is taken, as all ranks say it before they push."""
+
+
+class UnlikeRates(ValueError):
+    """Two ranks say different ones."""
+
+
+class LearningRates:
+    """Of one tensor; of each rank the newest is known."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[int, float]] = {}
+        """Round and rate, by rank."""
+
+    def say(self, rank: int, round: int, rate: float) -> None:
+        """UnlikeRates when another rank said otherwise of that round."""
+        for other, (theirs, said) in self._said.items():
+            if theirs == round and said != rate and other != rank:
+                raise UnlikeRates(f"rank {rank} learns at rate {rate} in round {round}, and rank {other} at {said}")
+        self._said[rank] = round, rate
+
+    def has_said(self, rank: int, round: int) -> bool:
+        return self._said.get(rank, (None, 0.0))[0] == round
+
+    def of(self, round: int) -> float:
+        """Of a round that every rank has pushed."""
+        return next(rate for theirs, rate in self._said.values() if theirs == round)
