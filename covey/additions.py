@@ -2,11 +2,12 @@
 cache."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from covey.array_pieces import PIECE
 from covey.sum_order import Node, Order, last_addition
 from covey.tensor_arrays import Array
 from covey.tensor_types import Numbers, Wide
@@ -14,8 +15,6 @@ from covey.tensor_types import Numbers, Wide
 Tree = Any
 """Of additions: the place of a contribution, or what is on the left and on the right."""
 
-PIECE = 64 << 10
-"""Elements that are added at a time."""
 _of_thread = threading.local()
 
 
@@ -25,16 +24,6 @@ def tree_of(node: Node, order: Order, first: int = 0) -> Tree:
     if last is None:
         return node[0] - first
     return tree_of(last.left, order, first), tree_of(last.right, order, first)
-
-
-def pieces(start: int, end: int) -> Iterator[slice]:
-    """Of elements `start` up to, and without, `end`."""
-    return (slice(at, min(at + PIECE, end)) for at in range(start, end, PIECE))
-
-
-def not_finite(numbers: Wide) -> int:
-    """How many of them are NaN or infinite; they are added as numpy does."""
-    return len(numbers) - int(np.count_nonzero(np.isfinite(numbers)))
 
 
 def add(tree: Tree, contributions: Sequence[Array], numbers: Numbers, here: slice, into: Wide) -> None:

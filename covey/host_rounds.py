@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.additions import add, pieces, tree_of
+from covey.additions import add, tree_of
 from covey.aggregator_rounds import AggregatorRounds
+from covey.array_pieces import pieces
 from covey.block_rounds import BlockRounds
 from covey.blocks import Block, speaker
 from covey.rounds import Superseded

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from covey.additions import add, not_finite, pieces, tree_of
+from covey.additions import add, tree_of
+from covey.array_pieces import not_finite, pieces
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
 from covey.tensor_memory import MemoryFault, TensorMemory, TensorRange

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from covey.additions import pieces
+from covey.array_pieces import pieces
 from covey.tensor_arrays import Array
 from covey.updates import SGD, Adam, Update
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import covey
-from covey.additions import PIECE
+from covey.array_pieces import PIECE
 from covey.blocks import Sizes, blocks_of, keeper
 from covey.rounds import TensorRounds
 from covey.tensor_moments import Moments

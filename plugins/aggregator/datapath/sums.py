@@ -31,7 +31,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from covey.additions import not_finite
+from covey.array_pieces import not_finite
 from covey.spoken import Piece, Spoken
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS, Wide

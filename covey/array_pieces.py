@@ -1,0 +1,20 @@
+"""Large arrays are worked on a piece at a time, so that what several operations need stays in a cache."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from covey.tensor_types import Wide
+
+PIECE = 64 << 10
+"""Elements."""
+
+
+def pieces(start: int, end: int) -> Iterator[slice]:
+    """Of elements `start` up to, and without, `end`."""
+    return (slice(at, min(at + PIECE, end)) for at in range(start, end, PIECE))
+
+
+def not_finite(numbers: Wide) -> int:
+    """How many of them are NaN or infinite; they are added as numpy does."""
+    return len(numbers) - int(np.count_nonzero(np.isfinite(numbers)))
