@@ -1,22 +1,26 @@
-"""Rounds as they happen: ranks compute, push, wait for sums and go on; aggregators sum in order of arrival.
+"""Rounds as they happen: ranks compute, push, wait for sums and go on; aggregators sum what is due first.
 
 The cycles of `policy.cycle` are a plan; this is what the plan meets. A job computes, its tensors become ready one after
-the other in the backward part, each is summed by its aggregator, first come first served, and the next iteration begins
-when the last sum is done. Whatever a job loses beside others comes from the waiting, so it is measured here rather than
-assumed, also by the pool: it gets the time of every iteration (`PoolJobTimed`) and reverts moves that cost too much.
+the other in the backward part, each is summed by its aggregator in the order of `policy.urgency`, as `aggd` does it (a
+part of a tensor at a time, so that what is more urgent goes between; or in order of arrival, for comparison), and the
+next iteration begins when the last sum is done. Whatever a job loses beside others comes from the waiting, so it is
+measured here rather than assumed, also by the pool: it gets the time of every iteration (`PoolJobTimed`) and reverts
+moves that cost too much.
 """
 
 import random
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from covey.core import HostId, JobId, LogEvent
 from plugins.aggregator.machine.pool import Action, Event, Exited, Pool, PoolJobArrived, PoolJobTimed, PoolPlace
 from plugins.aggregator.policy.assign import AggregationProfile
+from plugins.aggregator.policy.urgency import MostUrgent, may_take
 from sim.aggregators_jobs import PUSHING
 from sim.kernel import Kernel
 
@@ -41,16 +45,33 @@ class Job:
         self.works_us = {tensor.name: tensor.work_us for tensor in self.profile.tensors}
 
 
+class Sum(NamedTuple):
+    """What is left of one tensor's round, with other work between its parts or not."""
+
+    name: JobId
+    due_us: float
+    left_us: int
+
+
+@dataclass
+class Aggregator:
+    waiting: MostUrgent[Sum] = field(default_factory=MostUrgent)
+    now: Sum | None = None
+    since_us: int = 0
+    begun: int = 0
+    """How often it has begun to sum something; who ends must be who began last."""
+
+
 class Rounds:
     """One clock for jobs and aggregators; `on` has the host that sums each tensor, and may change between two
     iterations."""
 
-    def __init__(self, timed: Callable[[JobId, int], None]) -> None:
+    def __init__(self, timed: Callable[[JobId, int], None], by_arrival: bool = False) -> None:
         self.kernel: Kernel[int, Callable[[], None]] = Kernel(0)
         self.jobs: dict[JobId, Job] = {}
         self.on: dict[JobId, dict[str, HostId]] = {}
-        self._timed = timed
-        self._queues: dict[HostId, deque[tuple[JobId, int]]] = {}
+        self._timed, self._by_arrival = timed, by_arrival
+        self._aggregators: defaultdict[HostId, Aggregator] = defaultdict(Aggregator)
 
     @property
     def now_us(self) -> int:
@@ -80,18 +101,30 @@ class Rounds:
             self.kernel.post(self.now_us + round(compute_us * ready), partial(self._ready, name, tensor.name))
 
     def _ready(self, name: JobId, tensor: str) -> None:
-        host = self.on[name][tensor]
-        queue = self._queues.setdefault(host, deque())
-        work_us = self.jobs[name].works_us[tensor]
-        queue.append((name, work_us))
-        if len(queue) == 1:
-            self.kernel.post(self.now_us + work_us, partial(self._summed, host, name))
+        job, host = self.jobs[name], self.on[name][tensor]
+        due_us = job.began_us + may_take(job.profile.period_us, job.profile.limit)
+        new = Sum(name, self.now_us if self._by_arrival else due_us, job.works_us[tensor])
+        at = self._aggregators[host]
+        if at.now is None:
+            self._add(host, at, new)
+        elif new.due_us < at.now.due_us:
+            left_us = at.now.left_us - (self.now_us - at.since_us)
+            at.waiting.put(at.now.due_us, at.now._replace(left_us=left_us))
+            self._add(host, at, new)
+        else:
+            at.waiting.put(new.due_us, new)
 
-    def _summed(self, host: HostId, name: JobId) -> None:
-        queue = self._queues[host]
-        queue.popleft()
-        if queue:
-            self.kernel.post(self.now_us + queue[0][1], partial(self._summed, host, queue[0][0]))
+    def _add(self, host: HostId, at: Aggregator, sum: Sum) -> None:
+        at.now, at.since_us, at.begun = sum, self.now_us, at.begun + 1
+        self.kernel.post(self.now_us + sum.left_us, partial(self._summed, host, at.begun))
+
+    def _summed(self, host: HostId, begun: int) -> None:
+        at = self._aggregators[host]
+        if at.begun != begun or at.now is None:
+            return  # something more urgent came between
+        name, at.now = at.now.name, None
+        if at.waiting:
+            self._add(host, at, at.waiting.pop())
         job = self.jobs[name]
         job.waits_for -= 1
         if job.waits_for == 0:
@@ -130,9 +163,9 @@ def alone(profile: AggregationProfile, seed: int, window: bool = True, iteration
 class Shared:
     """A pool and the rounds of its jobs, in one time."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, by_arrival: bool = False) -> None:
         self.pool = pool
-        self.rounds = Rounds(self._timed)
+        self.rounds = Rounds(self._timed, by_arrival)
         self.story: list[tuple[float, str]] = []
         """(seconds, what happened)."""
         self.counts: list[tuple[float, int]] = []

@@ -15,7 +15,18 @@ from covey.frames import FrameError, read_frame, write_frame
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ByteStream, Env
 from covey.tensorwire import HEADER_BYTES, Header, TensorOp, TensorWireError, frame, parse, verify
-from plugins.aggregator.datapath.control import DropJob, GetStatus, JobCounters, Now, Order, Quit, Serve, orders
+from plugins.aggregator.datapath.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.control import (
+    DropJob,
+    GetStatus,
+    JobCounters,
+    Now,
+    Order,
+    Quit,
+    Serve,
+    SetPace,
+    orders,
+)
 from plugins.aggregator.datapath.links import Counters, JobSums, SharedByJobs, WorkerLink
 from plugins.aggregator.datapath.memory import Buffers, Memory
 from plugins.aggregator.datapath.sums import Violation
@@ -48,7 +59,7 @@ class Aggd:
         self.address = ""
         self.listening, self.over = asyncio.Event(), asyncio.Event()
         self._by_hash: dict[int, JobSums] = {}
-        self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers())
+        self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers(), AdditionQueue(env))
         self._leaving: list[JobSums] = []
         """Those that another host is to sum."""
         self._controls = self._connections = 0
@@ -99,6 +110,10 @@ class Aggd:
                 self.serve(order)
             case DropJob():
                 self.drop(order)
+            case SetPace():
+                known = self.jobs.get(order.job)
+                if known is not None and known.epoch == order.epoch:
+                    known.may_take_us = order.may_take_us
             case Quit():
                 self.over.set()
             case GetStatus():
@@ -248,7 +263,7 @@ def _job_now(job: JobSums) -> JobCounters:
         workers=job.workers,
         joined=len(job.links),
         tensors=len(job.tensors),
-        bytes=job.state_bytes,
+        bytes=job.size_bytes,
         rounds=job.rounds,
         received_bytes=job.received_bytes,
         sent_bytes=job.sent_bytes,
@@ -256,6 +271,7 @@ def _job_now(job: JobSums) -> JobCounters:
         iterations=job.iterations,
         largest_bytes=job.largest_bytes,
         not_finite=job.not_finite,
+        may_take_us=job.may_take_us,
     )
 
 

@@ -10,6 +10,9 @@ import msgspec
 from covey.core import JobId
 from covey.tensorwire import RANKS_MAX, SECRET_BYTES
 
+UNKNOWN = -1
+"""A process that was started before there was `SetPace` says nothing of it, and is not to be told."""
+
 
 class Serve(msgspec.Struct, frozen=True, tag="Serve"):
     """Sum this job under this epoch, from nothing. A lower epoch of the job ends."""
@@ -30,6 +33,15 @@ class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
     instead: int = 0
     within_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
     """Go on for so long, until a moment between two iterations; 0: at once."""
+
+
+class SetPace(msgspec.Struct, frozen=True, tag="Pace"):
+    """How long an iteration of this job may take, for the order of additions alone; 0: it is on trial, and goes first;
+    None: it was promised nothing, and goes last."""
+
+    job: JobId
+    epoch: int
+    may_take_us: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] | None = 0
 
 
 class GetStatus(msgspec.Struct, frozen=True, tag="Tell"):
@@ -58,6 +70,8 @@ class JobCounters(msgspec.Struct, frozen=True):
     """Bytes of its largest tensor."""
     not_finite: int = 0
     """Numbers of its sums that were NaN or infinite, since it is served under this epoch."""
+    may_take_us: int | None = UNKNOWN
+    """As of `SetPace`."""
 
 
 class Now(msgspec.Struct, frozen=True, tag="Now"):
@@ -72,6 +86,6 @@ class Now(msgspec.Struct, frozen=True, tag="Now"):
     memory_bytes: int
 
 
-Order = Serve | DropJob | GetStatus | Quit
+Order = Serve | DropJob | SetPace | GetStatus | Quit
 orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 answers: msgspec.msgpack.Decoder[Now] = msgspec.msgpack.Decoder(Now)

@@ -23,7 +23,8 @@ class IterationGaps:
     def __init__(self) -> None:
         self._after: dict[int, float] = {}
         self._last: int | None = None
-        self._since_s = 0.0
+        self.since_s = 0.0
+        """When the last round before a pause was over."""
 
     @property
     def longest_s(self) -> float:
@@ -36,12 +37,12 @@ class IterationGaps:
 
     def quiet(self, key: int, now_s: float) -> None:
         """The round of this Block is over, and no other one is under way."""
-        self._last, self._since_s = key, now_s
+        self._last, self.since_s = key, now_s
 
     def began(self, now_s: float) -> None:
         """The first round after that begins."""
         if self._last is not None:
-            self._after[self._last] = now_s - self._since_s
+            self._after[self._last] = now_s - self.since_s
             self._last = None
 
     @property

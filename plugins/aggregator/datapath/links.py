@@ -28,10 +28,12 @@ from covey.tensorwire import (
     unpack_rate,
     verify,
 )
+from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
+from plugins.aggregator.policy.urgency import LAST, ON_TRIAL
 
 TENSORS_MAX = 1 << 16
 """Tensors of one job at one aggregator."""
@@ -68,6 +70,7 @@ class SharedByJobs(NamedTuple):
     memory: Memory
     counters: Counters
     buffers: Buffers
+    additions: AdditionQueue
 
 
 class JobSums:
@@ -93,6 +96,9 @@ class JobSums:
         """What its frames weigh so far, and what they weighed when the other work was divided last."""
         self.over = False
         """No longer served here."""
+        self.may_take_us: int | None = 0
+        """An iteration, as of `SetPace`."""
+        self.additions = shared.additions
         self.rounds_here = RoundsUnderWay(env.clock)
 
     @property
@@ -111,6 +117,11 @@ class JobSums:
     @property
     def largest_bytes(self) -> int:
         return max((tensor.declared.tensor_bytes for tensor in self.tensors.values()), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its tensors, without moments of optimizers: what travels."""
+        return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
 
     @property
     def state_bytes(self) -> int:
@@ -174,6 +185,33 @@ class JobSums:
                 link.send(TensorOp.ASK, key=key)
             else:
                 link.give(key, tensor)
+
+    @property
+    def due_s(self) -> float:
+        """When the sums of its present iteration are due (`policy.urgency`)."""
+        if not self.may_take_us:
+            return ON_TRIAL if self.may_take_us == 0 else LAST
+        may_take_s, now_s = self.may_take_us / 1e6, self.env.clock.now_s()
+        began_s = self.rounds_here.iteration_s
+        return (began_s if now_s - began_s < 2 * may_take_s else now_s) + may_take_s  # one that never rests: from now
+
+    def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
+        """A worker said something of this tensor: do that, and what can be added now."""
+        self.do(key, tensor, actions)
+        self.rounds_here.follow(key, tensor.under_way)
+        self.additions.put(self, key, tensor)
+
+    def add_part(self, key: int) -> None:
+        """One addition of this tensor."""
+        tensor, began_s = self.tensors[key], self.env.clock.cpu_s()
+        finite = not tensor.not_finite
+        actions = tensor.work()
+        self.worked(began_s)
+        if finite and tensor.not_finite:
+            name, round = tensor.declared.name, tensor.version
+            self.env.log.warning("sum is not finite", job=self.job, tensor=name, after_round=round)
+        self.rounds_here.follow(key, tensor.under_way)
+        self.do(key, tensor, actions)
 
     def end(self, epoch: int) -> None:
         """Close everything; workers are told that `epoch` is the one served now (0: none)."""
@@ -310,7 +348,7 @@ class WorkerLink:
             if self.job.over or self._closed:
                 raise ConnectionAbortedError("served here no more")
             self._key = header.key
-            await self._heard(header, payload)
+            self._heard(header, payload)
 
     def _expect(self, header: Header) -> None:
         """What can be wrong with a frame is found before its payload is allocated."""
@@ -339,10 +377,10 @@ class WorkerLink:
             case _:
                 raise TensorWireError(f"a worker does not say {header.op.name} here")
 
-    async def _heard(self, header: Header, payload: bytearray) -> None:
+    def _heard(self, header: Header, payload: bytearray) -> None:
         match header.op:
             case TensorOp.OPEN:
-                await self._open(header, payload)
+                self._open(header, payload)
             case TensorOp.PUSH | TensorOp.RATE | TensorOp.KEPT if header.key in self._refused:
                 pass
             case TensorOp.RATE:
@@ -354,42 +392,22 @@ class WorkerLink:
             case TensorOp.PUSH:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
-                self.job.do(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
-                await self._add(header.key, tensor)
+                self.job.heard(header.key, tensor, tensor.push(self.rank, header.round, header.part, payload))
             case TensorOp.STATE:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
-                actions = tensor.state_part(self.rank, header.round, header.part, payload)
-                self.job.do(header.key, tensor, actions)
-                await self._add(header.key, tensor)
+                self.job.heard(header.key, tensor, tensor.state_part(self.rank, header.round, header.part, payload))
             case _:
                 self.send(TensorOp.PONG)
 
-    async def _open(self, header: Header, payload: bytearray) -> None:
+    def _open(self, header: Header, payload: bytearray) -> None:
         declared, ranks = unpack_opening(header.flags, payload)
         tensor = self.job.declare(header.key, declared)
         if isinstance(tensor, str):
             self._refused.add(header.key)
             self.send(TensorOp.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
             return
-        self.job.do(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT), ranks))
-        await self._add(header.key, tensor)
-
-    async def _add(self, key: int, tensor: TensorSum) -> None:
-        """Do the additions that are possible now, letting others in between."""
-        clock = self.job.env.clock
-        self.job.rounds_here.follow(key, tensor.under_way)
-        while tensor.busy and not self.job.over:
-            began_s, finite = clock.cpu_s(), not tensor.not_finite
-            actions = tensor.work()
-            self.job.worked(began_s)
-            if finite and tensor.not_finite:
-                name, round = tensor.declared.name, tensor.version
-                self.job.env.log.warning("sum is not finite", job=self.job.job, tensor=name, after_round=round)
-            self.job.rounds_here.follow(key, tensor.under_way)
-            self.job.do(key, tensor, actions)
-            if tensor.busy:
-                await asyncio.sleep(0)
+        self.job.heard(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT), ranks))
 
     def _tensor(self, header: Header) -> TensorSum:
         tensor = self.job.tensors.get(header.key)

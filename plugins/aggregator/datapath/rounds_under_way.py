@@ -17,6 +17,8 @@ class RoundsUnderWay:
         """Results that are still to be sent."""
         self._changed = asyncio.Event()
         """Set, and replaced, when no round is under way any more, or a worker left."""
+        self.iteration_s = clock.now_s()
+        """When the present iteration began, as far as can be seen: at the end of the last round of the one before."""
         self._away: set[int] = set()
         """Workers that were here."""
 
@@ -31,6 +33,8 @@ class RoundsUnderWay:
             self._open.discard(key)
             return
         if self.is_quiet:
+            if self._gaps.is_end:
+                self.iteration_s = self._gaps.since_s
             self._gaps.began(self._clock.now_s())
         self._open.add(key)
 

@@ -29,7 +29,7 @@ from plugins.aggregator.messages import (
 )
 from plugins.aggregator.policy import pools, scale
 from plugins.aggregator.policy.assign import refusal_of
-from plugins.aggregator.policy.cycle import Cycle, cycle_of
+from plugins.aggregator.policy.cycle import FILL, Cycle, cycle_of
 from plugins.aggregator.policy.measured import BARRED
 from plugins.aggregator.policy.profile import profile_of, share_of
 from plugins.aggregator.policy.scale import Emptied, OrphanedTensor
@@ -301,7 +301,7 @@ def _by_name(hosts: Mapping[HostId, Cycle]) -> dict[HostId, int]:
 
 def _cycle_said(said: CycleNow) -> Cycle:
     shares = {one.job: share_of(one.demand) for one in said.jobs}
-    return cycle_of(shares, said.lanes, said.cycles_max, said.cycle_us)
+    return cycle_of(shares, said.lanes, said.cycles_max, said.cycle_us, FILL)
 
 
 def _refusals(

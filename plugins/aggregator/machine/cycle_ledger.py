@@ -12,7 +12,7 @@ import msgspec
 from covey.core import HostId, JobId
 from plugins.aggregator.messages import Demand
 from plugins.aggregator.policy.assign import refusal_of
-from plugins.aggregator.policy.cycle import Cycle, grown, loss, sound, used, without
+from plugins.aggregator.policy.cycle import FILL, Cycle, grown, loss, sound, used, without
 from plugins.aggregator.policy.profile import share_of
 
 LANES = 1
@@ -42,7 +42,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
 class CycleLedger:
     def __init__(self, cycles_max: int = 1, jobs: Mapping[JobId, Demand] = {}) -> None:
-        self.cycle = Cycle({}, LANES, cycles_max)
+        self.cycle = Cycle({}, LANES, cycles_max, fill=FILL)
         self.demands: dict[JobId, Demand] = {}
         """Demands of the jobs summed here and of those that room is held for."""
         self.reserved: dict[JobId, Reservation] = {}

@@ -40,6 +40,8 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     quiet: Fraction = QUIET
     """Load, W / C, up to which an aggregator may get what hurt elsewhere; 0: new ones only (the thesis). With a third,
     12 jobs whose sums run in order of arrival settle on 17 aggregators instead of 21 (docs/results/aggregator.md)."""
+    fill: Fraction = Fraction(1)
+    """Part of its cycle that an aggregator promises (1: the thesis; agents: `policy.cycle.FILL`)."""
     hold_cycles: bool = True
     """Keep the cycle of an aggregator that a job left where a shorter one would hurt the others."""
 
@@ -129,7 +131,7 @@ Action = PoolStart | PoolStop | PoolPlace | PoolMove | LogEvent
 class Pool:
     def __init__(self, rules: PoolRules = PoolRules(), hosts: Sequence[HostId] | None = None) -> None:
         self.rules = rules
-        self._empty = Cycle({}, rules.lanes, rules.times)
+        self._empty = Cycle({}, rules.lanes, rules.times, fill=rules.fill)
         self.cycles: dict[HostId, Cycle] = {}
         """Aggregators, oldest first."""
         self.jobs: dict[JobId, AggregationProfile] = {}

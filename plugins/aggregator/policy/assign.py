@@ -92,10 +92,11 @@ def room(cycle: Cycle, job: JobId, share: Share) -> CycleRoom | None:
     if us is None:
         return None
     used_us = cycle.used_us if us == cycle.us else used(us, cycle.shares.values())
-    often, free_us = executions(us, share.period_us), cycle.lanes * us - used_us
+    jobs = len(cycle.shares.keys() | {job})
+    often, free_us = executions(us, share.period_us), cycle.free_in(us, used_us, jobs)
     if share.most_us:
-        here = cycle.shares.get(job)
-        free_us = min(free_us, often * (share.most_us - (here.work_us if here is not None else 0)))
+        here, most_us = cycle.shares.get(job), int(share.most_us * cycle.filled_by(jobs))
+        free_us = min(free_us, often * (most_us - (here.work_us if here is not None else 0)))
     return CycleRoom(us, often, free_us)
 
 
@@ -116,7 +117,9 @@ def refusal_of(cycle: Cycle, job: JobId, share: Share) -> str:
     need_us = found.executions * share.work_us
     if need_us <= found.free_us:
         return ""
-    return f"{need_us} us of work and {found.free_us} us free in a cycle of {found.us} us"
+    part = cycle.filled_by(len(cycle.shares.keys() | {job}))
+    limit = f", of which several jobs may be promised {float(part):.0%}" if part < 1 else ""
+    return f"{need_us} us of work and {max(0, found.free_us)} us free in a cycle of {found.us} us{limit}"
 
 
 def best_fit(cycles: Sequence[Cycle], job: JobId, share: Share, barred: Collection[int] = ()) -> int | None:

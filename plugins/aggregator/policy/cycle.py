@@ -4,7 +4,7 @@
     executions      floor(C / D): how often a job's sums run in one cycle
     stretched   d   C / executions: what an iteration of the job takes in this cycle; never less than D
     loss            (d - D) / d, which is (C mod D) / C: the part of the cycle that does not divide into iterations
-    used, free      W = sum over jobs of executions * e;  F = lanes * C - W
+    used, free      W = sum over jobs of executions * e;  F = lanes * C * fill - W
 
 The thesis prints ceil(C / D) where its integer program has C / floor(C / D), and compares that count with a duration;
 only the program's form gives its own example of 17 % (D = 5 in a cycle of 12). The executions here are floor(C / D)
@@ -21,6 +21,9 @@ from covey.core import JobId
 
 LOSS_LIMIT = Fraction(1, 10)
 """A job may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, `LossLimit`)."""
+FILL = Fraction(3, 4)
+"""Part of its cycle that an aggregator promises (ours; the thesis: all of it). A cycle counts means, and the rest is
+for bursts that meet: so much of a plan is kept, when sums are made by `policy.urgency` (docs/results/aggregator.md)."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -48,10 +51,20 @@ class Cycle(msgspec.Struct, frozen=True):
     """C; 0 without jobs."""
     used_us: int = 0
     """W, of lanes * C."""
+    fill: Fraction = Fraction(1)
+    """Part of it that may be promised to several jobs; also of the time that a burst of one of them may take."""
 
     @property
     def free_us(self) -> int:
-        return self.lanes * self.us - self.used_us
+        return self.free_in(self.us, self.used_us, len(self.shares))
+
+    def free_in(self, us: int, used_us: int, jobs: int) -> int:
+        """F, if the cycle had this length and so many jobs."""
+        return int(self.lanes * us * self.filled_by(jobs)) - used_us
+
+    def filled_by(self, jobs: int) -> Fraction:
+        """Part of it that may be promised: a job that is alone meets nobody's bursts."""
+        return self.fill if jobs > 1 else Fraction(1)
 
     @property
     def load(self) -> Fraction:
@@ -114,23 +127,26 @@ def _cycles(shares: Collection[Share], longest_us: int, times: int, now_us: int)
         yield from sorted({us for one in periods for us in range(longest_us // one * one + one, most_us + 1, one)})
 
 
-def cycle_of(shares: Mapping[JobId, Share], lanes: int = 1, times: int = 1, now_us: int = 0) -> Cycle:
+def cycle_of(
+    shares: Mapping[JobId, Share], lanes: int = 1, times: int = 1, now_us: int = 0, fill: Fraction = Fraction(1)
+) -> Cycle:
     """An aggregator with these jobs, in the cycle that hurts nobody, or where there is none in the longest iteration;
     the present cycle stays if it will do."""
     if not shares:
-        return Cycle({}, lanes, times)
+        return Cycle({}, lanes, times, fill=fill)
     us = cycle_for(list(shares.values()), times, now_us) or max(share.period_us for share in shares.values())
-    return Cycle(shares, lanes, times, us, used(us, shares.values()))
+    return Cycle(shares, lanes, times, us, used(us, shares.values()), fill)
 
 
 def grown(cycle: Cycle, job: JobId, share: Share) -> Cycle:
     """The cycle with this share added to what the job has there; nothing is checked."""
     known = cycle.shares.get(job)
     if known is None:
-        return cycle_of({**cycle.shares, job: share}, cycle.lanes, cycle.times, cycle.us)
+        return cycle_of({**cycle.shares, job: share}, cycle.lanes, cycle.times, cycle.us, cycle.fill)
     both = msgspec.structs.replace(share, work_us=known.work_us + share.work_us)
     more_us = executions(cycle.us, share.period_us) * share.work_us
-    return Cycle({**cycle.shares, job: both}, cycle.lanes, cycle.times, cycle.us, cycle.used_us + more_us)
+    shares = {**cycle.shares, job: both}
+    return msgspec.structs.replace(cycle, shares=shares, used_us=cycle.used_us + more_us)
 
 
 def sound(cycle: Cycle) -> bool:
@@ -146,9 +162,9 @@ def without(cycle: Cycle, job: JobId, hold: bool = True) -> Cycle:
     not speak of this case.)
     """
     shares = {name: share for name, share in cycle.shares.items() if name != job}
-    shorter = cycle_of(shares, cycle.lanes, cycle.times)
+    shorter = cycle_of(shares, cycle.lanes, cycle.times, fill=cycle.fill)
     if hold and not sound(shorter):
-        return Cycle(shares, cycle.lanes, cycle.times, cycle.us, used(cycle.us, shares.values()))
+        return msgspec.structs.replace(cycle, shares=shares, used_us=used(cycle.us, shares.values()))
     return shorter
 
 

@@ -18,7 +18,7 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.tensorwire import grant_of
 from plugins.aggregator.messages import Demand
-from plugins.aggregator.policy.cycle import Cycle
+from plugins.aggregator.policy.cycle import FILL, Cycle
 from plugins.aggregator.policy.pools import best_pool, free_of, pools_of
 from plugins.facts import Place
 
@@ -41,7 +41,7 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def cycle(self) -> Cycle:
         """Its cycle as far as gossip tells it: without the jobs."""
-        return Cycle({}, self.lanes, 1, self.cycle_us, self.used_us)
+        return Cycle({}, self.lanes, 1, self.cycle_us, self.used_us, FILL)
 
 
 AGE_S = 10.0
@@ -108,7 +108,7 @@ def _free_with(demand: Demand, candidate: Candidate) -> int | None:
     Its own loss is not judged here: in a longer cycle, which only the aggregator can compute, it may vanish."""
     now = candidate.cycle
     us = max(now.us, demand.period_us)
-    free_us = now.lanes * us - (now.used_us * us // now.us if now.us else 0)
+    free_us = now.free_in(us, now.used_us * us // now.us if now.us else 0, candidate.jobs + 1)
     return free_us if free_us >= us // demand.period_us * demand.work_us else None
 
 

@@ -49,6 +49,7 @@ from plugins.aggregator.machine.owner import (
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.service.moves import move_of
+from plugins.aggregator.service.paces import paces
 from plugins.aggregator.service.process import AggdProcess
 from plugins.aggregator.service.tables import JobTables
 from plugins.aggregator.service.view import view
@@ -201,6 +202,8 @@ class AggregatorService(PluginService):
                     await self._doubted.wait()
             self._doubted.clear()
             self.now = await self._order(GetStatus())
+            for pace in paces(self.owner, self.now):
+                await self._order(pace)
             self._measure(self.now)
             self._publish()
 

@@ -38,7 +38,7 @@ from plugins.aggregator.policy import Candidate
 from plugins.aggregator.policy.measured import BARRED
 from tests.plugins.aggregator.play import G1, PLACES, SECRET, A, B, C, D, Play, loaded, promising, sends
 
-ROOMY = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 60_000))])
+ROOMY = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 45_000))])
 DEMAND = Demand(100_000, 10_000)
 J1, J2, IDLE = JobId("j1"), JobId("j2"), JobId("idle")
 
@@ -55,7 +55,7 @@ def begin(play: Play, *others: Candidate) -> list[HostId]:
 
 def reserving(play: Play, *others: HostId) -> dict[JobId, tuple[HostId, ReserveCycle]]:
     """It has asked those with room to hold it; whom it asked for each job."""
-    for host in begin(play, *(loaded(host, 60_000) for host in others or (D,))):
+    for host in begin(play, *(loaded(host, 45_000) for host in others or (D,))):
         found = play(QuestionAnswered(host, CycleHere(), ROOMY))
     return {message.job: (to, message) for to, message in sends(found)}
 
@@ -82,16 +82,16 @@ def test_a_table_that_stays_is_not_handed_over() -> None:
     play(Heard(A, Offer(table, G1 + 1, 2, SECRET, DEMAND, stays=True)))
     play(Served(table, G1 + 1))
     with pytest.raises(AssertionError, match="does not try"):
-        begin(play, loaded(D, 60_000))
+        begin(play, loaded(D, 45_000))
     play(Heard(A, Retire(table, G1 + 1, 0, "over")))
-    assert begin(play, loaded(D, 60_000)) == [D]
+    assert begin(play, loaded(D, 45_000)) == [D]
 
 
 def test_the_least_loaded_asks_only_hosts_that_are_there_whether_it_may_empty_itself() -> None:
     """Reference: §4.3.3.3."""
     for suspect, gone, asked in ((False, (), [B, D]), (True, (), [D]), (False, (B,), [D])):
         play = promising("j1")
-        seen = RackUpdated(frozenset(gone), (loaded(B, 60_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
+        seen = RackUpdated(frozenset(gone), (loaded(B, 45_000, suspect), loaded(C, 10_000), loaded(D, 70_000)))
         found = []
         for _ in range(200):
             play.now_s += 1
@@ -116,11 +116,11 @@ def test_it_tries_once_a_period_and_soon_after_promises_change_not_at_once_again
         play = Play(Owner(AggregatorSettings(), me=HostId(name)))
         play(ProcessUp("10.0.0.3:9", {}))
         comes(play, J1, G1 + 1, DEMAND)
-        first_s = until_asked(play, loaded(D, 60_000))
+        first_s = until_asked(play, loaded(D, 45_000))
         assert 0.5 * period_s <= first_s <= 1.5 * period_s + 0.25
         firsts.add(first_s)
         play(QuestionAnswered(D, CycleHere(), None))
-        assert until_asked(play, loaded(D, 60_000)) == period_s
+        assert until_asked(play, loaded(D, 45_000)) == period_s
         play(QuestionAnswered(D, CycleHere(), None))
         assert PAUSE_S + soon_s[0] <= until_asked(play, loaded(D, 61_000)) <= PAUSE_S + soon_s[1] + 0.25
         play(QuestionAnswered(D, CycleHere(), None))
@@ -138,7 +138,7 @@ def test_only_those_of_its_own_pool_that_sum_something_are_asked() -> None:
     play = Play(Owner(AggregatorSettings(), me=me))
     play(ProcessUp("10.0.0.3:9", {}))
     comes(play, J1, G1 + 1, DEMAND)
-    seen = [loaded(host, 60_000) for host in hosts if host not in (me, unused)]
+    seen = [loaded(host, 45_000) for host in hosts if host not in (me, unused)]
     asked = begin(play, *seen, Candidate(unused, False, 0.0, 0, 0.0))
     assert asked == [host for host in hosts[50:] if host not in (me, unused)], "two pools of 50"
 
@@ -146,21 +146,21 @@ def test_only_those_of_its_own_pool_that_sum_something_are_asked() -> None:
 def test_one_that_takes_no_jobs_now_gets_none() -> None:
     for said in (msgspec.structs.replace(ROOMY, takes=False), None):
         play = promising("j1")
-        begin(play, loaded(B, 60_000), loaded(D, 60_000))
+        begin(play, loaded(B, 45_000), loaded(D, 45_000))
         play(QuestionAnswered(B, CycleHere(), said))
         assert [host for host, _ in sends(play(QuestionAnswered(D, CycleHere(), ROOMY)))] == [D]
         play = promising("j1")
-        begin(play, loaded(B, 60_000))
+        begin(play, loaded(B, 45_000))
         assert play(QuestionAnswered(B, CycleHere(), said)) == [] and not play.machine.emptier.busy
 
 
 def test_why_nothing_moved_is_told_in_the_refusers_words_and_answers_count_once() -> None:
     """Nothing moves when any of it does not fit. Reference: §4.3.3.3."""
     play = promising("j1", "j2")
-    begin(play, loaded(B, 85_000), loaded(D, 60_000))
+    begin(play, loaded(B, 60_000), loaded(D, 45_000))
     said = {
-        B: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 85_000))]),
-        D: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("y"), Demand(100_000, 60_000))], [JobId("j1"), JobId("j2")]),
+        B: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 60_000))]),
+        D: CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("y"), Demand(100_000, 45_000))], [JobId("j1"), JobId("j2")]),
     }
     assert play(QuestionAnswered(B, CycleHere(), said[B])) == []
     assert play(QuestionAnswered(B, CycleHere(), said[B])) == [], "said twice"
@@ -176,7 +176,7 @@ def test_a_job_that_has_not_pushed_yet_goes_to_one_that_does_not_bar_it() -> Non
         play = promising("j1")
         comes(play, IDLE)
         play(LoadChanged(0.0, frozenset({IDLE})))
-        assert begin(play, loaded(B, 60_000), loaded(D, 60_000)) == [B, D]
+        assert begin(play, loaded(B, 45_000), loaded(D, 45_000)) == [B, D]
         play(QuestionAnswered(B, CycleHere(), said[B]))
         asked = {message.job: host for host, message in sends(play(QuestionAnswered(D, CycleHere(), said[D])))}
         assert asked == {J1: B, IDLE: to}
@@ -186,7 +186,7 @@ def test_a_job_that_has_not_pushed_and_is_barred_everywhere_keeps_all_in_place()
     play = promising("j1")
     comes(play, IDLE)
     play(LoadChanged(0.0, frozenset({IDLE})))
-    begin(play, loaded(D, 60_000))
+    begin(play, loaded(D, 45_000))
     (note,) = play(QuestionAnswered(D, CycleHere(), CycleNow(True, 100_000, 1, 1, ROOMY.jobs, [IDLE])))
     assert (note.subject, note.reason) == (IDLE, "d: it was hurt or hurt others there")
     assert not play.machine.emptier.busy
@@ -195,7 +195,7 @@ def test_a_job_that_has_not_pushed_and_is_barred_everywhere_keeps_all_in_place()
 def test_a_job_whose_trial_began_after_the_others_were_asked_keeps_all_in_place() -> None:
     """What is not measured yet cannot be promised a place: a plan made a moment ago is looked at again."""
     play = promising("j1")
-    begin(play, loaded(D, 60_000))
+    begin(play, loaded(D, 45_000))
     comes(play, J2)
     assert play(QuestionAnswered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
 
@@ -204,15 +204,15 @@ def test_a_job_that_first_pushed_while_the_others_were_asked_is_on_trial() -> No
     play = promising("j1")
     comes(play, IDLE)
     play(LoadChanged(0.0, frozenset({IDLE})))
-    begin(play, loaded(D, 60_000))
+    begin(play, loaded(D, 45_000))
     play(LoadChanged(0.0, frozenset()))
-    play(RackUpdated(frozenset(), (loaded(D, 60_000),)))
+    play(RackUpdated(frozenset(), (loaded(D, 45_000),)))
     assert play(QuestionAnswered(D, CycleHere(), ROOMY)) == [] and not play.machine.emptier.busy
 
 
 def test_one_that_became_the_fuller_since_it_asked_does_not_empty_itself() -> None:
     play = promising("j1")
-    begin(play, loaded(D, 60_000))
+    begin(play, loaded(D, 45_000))
     less = CycleNow(True, 100_000, 1, 1, [JobDemand(JobId("x"), Demand(100_000, 5_000))])
     assert play(QuestionAnswered(D, CycleHere(), less)) == [] and not play.machine.emptier.busy
 
@@ -426,7 +426,7 @@ def test_who_empties_itself_holds_no_room_and_who_holds_room_does_not_empty_itse
     play(Heard(B, ReserveCycle(JobId("x"), G1 + 1, 9, None)))
     for _ in range(19):
         play.now_s += 1
-        assert play(RackUpdated(frozenset(), (loaded(D, 60_000),))) == []
+        assert play(RackUpdated(frozenset(), (loaded(D, 45_000),))) == []
 
 
 def test_an_aggregator_whose_process_died_gives_back_the_room_held_for_its_jobs() -> None:

@@ -31,7 +31,7 @@ from plugins.aggregator.policy import Candidate
 from tests.plugins.aggregator.play import G1, SECRET
 
 COORDINATOR = HostId("coordinator")
-DEMANDS = {JobId(f"j{at}"): Demand(100_000, 10_000 * at) for at in (1, 2, 3, 4)}
+DEMANDS = {JobId(f"j{at}"): Demand(100_000, 7_000 * at) for at in (1, 2, 3, 4)}
 
 
 class Yard:

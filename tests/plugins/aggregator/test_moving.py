@@ -226,7 +226,7 @@ def test_a_job_on_trial_goes_only_where_room_is_held_for_it() -> None:
 def test_an_owner_without_room_for_what_was_measured_is_left_for_one_with_room() -> None:
     """Who has room is known by gossip. Best fit first; nobody is asked who has none. Reference: Pseudocode 3, 16-24."""
     play, assigned = summed()
-    play(seen(c=90_000, d=80_000, e=60_000))
+    play(seen(c=90_000, d=80_000, e=40_000))
     refused = Declined(JOB, assigned.epoch, "30000 us of work and 10000 us free", assigned.epoch)
     found = play(Heard(C, refused))
     to, offer = offered(found)

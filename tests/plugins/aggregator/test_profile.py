@@ -69,7 +69,7 @@ def seen(host: str, used_us: int, cycle_us: int = 100_000, **changes: bool) -> C
 
 def test_best_fit_comes_first_then_one_without_jobs_and_the_full_ones_are_no_room() -> None:
     """Reference: Pseudocode 3, lines 16-24."""
-    hosts = [seen("idle", 0, 0), seen("half", 50_000), seen("tight", 69_000), seen("full", 80_000)]
+    hosts = [seen("idle", 0, 0), seen("half", 30_000), seen("tight", 44_000), seen("full", 50_000)]
     assert policy.ranked_for(JobId("j1"), DEMAND, hosts) == (["tight", "half", "idle"], ["full"])
 
 
@@ -84,8 +84,8 @@ def test_a_host_that_may_be_gone_is_not_asked_to_hold_room() -> None:
 
 def test_a_job_looks_in_the_pool_with_the_least_room_that_suffices_first() -> None:
     """Reference: §4.3.3.4."""
-    first = [seen(f"a{at:02}", 60_000) for at in range(40)]
-    second = [seen(f"b{at:02}", 65_000) for at in range(40)]
+    first = [seen(f"a{at:02}", 30_000) for at in range(40)]
+    second = [seen(f"b{at:02}", 35_000) for at in range(40)]
     likely, _ = policy.ranked_for(JobId("j1"), DEMAND, [*first, *second])
     assert len(likely) == 80 and {host[0] for host in likely[:40]} == {"b"}
 

@@ -91,8 +91,8 @@ def test_a_table_that_stays_is_offered_to_its_host_however_busy_that_is() -> Non
 def test_a_measured_table_comes_back_to_its_host_if_that_has_room() -> None:
     demand = Demand(1000, 100)
     busy = Candidate(HostId("h1"), False, 0.0, 1, 0.0, 1000, 400)
-    full = Candidate(HostId("h1"), False, 0.0, 1, 0.0, 1000, 950)
-    tight = Candidate(HostId("h2"), False, 0.0, 1, 0.0, 1000, 880)
+    full = Candidate(HostId("h1"), False, 0.0, 1, 0.0, 1000, 700)
+    tight = Candidate(HostId("h2"), False, 0.0, 1, 0.0, 1000, 630)
     assert ranked_for(JOB, demand, [busy, tight], stays_on=HostId("h1"))[0][0] == "h1"
     assert ranked_for(JOB, demand, [busy, tight])[0][0] == "h2"
     assert ranked_for(JOB, demand, [full, tight], stays_on=HostId("h1")) == (["h2"], ["h1"])

@@ -1,0 +1,72 @@
+"""The additions that can be done now, of all jobs of one process: what is due first, a part of a tensor at a time."""
+
+import asyncio
+from typing import NamedTuple, Protocol
+
+from covey.ports import Env
+from plugins.aggregator.policy.urgency import MostUrgent
+
+TURN_S = 0.002
+"""So long it adds before others may read and write; one addition takes a tenth of that."""
+
+
+class Adding(Protocol):
+    """A tensor of a job."""
+
+    @property
+    def busy(self) -> bool:
+        """There is an addition to do."""
+
+
+class AddsFor(Protocol):
+    """A job."""
+
+    over: bool
+
+    @property
+    def due_s(self) -> float:
+        """When its sums of this iteration are due."""
+
+    def add_part(self, key: int) -> None:
+        """One addition of this tensor."""
+
+
+class _Waiting(NamedTuple):
+    job: AddsFor
+    key: int
+    tensor: Adding
+
+
+class AdditionQueue:
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._waiting: MostUrgent[_Waiting] = MostUrgent()
+        self._queued: set[tuple[int, int]] = set()
+        """The tensors that wait, by job and key."""
+        self._running = False
+
+    def put(self, job: AddsFor, key: int, tensor: Adding) -> None:
+        """Whatever can be added of this tensor is added, when its turn comes; at once where nothing else waits."""
+        if not self._waiting and tensor.busy:
+            job.add_part(key)
+        if tensor.busy and (id(job), key) not in self._queued:
+            self._queued.add((id(job), key))
+            self._waiting.put(job.due_s, _Waiting(job, key, tensor))
+        if self._waiting and not self._running:
+            self._running = True
+            self._env.spawn("aggd adds", self._add())
+
+    async def _add(self) -> None:
+        """Until nothing waits, letting others in between."""
+        clock = self._env.clock
+        while self._waiting:
+            await asyncio.sleep(0)
+            end_s = clock.cpu_s() + TURN_S
+            while self._waiting and clock.cpu_s() < end_s:
+                job, key, tensor = self._waiting.first
+                if tensor.busy and not job.over:
+                    job.add_part(key)
+                else:
+                    self._waiting.pop()
+                    self._queued.discard((id(job), key))
+        self._running = False

@@ -1,0 +1,27 @@
+"""How long iterations of the jobs that are summed here may take, as `aggd` has to know it to add what is due first."""
+
+from collections.abc import Iterator
+
+from plugins.aggregator.datapath.control import UNKNOWN, Now, SetPace
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.served_job import ServedJob
+from plugins.aggregator.policy.profile import limit_of
+from plugins.aggregator.policy.urgency import LAST, may_take
+
+
+def paces(owner: Owner, now: Now) -> Iterator[SetPace]:
+    """What `aggd` is to be told: of each job what it does not know yet."""
+    for job in now.jobs:
+        held = owner.jobs.get(job.job)
+        if held is not None and held.epoch == job.epoch and job.may_take_us != UNKNOWN:
+            wanted = _may_take_us(held, refused=bool(held.refused) or job.job in owner.refused)
+            if wanted != job.may_take_us:
+                yield SetPace(job.job, job.epoch, wanted)
+
+
+def _may_take_us(held: ServedJob, refused: bool) -> int | None:
+    """As of `SetPace`. What it needs is known of a job that was promised it."""
+    if held.demand is None:
+        return None if refused else 0
+    allowed_us = may_take(held.demand.period_us, limit_of(held.demand))
+    return None if allowed_us == LAST else round(allowed_us)
