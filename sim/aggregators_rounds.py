@@ -20,7 +20,7 @@ import msgspec
 from covey.core import HostId, JobId, LogEvent
 from plugins.aggregator.machine.pool import Action, Event, Exited, Pool, PoolJobArrived, PoolJobTimed, PoolPlace
 from plugins.aggregator.policy.assign import AggregationProfile
-from plugins.aggregator.policy.urgency import MostUrgent, may_take
+from plugins.aggregator.policy.urgency import MostUrgent, due, may_take
 from sim.aggregators_jobs import PUSHING
 from sim.kernel import Kernel
 
@@ -102,8 +102,9 @@ class Rounds:
 
     def _ready(self, name: JobId, tensor: str) -> None:
         job, host = self.jobs[name], self.on[name][tensor]
-        due_us = job.began_us + may_take(job.profile.period_us, job.profile.limit)
-        new = Sum(name, self.now_us if self._by_arrival else due_us, job.works_us[tensor])
+        allowed_us = may_take(job.profile.period_us, job.profile.limit)
+        due_us = self.now_us if self._by_arrival else due(job.began_us, allowed_us, self.now_us)
+        new = Sum(name, due_us, job.works_us[tensor])
         at = self._aggregators[host]
         if at.now is None:
             self._add(host, at, new)

@@ -71,9 +71,11 @@ def test_a_job_measured_alone_takes_what_its_model_says_and_a_little_more() -> N
 
 def test_jobs_that_hurt_one_another_settle_within_their_limits() -> None:
     jobs = [aggregators.trial(f"j{at}", MODELS[0], 2, 2, 1) for at in range(3)]
-    found = aggregators.settled(jobs, 1)
+    found = aggregators.settled(jobs, 1, by_arrival=True)
     assert found.over_first > 0 and found.loss_first >= 0.1
     assert found.over == 0 and found.loss < 0.1 and found.aggregators_planned < found.aggregators < 6
+    due_first = aggregators.settled([aggregators.trial(f"j{at}", MODELS[0], 2, 2, 1) for at in range(3)], 1)
+    assert not due_first.over_first and due_first.aggregators == due_first.aggregators_planned < found.aggregators
 
 
 def test_two_jobs_in_time_show_the_form_of_figure_4_11() -> None:

@@ -33,7 +33,7 @@ from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
-from plugins.aggregator.policy.urgency import LAST, ON_TRIAL
+from plugins.aggregator.policy.urgency import LAST, ON_TRIAL, due
 
 TENSORS_MAX = 1 << 16
 """Tensors of one job at one aggregator."""
@@ -191,9 +191,7 @@ class JobSums:
         """When the sums of its present iteration are due (`policy.urgency`)."""
         if not self.may_take_us:
             return ON_TRIAL if self.may_take_us == 0 else LAST
-        may_take_s, now_s = self.may_take_us / 1e6, self.env.clock.now_s()
-        began_s = self.rounds_here.iteration_s
-        return (began_s if now_s - began_s < 2 * may_take_s else now_s) + may_take_s  # one that never rests: from now
+        return due(self.rounds_here.iteration_s, self.may_take_us / 1e6, self.env.clock.now_s())
 
     def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
         """A worker said something of this tensor: do that, and what can be added now."""

@@ -3,9 +3,9 @@
 The thesis gives each job slots in the aggregator's cycle and does not say who keeps to them. Here an iteration of a job
 that was promised a place may take as long as its loss limit allows, so its sums are due at the end of that; of all that
 can be added the aggregator adds what is due first, a part of a tensor at a time. Whatever order meets all deadlines,
-this one does (Liu and Layland 1973, theorem 7), nobody waits for a slot while nothing else is to be done, and a job
-that comes late takes no time from one that is on time. In order of arrival a job with short iterations waits behind a
-whole tensor of one with long ones.
+this one does (Liu and Layland 1973, theorem 7), and nobody waits for a slot while nothing else is to be done. What
+comes after it was due is an outlier: it waits as if its iteration began now, so that no other job notices. In order of
+arrival a job with short iterations waits behind a whole tensor of one with long ones.
 
     D 100 ms, limit 10 %    began |--------------- computes ---|--push--| due at 111 ms
     D 900 ms, limit 10 %    ... push -------------------------------------------------> due at 1,000 ms: waits
@@ -31,6 +31,11 @@ def may_take(period: float, limit: Fraction) -> float:
     """How long an iteration of D may take, in the same unit: d, of which (d - D) / d is the limit; with a limit of the
     whole speed as long as it likes."""
     return period / float(1 - limit) if limit < 1 else LAST
+
+
+def due(began: float, allowed: float, now: float) -> float:
+    """When sums of an iteration that began then, and may take so long, are due."""
+    return (began if began + allowed >= now else now) + allowed
 
 
 class MostUrgent(Generic[Work]):

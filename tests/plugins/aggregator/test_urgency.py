@@ -26,7 +26,7 @@ from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import AggregatorSettings, Demand
 from plugins.aggregator.policy.assign import AggregationProfile, Tensor, refusal_of
 from plugins.aggregator.policy.cycle import FILL, Cycle, Share, cycle_of
-from plugins.aggregator.policy.urgency import LAST, MostUrgent, may_take
+from plugins.aggregator.policy.urgency import LAST, MostUrgent, due, may_take
 from plugins.aggregator.service.paces import paces
 from sim.aggregators_rounds import Job, Rounds
 from tests.plugins.aggregator.loopback import AggdThread
@@ -39,8 +39,8 @@ SECRET = b"sixteen bytes !!"
 @given(st.lists(st.floats(0, 10) | st.just(math.inf)))
 def test_what_is_due_first_comes_first_and_of_equals_what_came_first(dues: list[float]) -> None:
     urgent = MostUrgent[int]()
-    for at, due in enumerate(dues):
-        urgent.put(due, at)
+    for at, when in enumerate(dues):
+        urgent.put(when, at)
     found = [urgent.pop() for _ in range(len(urgent))]
     assert found == sorted(range(len(dues)), key=lambda at: (dues[at], at)) and not urgent
 
@@ -49,6 +49,13 @@ def test_what_is_due_first_comes_first_and_of_equals_what_came_first(dues: list[
 def test_an_iteration_may_take_what_its_limit_allows(limit: Fraction, allowed: float) -> None:
     """Loss is (d - D) / d."""
     assert may_take(900, limit) == pytest.approx(allowed)
+
+
+@given(began=st.floats(0, 1e6), allowed=st.floats(0, 1e6), now=st.floats(0, 2e6))
+def test_what_comes_late_waits_as_if_its_iteration_began_now(began: float, allowed: float, now: float) -> None:
+    """Reference: §4.3.3.2, outliers."""
+    found = due(began, allowed, now)
+    assert found == (began + allowed if began + allowed >= now else now + allowed) and found >= now
 
 
 # ---- the queue of a process ------------------------------------------------------------------------------------------
