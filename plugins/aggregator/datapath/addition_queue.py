@@ -59,14 +59,19 @@ class AdditionQueue:
     async def _add(self) -> None:
         """Until nothing waits, letting others in between."""
         clock = self._env.clock
-        while self._waiting:
-            await asyncio.sleep(0)
-            end_s = clock.cpu_s() + TURN_S
-            while self._waiting and clock.cpu_s() < end_s:
-                job, key, tensor = self._waiting.first
-                if tensor.busy and not job.over:
-                    job.add_part(key)
-                else:
-                    self._waiting.pop()
-                    self._queued.discard((id(job), key))
-        self._running = False
+        try:
+            while self._waiting:
+                await asyncio.sleep(0)
+                end_s = clock.cpu_s() + TURN_S
+                while self._waiting and clock.cpu_s() < end_s:
+                    self._add_one()
+        finally:
+            self._running = False
+
+    def _add_one(self) -> None:
+        job, key, tensor = self._waiting.first
+        if tensor.busy and not job.over:
+            job.add_part(key)
+        else:
+            self._waiting.pop()
+            self._queued.discard((id(job), key))

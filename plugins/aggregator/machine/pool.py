@@ -39,7 +39,7 @@ class PoolRules(msgspec.Struct, frozen=True, kw_only=True):
     """How many of its longest iterations a cycle may cover, where one would hurt somebody (1: the thesis)."""
     quiet: Fraction = QUIET
     """Load, W / C, up to which an aggregator may get what hurt elsewhere; 0: new ones only (the thesis). With a third,
-    12 jobs whose sums run in order of arrival settle on 17 aggregators instead of 21 (docs/results/aggregator.md)."""
+    12 jobs settle on fewer aggregators so (docs/results/aggregator.md)."""
     fill: Fraction = Fraction(1)
     """Part of its cycle that an aggregator promises (1: the thesis; agents: `policy.cycle.FILL`)."""
     hold_cycles: bool = True
