@@ -1,5 +1,6 @@
 """What a script gives for one round of a tensor, and whether that is what it gave for earlier ones."""
 
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class GivenRound(NamedTuple):
             type=self.array.type,
             mean=self.mean,
             update=self.update,
-            steps=self.moments.steps if self.moments is not None else 0,
+            steps=operator.index(self.moments.steps) if self.moments is not None else 0,
         )
 
     def check(self, declared: Declared) -> None:

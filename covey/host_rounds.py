@@ -112,9 +112,10 @@ class HostTensor(SharedTensor):
         if node[1] - node[0] == 1:
             return  # it is that rank's own contribution, as it lies
         slots = [turns[0] for turns in self._slots]
-        for here in pieces(elements.start, elements.stop):
-            found = into[here.start - elements.start : here.stop - elements.start]
-            add(self._trees[node], slots, self._numbers, here, found)
+        with np.errstate(all="ignore"):  # whatever a script asks of numpy
+            for here in pieces(elements.start, elements.stop):
+                found = into[here.start - elements.start : here.stop - elements.start]
+                add(self._trees[node], slots, self._numbers, here, found)
 
     def _declare(self, spoken: _SpokenBlock) -> int:
         """The last round of it, which is none."""

@@ -27,6 +27,7 @@ from covey.tensorwire import (
     PART_BYTES,
     SPEAKS,
     TYPES,
+    UPDATES_SINCE,
     WANT,
     Declared,
     Frame,
@@ -46,6 +47,8 @@ from covey.tensorwire import (
 
 Buffers = Sequence[memoryview]
 """Of a result, and of each of its moments."""
+
+OLD_AGGREGATOR = "was started by an older Covey: end that aggd, and its agent starts one that can update"
 
 
 class Stale(ConnectionError):
@@ -187,6 +190,8 @@ class Rounds:
         """Late and repeated frames."""
         self._hash = job_hash(job)
         self._by_key: dict[int, TensorRounds] = {}
+        self._can_update = True
+        """Whether the newest aggregator can, as far as is known."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
         self._secret = self._hello = b""
         """Of the newest connection."""
@@ -213,6 +218,8 @@ class Rounds:
             raise ValueError(
                 f"tensor {declared.name!r} is already known as {known.declared.kind} {known.declared.shape}"
             )
+        if declared.update is not None and not self._can_update:
+            raise ValueError(f"its aggregator {OLD_AGGREGATOR} {declared.name!r}")
         tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers, moments)
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
@@ -295,6 +302,11 @@ class Rounds:
                     self.ignored += 1
                 elif tensor.arrived(header.part) and tensor.keeps and tensor.version:
                     return iter((self._said(TensorOp.KEPT, tensor, tensor.version),))
+            case TensorOp.WELCOME:
+                self._can_update = header.round >= UPDATES_SINCE
+                for tensor in self.tensors.values():
+                    if tensor.declared.update is not None and not self._can_update:
+                        raise TensorWireError(f"{OLD_AGGREGATOR} {tensor.declared.name!r}")
             case TensorOp.CHALLENGE:
                 if len(payload) != CHALLENGE_BYTES:
                     raise TensorWireError(f"a challenge of {len(payload)} bytes")

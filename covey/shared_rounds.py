@@ -168,6 +168,11 @@ class SharedTensor:
         return found
 
     @property
+    def rests(self) -> bool:
+        """No round is under way, and the result of the last one was taken."""
+        return self.taken == self.round
+
+    @property
     def rounds(self) -> int:
         """Whose result was taken, without the one about a model's initial value."""
         return max(0, self.taken - (self.declared.kind == "model"))
@@ -253,7 +258,7 @@ class SharedTensor:
 
     def _add(self, slots: Sequence[Array], into: Array, start: int, end: int) -> None:
         rate = 0.0 if self.declared.update is None else self._rate()
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is counted
+        with np.errstate(all="ignore"):  # whatever a script asks of numpy; what is not finite is counted
             for here in pieces(start, end):
                 self._add_piece(slots, into, here, rate)
 

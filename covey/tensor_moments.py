@@ -41,7 +41,7 @@ def check_moments(given: GivenArray, update: Update | None, moments: Moments | N
     if moments.steps < 0 or len(moments.arrays) != update.moments:
         had = f"{len(moments.arrays)} after {moments.steps} steps"
         raise ValueError(f"{update} has {update.moments} moments, not {had}")
-    arrays = [np.ascontiguousarray(each) for each in moments.arrays]
+    arrays = [np.ascontiguousarray(each).reshape(np.shape(each)) for each in moments.arrays]
     for each in arrays:
         if each.shape != given.data.shape or each.dtype != given.dtype:
             was, now = f"{each.dtype} {each.shape}", f"{given.dtype} {given.data.shape}"

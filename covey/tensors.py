@@ -235,12 +235,13 @@ class TensorClient:
 
     def moments(self, name: str) -> Moments:
         """Of a model that has an optimizer, for a checkpoint: what `model` takes as `moments`. Every rank calls it,
-        between the same two rounds, and has all of them then. ValueError when there is no such tensor or a round of it
-        is under way; other errors as of `push_pull`."""
+        between the same two rounds, for one tensor after the other in the same order, and has all of them then.
+        ValueError when there is no such tensor or a round of it is under way; other errors as of `push_pull`."""
         way, declared = self._ways.get(name), self._declared(name)
-        if declared is None or declared.update is None or name in self._open:
-            why = "has a round under way" if name in self._open else "is no model with an optimizer"
-            raise ValueError(f"tensor {name!r} {why}")
+        if declared is None or declared.update is None:
+            raise ValueError(f"tensor {name!r} is no model with an optimizer")
+        if name in self._open or not (self._far.has_result(name) if way is None else way.rests):
+            raise ValueError(f"tensor {name!r} has a round under way")
         steps, kept = (way.steps, way.kept()) if way is not None else (self._far.steps(name), self._far.kept(name))
         like, added = np.empty(declared.shape, NUMBERS[declared.type].stored), f"{MOMENTS}.{declared.type}"
         alone = way is not None and way.whole_job

@@ -39,6 +39,8 @@ from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
 from covey.sum_order import Node, Order
 from covey.updates import Update, check_rate
 
+UPDATES_SINCE = 1
+"""What a WELCOME says in place of a round, at least, where parameters can be updated; 0 before there was that."""
 VERSION = 2
 """Version 1 sent the secret itself."""
 PART_BYTES_MAX = 1 << 20
@@ -130,8 +132,8 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. OPEN, STATE, ASK: the version of the state, which is the last complete
-    round."""
+    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE`. OPEN, STATE, ASK: the version of the state, which
+    is the last complete round."""
     epoch: int
     length: int
     crc: int

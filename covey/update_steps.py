@@ -26,7 +26,7 @@ from covey.updates import SGD, Adam, Update
 def take_step(update: Update, step: int, rate: float, old: Sequence[Array], new: Sequence[Array]) -> None:
     """From `old`, the parameters and their moments, to `new`, of the same length; where the new parameters are to be,
     the gradient lies. `step`: from 1 on."""
-    with np.errstate(over="ignore", invalid="ignore"):  # as wherever tensors are added
+    with np.errstate(all="ignore"):  # as wherever tensors are added
         for here in pieces(0, len(old[0])):
             _step(update, step, rate, [each[here] for each in old], [each[here] for each in new])
 

@@ -78,3 +78,7 @@ def _check(update: Update) -> None:
         limit = 1.0 if field.type == Factor else math.inf
         if not 0 <= value < limit:
             raise ValueError(f"{field.name} of {type(update).__name__} is from 0 to below {limit}, not {value}")
+        if not isinstance(value, bool):
+            msgspec.structs.force_setattr(
+                update, field.name, float(value)
+            )  # numpy's too, and so 1 is 1.0 on every rank

@@ -86,6 +86,8 @@ class Offer(JobMessage, frozen=True, tag="Offer"):
     itself."""
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     """Of its tensors, so that memory for them is ready when its ranks come; 0: not known."""
+    unpromised: bool = False
+    """What it needs is known, and nobody had room for that: its sums wait for those of all others."""
 
 
 class Accepted(JobMessage, frozen=True, tag="Accepted"):

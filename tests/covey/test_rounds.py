@@ -13,6 +13,7 @@ from covey.tensorwire import (
     HEADER_BYTES,
     OPEN_BYTES_MAX,
     PART_BYTES_MAX,
+    UPDATES_SINCE,
     WANT,
     Declared,
     Frame,
@@ -28,6 +29,7 @@ from covey.tensorwire import (
     unpack_declared,
     verify,
 )
+from covey.updates import SGD
 
 JOB = JobId("j1")
 EPOCH = (1 << 32) + 1
@@ -318,3 +320,15 @@ def test_whoever_does_not_know_the_secret_is_no_aggregator() -> None:
         say(rounds, TensorOp.CHALLENGE, payload=handshake.challenge(b"x" * 16, head + bytes(nonce), b"m" * 16))
     with pytest.raises(TensorWireError, match="a challenge of 0 bytes"):
         say(rounds, TensorOp.CHALLENGE)
+
+
+def test_an_aggregator_that_cannot_update_parameters_is_told_apart() -> None:
+    """It was started by an older Covey, and would add gradients to parameters."""
+    rounds = ready()
+    declared = Declared("v", "model", (3,), update=SGD(0.5))
+    list(rounds.declare_as(declared, bytes(12)))
+    assert not say(rounds, TensorOp.WELCOME, round=UPDATES_SINCE)
+    with pytest.raises(TensorWireError, match=r"started by an older Covey.*'v'"):
+        say(rounds, TensorOp.WELCOME)
+    with pytest.raises(ValueError, match=r"started by an older Covey.*'u'"):
+        rounds.declare_as(Declared("u", "model", (3,), update=SGD(0.5)), bytes(12))

@@ -1,6 +1,7 @@
 """Optimizers that run where gradients are summed, on live threads: in memory that one host's ranks share, between hosts
 whose ranks add first, and for ranks that push alone."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -176,6 +177,52 @@ def test_moments_are_asked_for_between_rounds_and_of_what_has_some(tmp_path: Pat
             with pytest.raises(ValueError, match=f"'{name}' is no model with an optimizer"):
                 client.moments(name)
         assert client.moments("w").steps == 1
+
+
+def test_a_scalar_goes_on_from_its_checkpoint_and_numbers_may_be_numpys(tmp_path: Path) -> None:
+    with gang(tmp_path, 1) as job:
+        job.share()
+        (client,) = job.clients
+        client.model("t", np.array(3, np.float32), update=Adam(rate=np.float64(0.5)))
+        client.push_pull("t", np.array(1, np.float32))
+        steps, arrays = client.moments("t")
+        client.model("u", np.array(3, np.float32), update=Adam(0.5), moments=Moments(np.int64(steps), arrays))  # type: ignore[arg-type]
+        assert [each.tolist() for each in client.moments("u").arrays] == [each.tolist() for each in arrays]
+        assert client.moments("u").steps == 1
+    assert SGD(1) == SGD(1.0) and isinstance(SGD(1).rate, float)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_round_that_was_given_up_is_still_under_way(tmp_path: Path, alone: bool) -> None:
+    """A script that catches Ctrl-C, and saves: what it has is of no one round."""
+    with gang(tmp_path, 1, 1) as job:
+        job.serve()
+        job.share(but=range(2) if alone else ())
+        first, second = job.clients
+        told = threading.Thread(target=first.model, args=("w", np.ones(3, np.float32)), kwargs={"update": ADAM})
+        told.start()
+        second.model("w", np.ones(3, np.float32), update=ADAM)
+        told.join(20)
+        first.push("w", np.ones(3, np.float32))
+        first._ended("w")  # as a `push_pull` that was interrupted
+        with pytest.raises(ValueError, match="'w' has a round under way"):
+            first.moments("w")
+
+
+@pytest.mark.parametrize("hosts", [(2,), (2, 1), (1, 1)])
+def test_what_a_script_asks_of_numpy_stops_no_round(tmp_path: Path, hosts: tuple[int, ...]) -> None:
+    """Moments that shrink underflow in the end."""
+
+    def script(rank: int, client: TensorClient) -> None:
+        with np.errstate(all="raise"):
+            client.model("w", np.ones(3, np.float32), update=Adam(beta1=0.0))
+            client.push_pull("w", np.full(3, 1e-30, np.float32))
+            client.push_pull("w", np.full(3, 3e38, np.float32))
+
+    with gang(tmp_path, *hosts) as job:
+        job.serve()
+        job.share()
+        job.play(script)
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

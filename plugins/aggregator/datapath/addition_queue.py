@@ -30,6 +30,9 @@ class AddsFor(Protocol):
     def add_part(self, key: int) -> None:
         """One addition of this tensor."""
 
+    def broken(self, key: int, error: Exception) -> None:
+        """An addition of this tensor failed, which is nobody else's business."""
+
 
 class _Waiting(NamedTuple):
     job: AddsFor
@@ -71,7 +74,10 @@ class AdditionQueue:
     def _add_one(self) -> None:
         job, key, tensor = self._waiting.first
         if tensor.busy and not job.over:
-            job.add_part(key)
-        else:
-            self._waiting.pop()
-            self._queued.discard((id(job), key))
+            try:
+                job.add_part(key)
+                return
+            except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+                job.broken(key, error)
+        self._waiting.pop()
+        self._queued.discard((id(job), key))

@@ -33,7 +33,7 @@ from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
-from plugins.aggregator.policy.urgency import LAST, ON_TRIAL, due
+from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 
 TENSORS_MAX = 1 << 16
 """Tensors of one job at one aggregator."""
@@ -189,9 +189,10 @@ class JobSums:
     @property
     def due_s(self) -> float:
         """When the sums of its present iteration are due (`policy.urgency`)."""
+        now_s = self.env.clock.now_s()
         if not self.may_take_us:
-            return ON_TRIAL if self.may_take_us == 0 else LAST
-        return due(self.rounds_here.iteration_s, self.may_take_us / 1e6, self.env.clock.now_s())
+            return ON_TRIAL if self.may_take_us == 0 else now_s + LAST_S
+        return due(self.rounds_here.iteration_s, self.may_take_us / 1e6, now_s)
 
     def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
         """A worker said something of this tensor: do that, and what can be added now."""
@@ -210,6 +211,13 @@ class JobSums:
             self.env.log.warning("sum is not finite", job=self.job, tensor=name, after_round=round)
         self.rounds_here.follow(key, tensor.under_way)
         self.do(key, tensor, actions)
+
+    def broken(self, key: int, error: Exception) -> None:
+        """An addition of this tensor failed. Its workers connect again, and say where they stand."""
+        name = self.tensors[key].declared.name
+        self.env.log.error("addition failed", job=self.job, tensor=name, why=repr(error), exc_info=error)
+        for link in list(self.links.values()):
+            link.close()
 
     def end(self, epoch: int) -> None:
         """Close everything; workers are told that `epoch` is the one served now (0: none)."""
@@ -240,8 +248,11 @@ class WorkerLink:
 
     # ---- out ----
 
-    def send(self, op: TensorOp, *, key: int = 0, epoch: int | None = None, payload: bytes = b"") -> None:
-        self._put(frame(op, self.job.hash, self.job.epoch if epoch is None else epoch, key=key, payload=payload))
+    def send(
+        self, op: TensorOp, *, key: int = 0, epoch: int | None = None, payload: bytes = b"", round: int = 0
+    ) -> None:
+        of = self.job.epoch if epoch is None else epoch
+        self._put(frame(op, self.job.hash, of, key=key, payload=payload, round=round))
 
     def give(self, key: int, tensor: TensorSum) -> None:
         if self._put((key, tensor)):
@@ -298,7 +309,10 @@ class WorkerLink:
                 await self._written.wait()
 
     async def _send_state(self, key: int, tensor: TensorSum) -> None:
-        version, array, heads = tensor.lend()
+        lent = tensor.lend_to(self.rank)
+        if lent is None:
+            return
+        version, array, heads = lent
         try:
             view = memoryview(array.view("u1").data)
             for part in range(tensor.parts_for(self.rank)):

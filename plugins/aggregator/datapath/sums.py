@@ -219,7 +219,7 @@ class TensorSum:
         part, now = self._ready.popleft()
         sides = [(0, self.workers)] if now is None else [now.left, now.right]
         data = [self._partial[part].pop(side) for side in sides]
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is counted
+        with np.errstate(all="ignore"):  # what is not finite is counted
             used = self._add(part, now, sides, data)
         for buffer in used:
             self._added(buffer)
@@ -245,6 +245,11 @@ class TensorSum:
         assert self.version is not None
         self._lent[id(self._state)] = self._lent.get(id(self._state), 0) + 1
         return self.version, self._state, self._heads
+
+    def lend_to(self, rank: int) -> tuple[int, Array, dict[int, bytes]] | None:
+        """`lend`, for this rank; None when it may not have the newest result yet, and is given it later: another round
+        may be complete since it was promised one."""
+        return self.lend() if self._may_have(rank) else None
 
     def give_back(self, array: Array) -> None:
         left = self._lent.pop(id(array)) - 1

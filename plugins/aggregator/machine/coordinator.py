@@ -211,8 +211,8 @@ class JobCoordinator:
         epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
         secret, demand = self._entropy(SECRET_BYTES), job.gauge.demand if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
-        size, stays = job.placed.world_size, hosts[0] == job.home
-        offer = Offer(job.job, epoch, size, secret, demand, job.refused, stays, job.seen[1])
+        where = job.refused, hosts[0] == job.home, job.seen[1], demand != job.gauge.demand
+        offer = Offer(job.job, epoch, job.placed.world_size, secret, demand, *where)
         return (
             LogEvent(job.job, "tensors offered", f"to {hosts[0]} as epoch {epoch_text(epoch)}: {why}"),
             Send(hosts[0], offer, OFFER_S),

@@ -347,7 +347,7 @@ class Owner:
     def _held_of(self, sender: HostId, offer: Offer) -> ServedJob:
         order = self.changes
         what = offer.job, offer.epoch, offer.workers, offer.secret, sender
-        return ServedJob(*what, offer.demand, order, offer.refused, offer.stays, offer.size_bytes)
+        return ServedJob(*what, offer.demand, order, offer.refused, offer.stays, offer.size_bytes, offer.unpromised)
 
     def _refusal(self, known: ServedJob | None, offer: Offer) -> str:
         """Why the offer is declined; empty: it is accepted, and what the job needs is promised."""

@@ -25,3 +25,5 @@ class ServedJob(msgspec.Struct, frozen=True):
     """It is here for the sake of its hosts' cards (`GangPlaced.stays`)."""
     size_bytes: int = 0
     """Of its tensors, as its coordinator knew when it offered it."""
+    unpromised: bool = False
+    """Nobody had room for what it needs."""

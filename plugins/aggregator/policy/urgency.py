@@ -25,6 +25,8 @@ Work = TypeVar("Work")
 
 ON_TRIAL, LAST = 0.0, math.inf
 """How long an iteration may take of a job on trial, and of one that was promised nothing, for the order alone."""
+LAST_S = 10.0
+"""So long the sums of one that was promised nothing wait for all others."""
 
 
 def may_take(period: float, limit: Fraction) -> float:

@@ -14,14 +14,14 @@ def paces(owner: Owner, now: Now) -> Iterator[SetPace]:
     for job in now.jobs:
         held = owner.jobs.get(job.job)
         if held is not None and held.epoch == job.epoch and job.may_take_us != UNKNOWN:
-            wanted = _may_take_us(held, refused=bool(held.refused) or job.job in owner.refused)
+            wanted = _may_take_us(held, held.unpromised or job.job in owner.refused)
             if wanted != job.may_take_us:
                 yield SetPace(job.job, job.epoch, wanted)
 
 
-def _may_take_us(held: ServedJob, refused: bool) -> int | None:
+def _may_take_us(held: ServedJob, unpromised: bool) -> int | None:
     """As of `SetPace`. What it needs is known of a job that was promised it."""
     if held.demand is None:
-        return None if refused else 0
+        return None if unpromised else 0
     allowed_us = may_take(held.demand.period_us, limit_of(held.demand))
     return None if allowed_us == LAST else round(allowed_us)

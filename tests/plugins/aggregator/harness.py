@@ -14,6 +14,7 @@ from covey.core import JobId
 from covey.rounds import Rounds
 from covey.sum_order import Node, Order
 from covey.tensorwire import (
+    UPDATES_SINCE,
     WANT,
     Declared,
     Frame,
@@ -115,13 +116,17 @@ class Owner:
         self.epoch, self.workers = epoch, workers
         self.tensors: dict[int, TensorSum] = {}
         self.inboxes: dict[int, deque[Frame]] = {}
-        self.outboxes: dict[int, deque[Frame]] = {}
+        self.outboxes: dict[int, deque[Frame | int]] = {}
+        """Frames, and keys of tensors whose result is owed."""
         self.answered: list[tuple[int, int, int]] = []
         """(key, round, rank) of every result given."""
 
     def connect(self, rank: int, hello: Frame) -> None:
         self.disconnect(rank)
-        self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch)])
+        self.inboxes[rank], self.outboxes[rank] = (
+            deque(),
+            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=UPDATES_SINCE)]),
+        )
         assert parse(hello[0]).epoch == self.epoch
 
     def disconnect(self, rank: int) -> None:
@@ -167,27 +172,31 @@ class Owner:
             out = self.outboxes.get(action.rank)
             if out is None:
                 continue
-            tensor = self.tensors[key]
             if action.what == "ask":
                 out.append(frame(TensorOp.ASK, job_hash(JOB), self.epoch, key=key))
                 continue
-            version, array, _ = tensor.lend()
-            self.answered.append((key, version, action.rank))
-            data = array.tobytes()
-            for part in range(tensor.parts_for(action.rank)):
+            out.append(key)
+
+    def pay(self, rank: int) -> None:
+        """A result that the rank was promised goes out when its turn comes, and is the newest one then."""
+        out = self.outboxes[rank]
+        while out and isinstance(key := out[0], int):
+            out.popleft()
+            tensor = self.tensors[key]
+            lent = tensor.lend_to(rank)
+            if lent is None:
+                continue
+            version, array, _ = lent
+            self.answered.append((key, version, rank))
+            data, results = array.tobytes(), []
+            for part in range(tensor.parts_for(rank)):
                 start, end = tensor.declared.state_span(part)
-                out.append(
-                    frame(
-                        TensorOp.RESULT,
-                        job_hash(JOB),
-                        self.epoch,
-                        key=key,
-                        part=part,
-                        round=version,
-                        payload=data[start:end],
-                    )
-                )
+                payload = data[start:end]
+                hash = job_hash(JOB)
+                said = frame(TensorOp.RESULT, hash, self.epoch, key=key, part=part, round=version, payload=payload)
+                results.append(said)
             tensor.give_back(array)
+            out.extendleft(reversed(results))
 
 
 @dataclass
@@ -261,7 +270,12 @@ class Worker:
 
     def hear(self) -> None:
         assert self.owner is not None
-        head, payload = self.owner.outboxes[self.rank].popleft()
+        self.owner.pay(self.rank)
+        if not self.owner.outboxes[self.rank]:
+            return
+        said = self.owner.outboxes[self.rank].popleft()
+        assert not isinstance(said, int)
+        head, payload = said
         header: Header = parse(head)
         into = self.rounds.destination(header)
         into[:] = payload

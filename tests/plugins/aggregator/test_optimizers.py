@@ -90,6 +90,28 @@ def test_the_keepers_connection_breaks_while_all_wait_for_it(seed: int, has: boo
     bench.check_results()
 
 
+def test_a_result_that_was_promised_twice_is_not_the_next_one() -> None:
+    """Rank 1 is owed a result, gets it, and pushes the next round before what it is owed once more goes out."""
+    tensor = learning()
+    for rank in range(2):
+        tensor.push(rank, 1, 0, np.float32(1).tobytes())
+    tensor.work()
+    tensor.kept(0, 1)
+    assert tensor.lend_to(1) is not None
+    for rank in range(2):
+        tensor.learn(rank, 2, 0.5)
+        tensor.push(rank, 2, 0, np.float32(1).tobytes())
+    tensor.work()
+    assert tensor.lend_to(1) is None and tensor.lend_to(0) is not None
+    assert tensor.kept(0, 2) == [StateTransfer("give", 1)]
+
+
+def test_a_rank_that_is_further_does_not_go_back() -> None:
+    tensor = learning()
+    with pytest.raises(Violation, match="further already"):
+        tensor.learn(0, 0, 0.5)
+
+
 def test_moments_are_asked_of_the_keeper_and_of_nobody_else() -> None:
     tensor = TensorSum(Declared("w", "model", (2,), 8, update=ADAM, keeper=1), 3)
     assert not tensor.open(0, 5, False) and not tensor.open(2, 5, False)

@@ -26,7 +26,7 @@ from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import AggregatorSettings, Demand
 from plugins.aggregator.policy.assign import AggregationProfile, Tensor, refusal_of
 from plugins.aggregator.policy.cycle import FILL, Cycle, Share, cycle_of
-from plugins.aggregator.policy.urgency import LAST, MostUrgent, due, may_take
+from plugins.aggregator.policy.urgency import LAST, LAST_S, MostUrgent, due, may_take
 from plugins.aggregator.service.paces import paces
 from sim.aggregators_rounds import Job, Rounds
 from tests.plugins.aggregator.loopback import AggdThread
@@ -79,7 +79,12 @@ class Adds:
         self.name, self.due_s, self.over, self._done = name, due_s, False, done
         self.tensors = {key: Parts(count) for key in range(2)}
 
+    def broken(self, key: int, error: Exception) -> None:
+        self._done.append(f"{self.name}{key} {error}")
+
     def add_part(self, key: int) -> None:
+        if self.name == "bad":
+            raise ValueError("cannot")
         assert not self.over
         self.tensors[key].count -= 1
         self._done.append(f"{self.name}{key}")
@@ -148,6 +153,21 @@ def test_a_job_that_ended_leaves_nothing_to_add() -> None:
     assert done == ["over0"] + ["other0"] * 3 + ["other1"] * 3
 
 
+def test_an_addition_that_fails_is_nobody_elses_business() -> None:
+    done: list[str] = []
+
+    async def story() -> None:
+        additions = queue()
+        for job in (Adds("good", 1.0, done), Adds("bad", 0.5, done), Adds("other", 2.0, done)):
+            put(additions, job, 0)
+        await asyncio.sleep(1.0)
+        put(additions, Adds("late", 1.0, done), 1)
+        await asyncio.sleep(1.0)
+
+    play(story())
+    assert done == ["good0", "bad0 cannot", "good0", "good0"] + ["other0"] * 3 + ["late1"] * 3
+
+
 # ---- when an iteration began -----------------------------------------------------------------------------------------
 
 
@@ -182,19 +202,19 @@ def told_of(held: ServedJob, told: int | None) -> list[SetPace]:
 
 
 @pytest.mark.parametrize(
-    ("demand", "refused", "wanted"),
+    ("demand", "unpromised", "wanted"),
     [
-        (None, "", 0),
-        (None, "c: full", None),
-        (Demand(90_000, 1_000), "", 100_000),
-        (Demand(90_000, 1_000, 1000), "", None),
+        (None, False, 0),
+        (None, True, None),
+        (Demand(90_000, 1_000), False, 100_000),
+        (Demand(90_000, 1_000, 1000), False, None),
     ],
 )
 def test_a_process_is_told_once_how_long_an_iteration_may_take(
-    demand: Demand | None, refused: str, wanted: int | None
+    demand: Demand | None, unpromised: bool, wanted: int | None
 ) -> None:
     """On trial a job goes first, without a promise last; a job that is not held here is nobody's business."""
-    held = ServedJob(JOB, 7, 2, SECRET, HostId("h1"), demand, 1, refused)
+    held = ServedJob(JOB, 7, 2, SECRET, HostId("h1"), demand, 1, "c: full", unpromised=unpromised)
     assert told_of(held, 5) == [SetPace(JOB, 7, wanted)]
     assert told_of(held, wanted) == []
     assert told_of(held, UNKNOWN) == [], "a process of before would not understand"
@@ -207,7 +227,7 @@ def test_a_process_hears_of_the_epoch_that_it_serves_only(tmp_path: Any) -> None
     for epoch, told, known in ((6, 5, 0), (7, 100_000, 100_000), (8, 5, 100_000), (7, None, None)):
         assert running.order(SetPace(JOB, epoch, told)).jobs[0].may_take_us == known
     job = running.aggd.jobs[JOB]
-    assert job.due_s == LAST
+    assert job.due_s == pytest.approx(job.env.clock.now_s() + LAST_S, abs=1.0), "at last, and not for ever"
     running.order(SetPace(JOB, 7, 0))
     assert job.due_s == 0
     running.order(SetPace(JOB, 7, 60_000_000))
