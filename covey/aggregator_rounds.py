@@ -80,6 +80,8 @@ class AggregatorRounds:
         """Why nothing will be added any more."""
         self._repeating = False
         """What was pushed is sent once more, over a new connection: it must stay as it is, even if its result comes."""
+        self._saying = False
+        """That this rank keeps a result is still to be said: nobody has that result before."""
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
         self._thread.start()
@@ -117,7 +119,7 @@ class AggregatorRounds:
         """Whether no round of this Block is under way, and nothing of it is being sent."""
         with self._changed:
             tensor = self.rounds.tensors[label]
-            return tensor.unacknowledged is None and tensor.agreed and not self._repeating
+            return tensor.unacknowledged is None and tensor.agreed and not self._repeating and not self._saying
 
     def round(self, label: str) -> int | None:
         """Of a Block: that is under way, else the last one. None: nothing was declared."""
@@ -134,7 +136,7 @@ class AggregatorRounds:
         """The Block's result, into `out`, flat. ValueError when the aggregator does not add it."""
         with self._changed:
             tensor = self.rounds.tensors[label]
-            while tensor.unacknowledged is not None or not tensor.agreed or self._repeating:
+            while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
                 waits.look()
                 if tensor.fault:
                     raise ValueError(tensor.fault)
@@ -277,7 +279,7 @@ class AggregatorRounds:
             with self._changed:
                 if self._link is link:
                     self._link = None
-                self._repeating = False
+                self._repeating = self._saying = False
                 self._changed.notify_all()
             self._heard()
             link.close()
@@ -297,11 +299,19 @@ class AggregatorRounds:
         with self._changed:
             if self._owner.at is not at:
                 raise ConnectionAbortedError("is no longer the aggregator")
-            answer = self.rounds.heard(header, into)
-            self._changed.notify_all()
+            answer: Iterable[Frame] = self.rounds.heard(header, into)
+            if header.op is TensorOp.RESULT:  # a script that has its last result may end: what is kept is said before
+                answer = tuple(answer)
+                self._saying = bool(answer)
+            if not self._saying:
+                self._changed.notify_all()
+        link.send(answer, careful=False)
+        if self._saying:
+            with self._changed:
+                self._saying = False
+                self._changed.notify_all()
         if header.op in (TensorOp.RESULT, TensorOp.FAULT):
             self._heard()
-        link.send(answer, careful=False)
         return header
 
 

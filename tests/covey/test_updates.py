@@ -3,6 +3,7 @@ whose ranks add first, and for ranks that push alone."""
 
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,10 @@ import covey
 from covey.array_pieces import PIECE
 from covey.blocks import Sizes, blocks_of, keeper
 from covey.rounds import TensorRounds
+from covey.tensor_link import TensorLink
 from covey.tensor_moments import Moments
 from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Declared, key_of
+from covey.tensorwire import Declared, Frame, TensorOp, key_of, parse
 from covey.update_steps import take_step
 from covey.updates import SGD, Adam, Update
 from tests.covey.test_host_rounds import Gang, check, gang
@@ -87,6 +89,31 @@ def test_owners_that_die_take_no_moment_along(tmp_path: Path, hosts: tuple[int, 
             job.serve()
         job.end(threads, 60)
         assert sum(each.rounds for each in job.jobs()) > 0
+
+
+def test_a_keeper_that_ends_with_its_last_result_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said that it keeps the moments before its script goes on, and may close."""
+    send = TensorLink.send
+
+    def slow(link: TensorLink, frames: Iterable[Frame], careful: bool = True) -> None:
+        said = tuple(frames)
+        if any(parse(head).op is TensorOp.KEPT for head, _ in said):
+            time.sleep(0.2)
+        send(link, said, careful)
+
+    monkeypatch.setattr(TensorLink, "send", slow)
+
+    def script(rank: int, client: TensorClient) -> None:
+        client.model("w", np.ones(5, np.float32), update=ADAM)
+        client.push_pull("w", np.ones(5, np.float32))
+        client.close()
+
+    with gang(tmp_path, 1, 1, 1) as job:
+        job.serve()
+        job.share()
+        job.play(script)
 
 
 def test_the_declared_rate_is_that_of_rounds_that_say_none(tmp_path: Path) -> None:
