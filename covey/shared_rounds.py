@@ -28,7 +28,7 @@ from covey.additions import add, tree_of
 from covey.array_pieces import not_finite, pieces
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
-from covey.tensor_memory import MemoryFault, TensorMemory, TensorRange
+from covey.tensor_memory import MemoryFault, MemoryRefused, TensorMemory, TensorRange
 from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared
 from covey.update_steps import take_step
@@ -387,5 +387,6 @@ class SharedRounds:
                 if self._closed:
                     return
             bells = self.memory.bells()
-            self._advance()
+            with contextlib.suppress(MemoryRefused):  # closed in between, which is seen next
+                self._advance()
             self.memory.sleep(bells)
