@@ -232,7 +232,8 @@ async def test_frames_that_a_rank_must_not_send_end_its_connection(agent: Agent)
     client._wakes.wake()
     await until(lambda: agent.socket.counters["malformed"] == 1)
     await until(lambda: agent.socket.counters["joined"] == 2)
-    await until(lambda: client.connected)  # again
+    await until(lambda: client.connected)
+    assert agent.socket.counters["joined"] == 2, "it joins again, once"
     await end(client)
 
 

@@ -3,7 +3,7 @@ whose ranks add first, and for ranks that push alone."""
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,19 @@ import covey
 from covey.array_pieces import PIECE
 from covey.blocks import Sizes, blocks_of, keeper
 from covey.rounds import TensorRounds
+from covey.tensor_arrays import Array
 from covey.tensor_link import TensorLink
 from covey.tensor_moments import Moments
 from covey.tensors import TensorClient, TensorError
 from covey.tensorwire import Declared, Frame, TensorOp, key_of, parse
 from covey.update_steps import take_step
 from covey.updates import SGD, Adam, Update
+from plugins.aggregator.datapath.addition_queue import AdditionQueue, _Waiting
+from plugins.aggregator.datapath.links import JobSums
+from plugins.aggregator.datapath.sums import TensorSum
 from tests.covey.test_host_rounds import Gang, check, gang
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference, updated
+from tests.plugins.aggregator.loopback import AggdThread
 from tests.plugins.aggregator.test_optimizers import UPDATES
 
 MOMENTUM, ADAM = UPDATES[2], UPDATES[4]
@@ -107,13 +112,46 @@ def test_a_keeper_that_ends_with_its_last_result_keeps_nobody_waiting(
 
     def script(rank: int, client: TensorClient) -> None:
         client.model("w", np.ones(5, np.float32), update=ADAM)
-        client.push_pull("w", np.ones(5, np.float32))
+        found[rank] = client.push_pull("w", np.ones(5, np.float32)).tobytes()
         client.close()
 
+    found: dict[int, bytes] = {}
     with gang(tmp_path, 1, 1, 1) as job:
         job.serve()
         job.share()
         job.play(script)
+    assert sorted(found) == [0, 1, 2] and len(set(found.values())) == 1
+
+
+def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as for want of memory: the tensor begins without state, which its ranks and its keeper have."""
+    failed: list[str] = []
+    finish = TensorSum._finish
+
+    def fails(self: TensorSum, part: int, last: Sequence[Array]) -> None:
+        if self.version == 3 and not failed:
+            failed.append(self.declared.name)
+            raise MemoryError("no memory for an addition")
+        finish(self, part, last)
+
+    monkeypatch.setattr(TensorSum, "_finish", fails)
+    monkeypatch.setattr(AggdThread, "finish", AggdThread.kill)  # it logs an error, as it should
+    monkeypatch.setattr(AdditionQueue, "put", _always_later)
+    with gang(tmp_path, 1, 1, tables=1) as job:
+        job.serve()
+        job.share()
+        job.play(check((Tensor("w", "model", (90_001,), ADAM),), 2, 6))
+        assert failed == ["w"] and "addition failed" in job.owners[0].log.errors[0]
+
+
+def _always_later(self: AdditionQueue, job: JobSums, key: int, tensor: TensorSum) -> None:
+    """As where other jobs' additions wait."""
+    if tensor.busy and (id(job), key) not in self._queued:
+        self._queued.add((id(job), key))
+        self._waiting.put(0.0, _Waiting(job, key, tensor))
+    if self._waiting and not self._running:
+        self._running = True
+        self._env.spawn("aggd adds", self._add())
 
 
 def test_the_declared_rate_is_that_of_rounds_that_say_none(tmp_path: Path) -> None:
@@ -244,12 +282,14 @@ def test_what_a_script_asks_of_numpy_stops_no_round(tmp_path: Path, hosts: tuple
         with np.errstate(all="raise"):
             client.model("w", np.ones(3, np.float32), update=Adam(beta1=0.0))
             client.push_pull("w", np.full(3, 1e-30, np.float32))
-            client.push_pull("w", np.full(3, 3e38, np.float32))
+            found[rank] = client.push_pull("w", np.full(3, 3e38, np.float32)).tobytes()
 
+    found: dict[int, bytes] = {}
     with gang(tmp_path, *hosts) as job:
         job.serve()
         job.share()
         job.play(script)
+    assert len(found) == sum(hosts) and len(set(found.values())) == 1
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

@@ -155,9 +155,12 @@ class JobSums:
                 f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
             )
         self._held += size
-        tensor = self.tensors[key] = TensorSum(declared, self.workers, self.buffers.give, self._arena)
+        tensor = self.tensors[key] = self._sum_of(declared)
         self._in_advance.add(tensor.touch())
         return tensor
+
+    def _sum_of(self, declared: Declared) -> TensorSum:
+        return TensorSum(declared, self.workers, self.buffers.give, self._arena)
 
     def join(self, link: "WorkerLink") -> None:
         """This connection speaks for its rank now; an older one of the same rank is closed."""
@@ -213,9 +216,11 @@ class JobSums:
         self.do(key, tensor, actions)
 
     def broken(self, key: int, error: Exception) -> None:
-        """An addition of this tensor failed. Its workers connect again, and say where they stand."""
-        name = self.tensors[key].declared.name
-        self.env.log.error("addition failed", job=self.job, tensor=name, why=repr(error), exc_info=error)
+        """An addition of this tensor failed, and what it was to add is lost: it begins without state, as in a process
+        that was started anew, and its workers connect again and push once more."""
+        declared = self.tensors[key].declared
+        self.env.log.error("addition failed", job=self.job, tensor=declared.name, why=repr(error), exc_info=error)
+        self.tensors[key] = self._sum_of(declared)
         for link in list(self.links.values()):
             link.close()
 
