@@ -1,4 +1,4 @@
-"""What the commands `bench/sharing_*.py` share: options, the core that is the device, a table, a file of figures."""
+"""What commands that measure live processes share: options, the core that is the device, a table, a file of figures."""
 
 import argparse
 import json
@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
@@ -24,6 +26,12 @@ def leave_the_device() -> None:
         print("two cores are needed: one is the device, this runs on another", file=sys.stderr)
         sys.exit(2)
     os.sched_setaffinity(0, set(range(1, cores)))
+
+
+def spent_s(pid: int) -> float:
+    """Processor time of a process so far, seconds of a core. FileNotFoundError when it is gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 def print_head(titles: str) -> None:

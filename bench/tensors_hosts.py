@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
 from bench.tensors_live import ddp, row, sums  # noqa: E402
 from covey import tensor_layout  # noqa: E402
 from covey.blocks import table_id, tables_of  # noqa: E402
@@ -38,7 +38,6 @@ SECRET = b"sixteen bytes !!"
 ONE, OWNERS, TOGETHER, GLOO = "one owner", "owners", "together", "gloo"
 START_S, ROUND_S = 60.0, 600.0
 WARM = 2
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,7 +159,7 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     _, aggd, memory = owners[rank // here]
     addresses = [address for address, _, _ in owners]
     clients = {door: _client(door, rank, ranks, addresses, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
-    aggd_s = partial(_used_s, int(aggd)) if rank % here == 0 else lambda: 0.0
+    aggd_s = partial(spent_s, int(aggd)) if rank % here == 0 else lambda: 0.0
     play = ddp(torch, clients, ranks) if case == "DDP" else sums(torch, clients, case)
     found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in all_doors}
     for door in all_doors:
@@ -193,12 +192,6 @@ def _client(door: str, rank: int, ranks: int, owners: Sequence[str], memory: str
     for table, address in enumerate(owners):
         client.moved(AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table))
     return client
-
-
-def _used_s(pid: int) -> float:
-    """Processor time of this host's aggregator; its process has the same number here, in one namespace of processes."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
 if __name__ == "__main__":

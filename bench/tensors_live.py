@@ -30,10 +30,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
 
 JOB, EPOCH, SECRET = "bench", (1 << 32) + 1, b"sixteen bytes !!"
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 KB, MB = 1 << 10, 1_000_000
 CASES: dict[str, tuple[int, int]] = {
     "4 KB": (1, 4 * KB),
@@ -158,8 +157,7 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
 
 def aggregators_s() -> float:
     """Processor time of the process that made this one, in which the aggregator is."""
-    fields = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * TICK_S
+    return spent_s(os.getppid())
 
 
 def sums(torch: Any, clients: Mapping[str, Any], case: str) -> dict[str, Callable[[], None]]:

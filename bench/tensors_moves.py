@@ -63,7 +63,7 @@ import numpy as np
 import covey
 
 kind, computes_s, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
-with covey.join() as job, open(f"rounds{job.rank}", "w") as log:
+with covey.join() as job, open(f"{sys.argv[4]}{job.rank}", "w") as log:
     names = [f"t{at}" for at in range(len(sizes))]
     given = [np.full(size, 1 + job.rank, np.float32) for size in sizes]  # and more in each round: an old sum is wrong
     held = [np.zeros(size, np.float32) for size in sizes]
@@ -125,7 +125,7 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
         for host in rack.hosts:
             (host.folder / "root" / "train.py").write_text(TRAIN)
         sizes = ",".join(map(str, model.elements()))
-        words = f"agentctl submit --workers {RANKS} -- python train.py {kind} {model.computes_s} {sizes}"
+        words = f"agentctl submit --workers {RANKS} -- python train.py {kind} {model.computes_s} {sizes} rounds"
         submitted = rack.hosts[0].shell(words)
         if submitted.returncode:
             raise SystemExit(submitted.stdout + submitted.stderr)

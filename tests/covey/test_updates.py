@@ -123,7 +123,8 @@ def test_a_keeper_that_ends_with_its_last_result_keeps_nobody_waiting(
     assert sorted(found) == [0, 1, 2] and len(set(found.values())) == 1
 
 
-def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("later", [True, False])
+def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
     """Such as for want of memory: the tensor begins without state, which its ranks and its keeper have."""
     failed: list[str] = []
     finish = TensorSum._finish
@@ -136,7 +137,8 @@ def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(TensorSum, "_finish", fails)
     monkeypatch.setattr(AggdThread, "finish", AggdThread.kill)  # it logs an error, as it should
-    monkeypatch.setattr(AdditionQueue, "put", _always_later)
+    if later:
+        monkeypatch.setattr(AdditionQueue, "put", _always_later)
     with gang(tmp_path, 1, 1, tables=1) as job:
         job.serve()
         job.share()

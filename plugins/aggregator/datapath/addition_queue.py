@@ -50,8 +50,8 @@ class AdditionQueue:
 
     def put(self, job: AddsFor, key: int, tensor: Adding) -> None:
         """Whatever can be added of this tensor is added, when its turn comes; at once where nothing else waits."""
-        if not self._waiting and tensor.busy:
-            job.add_part(key)
+        if not self._waiting and tensor.busy and not self._add_part(job, key):
+            return
         if tensor.busy and (id(job), key) not in self._queued:
             self._queued.add((id(job), key))
             self._waiting.put(job.due_s, _Waiting(job, key, tensor))
@@ -73,11 +73,16 @@ class AdditionQueue:
 
     def _add_one(self) -> None:
         job, key, tensor = self._waiting.first
-        if tensor.busy and not job.over:
-            try:
-                job.add_part(key)
-                return
-            except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-                job.broken(key, error)
+        if tensor.busy and not job.over and self._add_part(job, key):
+            return
         self._waiting.pop()
         self._queued.discard((id(job), key))
+
+    def _add_part(self, job: AddsFor, key: int) -> bool:
+        """Whether it did not fail."""
+        try:
+            job.add_part(key)
+        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            job.broken(key, error)
+            return False
+        return True
