@@ -20,7 +20,7 @@ import numpy as np
 
 from covey.handshake import NONCE_BYTES
 from covey.present_owner import PresentOwner
-from covey.rounds import Rounds, Stale, Superseded
+from covey.rounds import Rounds, Stale, Superseded, Tell, Told
 from covey.sum_order import Node
 from covey.tensor_arrays import Array, bytes_of
 from covey.tensor_link import CONNECT_S, Poster, TensorLink
@@ -83,6 +83,8 @@ class AggregatorRounds:
         self._saying = False
         """That this rank keeps a result is still to be said: nobody has that result before."""
         self._closed = False
+        self.told: Callable[[Told], None] = lambda told: None
+        """Hears, in the link thread, what other ranks tell."""
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
         self._thread.start()
 
@@ -114,6 +116,23 @@ class AggregatorRounds:
             tensor = self.rounds.tensors[label]
             stored = NUMBERS[tensor.declared.type].stored
             return [np.frombuffer(each, dtype=stored) for each in tensor.moments] if tensor.keeps else []
+
+    def tell(self, said: Tell) -> None:
+        """To another rank, if both are connected."""
+        with self._changed:
+            link = self._link if self.rounds.can_tell else None
+            frame = self.rounds.tell(said) if link is not None else None
+        if link is not None and frame is not None:
+            link.say((frame,), at_once=False)
+
+    def adopt(self, declared: Declared, version: int) -> None:
+        """As of `Rounds`."""
+        self._say_out(lambda: self.rounds.adopt(declared, version))
+
+    def versions(self) -> list[tuple[bytes, int]] | None:
+        """As of `Rounds`."""
+        with self._changed:
+            return self.rounds.versions()
 
     def has_result(self, label: str) -> bool:
         """Whether no round of this Block is under way, and nothing of it is being sent."""
@@ -312,6 +331,8 @@ class AggregatorRounds:
                 self._changed.notify_all()
         if header.op in (TensorOp.RESULT, TensorOp.FAULT):
             self._heard()
+        if header.op is TensorOp.TOLD:
+            self.told(Told(header.rank, header.key, header.round, into))
         return header
 
 

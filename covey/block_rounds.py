@@ -22,13 +22,18 @@ import numpy as np
 from covey.aggregator_rounds import AggregatorRounds, Waits
 from covey.blocks import Block, blocks_of, keeper, table_id
 from covey.core import JobId
-from covey.rounds import Rounds
+from covey.rounds import Rounds, Tell, Told
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
 from covey.tensor_link import Poster
 from covey.tensor_types import NUMBERS
-from covey.tensorwire import PART_BYTES, Declared, block_label, key_of
+from covey.tensorwire import PART_BYTES, Declared, TensorWireError, block_label, key_of, unpack_declared
 from covey.wire import AggregatorAt
+
+_encode = msgspec.msgpack.Encoder().encode
+_tables: msgspec.msgpack.Decoder[dict[int, list[tuple[bytes, int]]]] = msgspec.msgpack.Decoder(
+    dict[int, list[tuple[bytes, int]]]
+)
 
 
 class CutTensor(NamedTuple):
@@ -80,6 +85,7 @@ class BlockRounds:
         self._told: dict[int, AggregatorAt] = {}
         """The newest owner of each table that the agent named."""
         self._closed = False
+        self._told_by_ranks: Callable[[Told], None] = lambda told: None
         self.table(0)
 
     # ---- from the script ----
@@ -162,6 +168,40 @@ class BlockRounds:
         if self._poster is not None:
             self._poster.close()
 
+    # ---- for a rank that may be lost, and its successor ----
+
+    def heal(self, told: Callable[[Told], None]) -> None:
+        """`told` hears, from link threads, what other ranks tell."""
+        with self._lock:
+            self._told_by_ranks = told
+            for rounds in self._at.values():
+                rounds.told = told
+
+    def begin_with(self, packed: bytes) -> None:
+        """Of another rank's `versions`: its Blocks are those of this rank, too. TensorWireError, ValueError."""
+        try:
+            tables = _tables.decode(packed)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise TensorWireError(f"malformed rounds of another rank: {error}") from error
+        for table, blocks in sorted(tables.items()):
+            if not 0 <= table < self.tables:
+                raise TensorWireError(f"another rank has a Block in table {table}; this one knows {self.tables}")
+            for declared, version in blocks:
+                self.table(table).adopt(unpack_declared(declared), version)
+
+    def versions(self) -> bytes | None:
+        """Each Block and the round whose result is here, the same on all ranks that are in the same step; None while
+        one is under way."""
+        with self._lock:
+            each = {table: rounds.versions() for table, rounds in sorted(self._at.items())}
+        if any(versions is None for versions in each.values()):
+            return None
+        return _encode({table: versions for table, versions in each.items() if versions})
+
+    def tell(self, said: Tell) -> None:
+        """To another rank, if both are connected."""
+        self._at[0].tell(said)
+
     # ---- for who speaks for a host ----
 
     def cut(self, declared: Declared) -> CutTensor:
@@ -188,6 +228,7 @@ class BlockRounds:
             lost = partial(self._table_lost, table)
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
             rounds.rounds.order = self._order
+            rounds.told = self._told_by_ranks
             told = self._told.get(table)
         if self._closed:
             rounds.close()

@@ -9,27 +9,24 @@ notices nothing. Frames that the agent must have are sent again then (an aggrega
 the newest is kept. No method waits for the agent, except `join` for the first answer, and `extend_grace`.
 """
 
-import atexit
 import contextlib
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from covey.blocks import tables_of
-from covey.core import HostId, JobId
+from covey import at_exit
 from covey.errors import CoveyError
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
 from covey.page_link import PageLink, PageUser
+from covey.rank_identity import identity
 from covey.step_clock import StepClock, ToldStep
 from covey.table_owners import TableOwners
 from covey.version import VERSION
@@ -41,6 +38,7 @@ from covey.wire import (
     Attached,
     ExtendGrace,
     Frame,
+    Heals,
     Join,
     Joined,
     NoTensorMemory,
@@ -53,6 +51,7 @@ from covey.wire import (
 )
 
 if TYPE_CHECKING:
+    from covey.job_state import Get, JobState, Load
     from covey.tensors import TensorClient
 
 JOIN_S = 10.0
@@ -76,28 +75,12 @@ class JobClient:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """CoveyError when this process is no rank of a job."""
-        path = environ.get("COVEY_SOCKET")
-        if not path:
-            what, why = "this process is not part of a Covey job", "COVEY_SOCKET is not set in its environment"
-            raise CoveyError(what, why, f"agentctl submit --workers 1 -- python {sys.argv[0] or 'train.py'}")
-        try:
-            self.id = JobId(environ["COVEY_JOB_ID"])
-            self.rank, self.world_size = int(environ["COVEY_RANK"]), int(environ["COVEY_WORLD_SIZE"])
-            self.epoch = int(environ["COVEY_EPOCH"])
-            token = environ["COVEY_TOKEN"]
-            self._tables = tables_of(len(environ.get("COVEY_NODES", "").split(",")))
-        except (KeyError, ValueError) as error:
-            what = "this process is not a whole part of a Covey job"
-            why = f"COVEY_SOCKET is set, but {error} is missing or no number"
-            raise CoveyError(what, why, "start it with agentctl submit, and keep its environment") from error
-        self.host = HostId(environ.get("COVEY_HOST", ""))
-        self._path = path
-        self._preempt_file = environ.get("COVEY_PREEMPT_FILE", "")
+        self._me = me = identity(environ)
+        self.id, self.rank, self.world_size, self.epoch, self.host = me.job, me.rank, me.world_size, me.epoch, me.host
         self._stopping: Stopping | None = None
         self._killed_at_s = float("inf")
         self._extended = threading.Event()
         self._grace_kept: Refusal | None = None
-        self._token = token
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
@@ -106,7 +89,7 @@ class JobClient:
         self._follows = False
         """Whether the agent knows of memory for tensors."""
         self._attached: Attached | None = None
-        self._by_hand = False
+        self._by_hand = self._heals = self._agent_heals = False
         self.given = False
         """To the script, by `join`."""
         self._pages = PageLink()
@@ -121,7 +104,7 @@ class JobClient:
         self._wakes = WakePipe()
         self._thread = threading.Thread(target=self._run, name="covey", daemon=True)
         self._thread.start()
-        _living.add(self)
+        at_exit.living.add(self)
 
     # ---- what a script uses ----
 
@@ -183,7 +166,7 @@ class JobClient:
     def stopping(self) -> bool:
         """This job is asked to end: the script is to save its state, and exit. Check it after each mini-batch, and keep
         SIGTERM from ending the script before (`defer_stop`). Known also while the agent is away, by a file."""
-        return self._stopping is not None or (bool(self._preempt_file) and os.path.exists(self._preempt_file))
+        return self._stopping is not None or (bool(self._me.preempt_file) and os.path.exists(self._me.preempt_file))
 
     @property
     def grace_left_s(self) -> float:
@@ -227,7 +210,7 @@ class JobClient:
                 self.rank,
                 self.world_size,
                 self._owner_lost,
-                tables=self._tables,
+                tables=self._me.tables,
                 wanted=self._table_wanted,
                 undecided=True,
                 shared=self._tensors_shared,
@@ -237,6 +220,25 @@ class JobClient:
             made.moved(at)
         self._cannot_share(self._memory.used_by(made))
         return made
+
+    def state(
+        self, get: "Get", load: "Load", *, own: "Callable[[], object] | None" = None, step: int = 0
+    ) -> "JobState":
+        """From now on this rank may be lost: it is started again alone, and goes on where the others wait, to the same
+        bits; `covey.job_state` says what the script keeps to. `get` gives the arrays that make the state, by name.
+        `load` is called here, in a rank that was lost, with these and what `own` gave last: what is this rank's alone,
+        such as its random generators, as JSON writes it. `step`: the first one, after a checkpoint. ValueError when
+        there are tensors already, CoveyError when nobody has the state of a lost rank."""
+        from covey.job_state import begun
+
+        why = self._memory.decline("its ranks may be lost and started again (job.state)")
+        if self._follows:
+            self._cannot_share(why)
+        self._heals = True
+        if self._agent_heals:
+            self._say(Heals())
+        me = self._me
+        return begun(self.tensors, me.here, me.incarnation, get, load, own, step, lambda done: self.step(done))
 
     def _tensors_shared(self, largest_bytes: int, total_bytes: int) -> None:
         if self.rank == 0:
@@ -265,7 +267,7 @@ class JobClient:
         self._memory.close()
         if not self._thread.is_alive():
             self._wakes.close()
-        _living.discard(self)
+        at_exit.living.discard(self)
 
     def __enter__(self) -> "JobClient":
         return self
@@ -327,7 +329,7 @@ class JobClient:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(2.0)
-            connection.connect(self._path)
+            connection.connect(self._me.socket)
         except OSError:
             connection.close()
             raise
@@ -367,7 +369,7 @@ class JobClient:
 
     def _hello(self) -> Join:
         """A new one each time: the kernel is known once numpy is imported."""
-        own = os.getpid(), self.id, self.rank, self.epoch, self._token
+        own = os.getpid(), self.id, self.rank, self.epoch, self._me.token
         return Join(*own, kernel(), PROTOCOL, VERSION, self._memory.now)
 
     def _next_out(self) -> bytes:
@@ -415,7 +417,9 @@ class JobClient:
             self._follows = joined.tensor_memory
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()  # an agent of before would not know these words
-            again = (*self._owners.again(), self._attached, *memory, self._pages.hello())
+            self._agent_heals = joined.heals
+            heals = Heals() if self._heals and joined.heals else None
+            again = (*self._owners.again(), self._attached, *memory, self._pages.hello(), heals)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None
         self._memory.joined(joined.tensor_memory)
@@ -446,7 +450,7 @@ class JobClient:
         if tensors is not None:
             tensors.moved(at)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: this connection is the parent's, and the thread was left behind."""
         self._closed = True
         self._wakes.close()
@@ -458,24 +462,6 @@ class _Refused(OSError):
     """By the agent; joining again at once would not help."""
 
 
-_living: "weakref.WeakSet[JobClient]" = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    for client in list(_living):
-        client.close()
-
-
-def _abandon_all() -> None:
-    for client in list(_living):
-        client._abandon()
-    _living.clear()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_abandon_all)
-
-
 _process: JobClient | None = None
 """The connection of `covey.attach` in this process, which `join` hands to the script."""
 
@@ -483,7 +469,7 @@ _process: JobClient | None = None
 def of_process() -> JobClient:
     """This process's connection, made if there is none. CoveyError when this process is no rank of a job."""
     global _process
-    if _process is None or _process not in _living:
+    if _process is None or _process not in at_exit.living:
         _process = JobClient(os.environ)
     return _process
 

@@ -54,6 +54,17 @@ class MemoryOffer:
         if tensors is not None and (first or why):
             tensors.memory_is(None, why)
 
+    def decline(self, why: str) -> str:
+        """The script will not use it, before it uses tensors. `why`, for the agent."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, None
+            self._decided, self._held, self.cannot, self._why = True, False, why, why
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                refuse(descriptor)
+            os.close(descriptor)
+        return why
+
     def used_by(self, tensors: "TensorClient") -> str:
         """The script uses tensors, from now on. Why the memory cannot be used, or nothing."""
         with self._lock:

@@ -16,6 +16,7 @@ the peer, and ends the connection.
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from covey import handshake
 from covey.core import JobId
@@ -24,8 +25,10 @@ from covey.spoken import Spoken
 from covey.sum_order import Node, Order
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
+    HOLLOW,
     PART_BYTES,
     SPEAKS,
+    TELLS_SINCE,
     TYPES,
     UPDATES_SINCE,
     WANT,
@@ -49,6 +52,24 @@ Buffers = Sequence[memoryview]
 """Of a result, and of each of its moments."""
 
 OLD_AGGREGATOR = "was started by an older Covey: end that aggd, and its agent starts one that can update"
+
+
+class Tell(NamedTuple):
+    """What this rank tells another one of its job."""
+
+    rank: int
+    about: int
+    step: int
+    data: Payload = b""
+
+
+class Told(NamedTuple):
+    """What another rank told this one."""
+
+    rank: int
+    about: int
+    step: int
+    data: Payload
 
 
 class Stale(ConnectionError):
@@ -88,6 +109,10 @@ class TensorRounds:
         self.version = 0
         self.agreed = declared.kind == "grad"
         """A model's initial value is in force only once the aggregator has sent the one it chose."""
+        self.hollow = False
+        """It began at its version, of whose result there is no copy here."""
+        self.adopted = False
+        """The script has not declared it yet."""
         self.state: Payload
         self.incoming: Payload
         self.keeps = bool(declared.moments) and ranks[0] <= declared.keeper < ranks[1]
@@ -159,6 +184,7 @@ class TensorRounds:
             self.moments, self._incoming_moments = self._incoming_moments, self.moments
         if self.agreed:
             self.version += 1
+            self.hollow = False
             self.moments = self.moments if self.keeps else ()
             self.unacknowledged, self.pushed = None, ()
         self.agreed = True
@@ -190,7 +216,7 @@ class Rounds:
         """Late and repeated frames."""
         self._hash = job_hash(job)
         self._by_key: dict[int, TensorRounds] = {}
-        self._can_update = True
+        self._can_update = self.can_tell = True
         """Whether the newest aggregator can, as far as is known."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
         self._secret = self._hello = b""
@@ -214,13 +240,24 @@ class Rounds:
         """Declare a tensor, or one Block of it. `ranks`: of this host, for all of which it is pushed; None: for this
         one. `buffers`, `moments`: as of `TensorRounds`. ValueError when its name is taken, or it is too large."""
         known = self._by_key.get(key_of(declared.label))
+        if known is not None and known.adopted and known.declared == declared:
+            known.adopted = False
+            return iter(())
         if known is not None:
-            raise ValueError(
-                f"tensor {declared.name!r} is already known as {known.declared.kind} {known.declared.shape}"
-            )
+            raise ValueError(f"tensor {declared.name!r} is already known as {known.declared.words}")
         if declared.update is not None and not self._can_update:
             raise ValueError(f"its aggregator {OLD_AGGREGATOR} {declared.name!r}")
         tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers, moments)
+        self.tensors[declared.label] = self._by_key[tensor.key] = tensor
+        return iter((self._open(tensor),))
+
+    def adopt(self, declared: Declared, version: int) -> Iterator[Frame]:
+        """A Block that the process of this rank before this one declared, and of which round `version` was complete;
+        the script declares it again before it uses it. Of sums alone: a model is not in any rank. ValueError."""
+        if declared.kind != "grad" or key_of(declared.label) in self._by_key:
+            raise ValueError(f"{declared.words} cannot be taken over from a rank that was lost")
+        tensor = TensorRounds(declared, None, (self.rank, self.rank + 1), self.world_size)
+        tensor.version, tensor.hollow, tensor.adopted = version, version > 0, True
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
 
@@ -237,6 +274,26 @@ class Rounds:
         tensor.pushed, tensor.rate = sums, rate
         tensor.unacknowledged = tensor.version + 1
         return self._pieces(tensor, tensor.unacknowledged)
+
+    def tell(self, said: Tell) -> Frame:
+        """To another rank, if that is connected now."""
+        return frame(
+            TensorOp.TELL,
+            self._hash,
+            self.epoch,
+            key=said.about,
+            part=said.rank,
+            rank=self.rank,
+            round=said.step,
+            payload=said.data,
+        )
+
+    def versions(self) -> list[tuple[bytes, int]] | None:
+        """Of each Block: its declaration, as `pack_declared` writes it, and the round whose result is here, or with
+        which it begins. None while one is under way."""
+        if any(tensor.unacknowledged is not None for tensor in self.tensors.values()):
+            return None
+        return [(tensor.packed, tensor.version) for _, tensor in sorted(self.tensors.items())]
 
     # ---- from the connection ----
 
@@ -288,6 +345,8 @@ class Rounds:
             case TensorOp.RESULT:
                 slot = self._tensor(header).slot(header)
                 return slot if slot is not None else self._drain(header.length)
+            case TensorOp.TOLD:
+                return memoryview(bytearray(header.length))
             case TensorOp.CHALLENGE | TensorOp.WELCOME | TensorOp.STALE | TensorOp.ASK | TensorOp.PONG | TensorOp.FAULT:
                 return self._drain(header.length)
             case _:
@@ -303,7 +362,7 @@ class Rounds:
                 elif tensor.arrived(header.part) and tensor.keeps and tensor.version:
                     return iter((self._said(TensorOp.KEPT, tensor, tensor.version),))
             case TensorOp.WELCOME:
-                self._can_update = header.round >= UPDATES_SINCE
+                self._can_update, self.can_tell = header.round >= UPDATES_SINCE, header.round >= TELLS_SINCE
                 for tensor in self.tensors.values():
                     if tensor.declared.update is not None and not self._can_update:
                         raise TensorWireError(f"{OLD_AGGREGATOR} {tensor.declared.name!r}")
@@ -314,6 +373,8 @@ class Rounds:
             case TensorOp.ASK:
                 tensor = self._tensor(header)
                 declared = tensor.declared
+                if tensor.hollow:
+                    raise TensorWireError(f"asks for a result of {declared.name!r} that came before this process")
                 if declared.asked_parts(tensor.version) > declared.parts * (1 + len(tensor.moments)):
                     raise TensorWireError(f"asks for moments of {declared.name!r}, which another rank keeps")
                 return self._state(tensor)
@@ -342,7 +403,7 @@ class Rounds:
             key=tensor.key,
             rank=self.rank,
             round=tensor.version,
-            flags=(0 if tensor.agreed else WANT) | (0 if own else SPEAKS),
+            flags=(0 if tensor.agreed else WANT) | (0 if own else SPEAKS) | (HOLLOW if tensor.hollow else 0),
             type=tensor.type,
             payload=pack_opening(tensor.packed, None if own else tensor.spoken.ranks),
         )

@@ -28,7 +28,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TextIO
 
@@ -37,6 +37,7 @@ import numpy as np
 from covey.block_rounds import BlockRounds
 from covey.core import JobId
 from covey.given_rounds import GivenRound
+from covey.healing import Healing
 from covey.host_rounds import HostTensor
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
@@ -104,7 +105,7 @@ class _Patience:
             raise TimeoutError(f"tensor {self._name!r} took longer than {format_seconds(self._end_s - self._began_s)}")
         if now_s >= self._tell_s:
             waited = format_seconds(now_s - self._began_s)
-            self._client._tell(f"has waited {waited} for tensor {self._name!r}: {self._client._why(self._name)}")
+            self._client.tell(f"has waited {waited} for tensor {self._name!r}: {self._client._why(self._name)}")
             self._tell_s = now_s + self._client._patience_s
 
 
@@ -145,6 +146,8 @@ class TensorClient:
         self._tell_shared = shared
         self._told_not_finite: set[str] = set()
         """Tensors of which it was said, once, that a sum has NaN or infinity."""
+        self._healing: Healing | None = None
+        self._own: Callable[[], object] | None = None
         self._ways: dict[str, SharedTensor | None] = {}
         """Of each tensor: through shared memory, or through an aggregator."""
         self._closed = False
@@ -185,6 +188,10 @@ class TensorClient:
         from there, as every rank says, and rank 0's count. Blocks until all ranks called it. Errors as of `push_pull`,
         and ValueError when moments are not those of this optimizer and these parameters."""
         given = checked(name, initial)
+        if self._healing is not None:
+            raise ValueError(
+                f"model {name!r} cannot be taken over from a rank that is lost (job.state); push gradients"
+            )
         with self._timed():
             self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
             try:
@@ -257,6 +264,18 @@ class TensorClient:
         share. `agentctl tensors` says what aggregators found."""
         return sum(way.not_finite for way in list(self._ways.values()) if way is not None)
 
+    def heal(
+        self, neighbours: Sequence[int], step: int, incarnation: int, own: Callable[[], object] | None
+    ) -> tuple[Healing, BlockRounds]:
+        """For `job.state`: this rank may be lost, or took over (`incarnation`). ValueError when there are tensors."""
+        with self._changed:
+            if self._ways:
+                raise ValueError("there are tensors already; call job.state before the first one")
+            healing = Healing(self.rank, self.world_size, neighbours, self._far, self._far.versions, step, incarnation)
+            self._healing, self._own = healing, own
+        self._far.heal(healing.told)
+        return healing, self._far
+
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
         with self._changed:
@@ -300,6 +319,8 @@ class TensorClient:
             self._changed.notify_all()
         if shared is not None:
             shared.close()
+        if self._healing is not None:
+            self._healing.close()
         self._far.close()
 
     # ---- from the agent ----
@@ -327,7 +348,7 @@ class TensorClient:
                 self._changed.notify_all()
             shared = self._shared
         if why:
-            self._tell(f"uses no memory that ranks share: {why}")
+            self.tell(f"uses no memory that ranks share: {why}")
             if shared is not None:
                 shared.memory.refuse()
 
@@ -361,6 +382,8 @@ class TensorClient:
             declared = way.declared if way is not None else self._far.known[name].declared
             rate = given.rate_in(declared)
             self._raise_if_over()
+            if self._healing is not None:
+                self._healing.before_push(self._own)
             if way is not None and self._shared is not None:
                 try:
                     self._shared.begin(way, data, blocks, rate, moments)
@@ -410,13 +433,13 @@ class TensorClient:
         except MemoryFault as fault:
             raise TensorError(f"tensor {declared.name!r}: {fault}") from fault
         except MemoryRefused as refused:
-            self._tell(f"pushes tensor {declared.name!r} over TCP: {refused}")
+            self.tell(f"pushes tensor {declared.name!r} over TCP: {refused}")
             return None
 
     def _over_tcp(self, way: SharedTensor) -> None:
         """A rank refused, after this one had begun the first round."""
         name, kind = way.declared.name, way.declared.kind
-        self._tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
+        self.tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
         given = self._open.get(name)
         if given is None:
             raise TensorError(f"tensor {name!r} is in a round that the script gave up; it cannot be pushed elsewhere")
@@ -429,6 +452,10 @@ class TensorClient:
 
     def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:
         """The tensor's result. TimeoutError after `give_up_s`."""
+        with contextlib.nullcontext() if self._healing is None else self._healing.waiting():
+            return self._come(name, give_up_s, out)
+
+    def _come(self, name: str, give_up_s: float | None, out: Array | None) -> Array:
         patience = _Patience(self, name, give_up_s)
         try:
             while (way := self._ways[name]) is not None and self._shared is not None:
@@ -438,7 +465,7 @@ class TensorClient:
                     found = way.take(out)
                     if way.not_finite and name not in self._told_not_finite:
                         self._told_not_finite.add(name)
-                        self._tell(f"found NaN or infinity in the sum of tensor {name!r} in round {way.rounds}")
+                        self.tell(f"found NaN or infinity in the sum of tensor {name!r} in round {way.rounds}")
                     return found
             return self._far.wait(name, patience, out)
         except ValueError as error:
@@ -453,7 +480,7 @@ class TensorClient:
             return way.why()
         return self._far.why(name)
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
 

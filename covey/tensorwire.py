@@ -16,6 +16,8 @@ much it will ever allocate before it allocates. The checksum covers header and p
       PUSH(key, round, piece) ...     ->      of its own, or of what its host has added (`covey.spoken`)
                                        <- RESULT(key, round, part) ...
       KEPT(key, round)                ->      the keeper has the moments too: others may have the result
+      TELL(rank, about what)          ->      to another rank, as TOLD, if it is connected (`covey.healing`)
+                                       <- TOLD(rank, about what)
       PING                            ->
                                        <- PONG
 
@@ -41,6 +43,8 @@ from covey.updates import Update, check_rate
 
 UPDATES_SINCE = 1
 """What a WELCOME says in place of a round, at least, where parameters can be updated; 0 before there was that."""
+TELLS_SINCE = 2
+"""Likewise, where ranks can tell one another something, and one may be `HOLLOW`."""
 VERSION = 2
 """Version 1 sent the secret itself."""
 PART_BYTES_MAX = 1 << 20
@@ -69,6 +73,8 @@ WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
 SPEAKS = 2
 """Flag of OPEN: the worker pushes for all ranks of its host (`covey.spoken`); which, its payload says first."""
+HOLLOW = 4
+"""Flag of OPEN: the worker took over from one that was lost, and has no copy of the result of the version it says."""
 
 _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
@@ -94,6 +100,7 @@ class TensorOp(enum.IntEnum):
     PROOF = 6
     RATE = 7
     KEPT = 8
+    TELL = 9
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -101,6 +108,7 @@ class TensorOp(enum.IntEnum):
     PONG = 20
     FAULT = 21
     CHALLENGE = 22
+    TOLD = 23
 
 
 _LENGTH_MAX = {
@@ -112,6 +120,7 @@ _LENGTH_MAX = {
     TensorOp.PING: 0,
     TensorOp.RATE: _RATE.size,
     TensorOp.KEPT: 0,
+    TensorOp.TELL: PART_BYTES_MAX,
     TensorOp.WELCOME: 0,
     TensorOp.RESULT: PART_BYTES_MAX,
     TensorOp.ASK: 0,
@@ -119,6 +128,7 @@ _LENGTH_MAX = {
     TensorOp.PONG: 0,
     TensorOp.FAULT: FAULT_BYTES_MAX,
     TensorOp.CHALLENGE: CHALLENGE_BYTES,
+    TensorOp.TOLD: PART_BYTES_MAX,
 }
 _OPS = {int(op): op for op in TensorOp}
 _WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
@@ -132,8 +142,8 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE`. OPEN, STATE, ASK: the version of the state, which
-    is the last complete round."""
+    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE`, `TELLS_SINCE`. OPEN, STATE, ASK: the version of
+    the state, which is the last complete round. TELL, TOLD: a step."""
     epoch: int
     length: int
     crc: int
@@ -182,7 +192,7 @@ def parse(data: Payload) -> Header:
         raise TensorWireError(f"unknown operation {number}")
     if type_ not in _TYPE_NUMBERS or (type_ != FLOAT32 and op not in _WITH_TYPE):
         raise TensorWireError(f"unknown type {type_} of {op.name}")
-    if flags & ~(WANT | SPEAKS) or (flags and op is not TensorOp.OPEN):
+    if flags & ~(WANT | SPEAKS | HOLLOW) or (flags and op is not TensorOp.OPEN):
         raise TensorWireError(f"unknown flags {flags:#x} of {op.name}")
     if length > _LENGTH_MAX[op]:
         raise TensorWireError(f"{op.name} announced {length} bytes; at most {_LENGTH_MAX[op]} are accepted")

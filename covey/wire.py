@@ -53,6 +53,8 @@ class Joined(Frame, frozen=True, tag="Joined"):
     """Of the agent."""
     tensor_memory: bool = False
     """Whether `TensorMemoryHere` or `NoTensorMemory` follows, once all ranks have joined."""
+    heals: bool = False
+    """Whether the agent knows `Heals`."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -148,6 +150,10 @@ class NoTensorMemory(Frame, frozen=True, tag="NoTensorMemory"):
     why: str
 
 
+class Heals(Frame, frozen=True, tag="Heals"):
+    """Rank -> agent: if this rank is lost, start it again alone: the others have what it needs (`job.state`)."""
+
+
 class TensorsShared(Frame, frozen=True, tag="TensorsShared"):
     """Rank 0 -> agent: what goes through that memory, whenever it is one tensor more. Aggregators know of others."""
 
@@ -212,7 +218,8 @@ class Detached(Frame, frozen=True, tag="Detached"):
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
-    | TensorMemoryHere | NoTensorMemory | TensorsShared | Stopping | ExtendGrace | Attach | VolumeAt | Detach | Detached
+    | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Stopping | ExtendGrace
+    | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
 

@@ -14,11 +14,13 @@ from covey.ports import ByteStream, Env
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
+    HOLLOW,
     TYPES,
     WANT,
     Declared,
     Frame,
     Header,
+    Payload,
     TensorOp,
     TensorWireError,
     frame,
@@ -40,6 +42,8 @@ TENSORS_MAX = 1 << 16
 QUEUE_MAX = 1 << 18
 """Answers waiting for one worker; one that asks for more without reading is cut off."""
 
+TOLD_BYTES_MAX = 16 << 20
+"""What ranks have told a rank and it has not read yet; more is dropped, and they tell it again."""
 BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
 READ_BYTES = 1 << 16
@@ -189,6 +193,12 @@ class JobSums:
             else:
                 link.give(key, tensor)
 
+    def tell(self, rank: int, header: Header, payload: bytearray) -> None:
+        """What a rank tells another one, which hears it if it is connected."""
+        link = self.links.get(header.part)
+        if link is not None:
+            link.told(rank, header, payload)
+
     @property
     def due_s(self) -> float:
         """When the sums of its present iteration are due (`policy.urgency`)."""
@@ -237,6 +247,13 @@ class JobSums:
         self.tensors.clear()
 
 
+class _Told(NamedTuple):
+    """A frame that passes on what another rank said."""
+
+    head: bytes
+    payload: Payload
+
+
 class WorkerLink:
     """One worker's connection after its hello was accepted."""
 
@@ -244,6 +261,7 @@ class WorkerLink:
         self.job, self.rank = job, rank
         self._stream = stream
         self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
+        self._told_bytes = 0
         self._closed = False
         self._written = asyncio.Event()
         self._refused: set[int] = set()
@@ -262,6 +280,14 @@ class WorkerLink:
     def give(self, key: int, tensor: TensorSum) -> None:
         if self._put((key, tensor)):
             self.job.rounds_here.owe()
+
+    def told(self, rank: int, header: Header, payload: bytearray) -> None:
+        if self._told_bytes + len(payload) > TOLD_BYTES_MAX:
+            return
+        job, head = self.job, header.key
+        said = frame(TensorOp.TOLD, job.hash, job.epoch, key=head, rank=rank, round=header.round, payload=payload)
+        if self._put(_Told(*said)):
+            self._told_bytes += len(payload)
 
     def finish(self) -> None:
         """Close once everything that was said so far is sent."""
@@ -289,6 +315,7 @@ class WorkerLink:
                     await self._pay(item[0], item[1])
                 else:
                     await self._stream.write(*item)
+                    self._told_bytes -= len(item[1]) if isinstance(item, _Told) else 0
         except ConnectionError:
             pass  # the reader ends the same way, and tidies up
         finally:
@@ -389,7 +416,7 @@ class WorkerLink:
                     raise TensorWireError(f"a part of {header.length} bytes, not {end - start}")
             case TensorOp.RATE | TensorOp.KEPT if header.key not in self._refused:
                 self._tensor(header)
-            case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT:
+            case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT | TensorOp.TELL:
                 pass
             case _:
                 raise TensorWireError(f"a worker does not say {header.op.name} here")
@@ -406,6 +433,8 @@ class WorkerLink:
                 tensor = self._tensor(header)
                 self.job.do(header.key, tensor, tensor.kept(self.rank, header.round))
                 self.job.rounds_here.follow(header.key, tensor.under_way)
+            case TensorOp.TELL:
+                self.job.tell(self.rank, header, payload)
             case TensorOp.PUSH:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)
@@ -424,7 +453,8 @@ class WorkerLink:
             self._refused.add(header.key)
             self.send(TensorOp.FAULT, key=header.key, payload=tensor.encode()[:FAULT_BYTES_MAX])
             return
-        self.job.heard(header.key, tensor, tensor.open(self.rank, header.round, bool(header.flags & WANT), ranks))
+        want, hollow = bool(header.flags & WANT), bool(header.flags & HOLLOW)
+        self.job.heard(header.key, tensor, tensor.open(self.rank, header.round, want, ranks, hollow))
 
     def _tensor(self, header: Header) -> TensorSum:
         tensor = self.job.tensors.get(header.key)

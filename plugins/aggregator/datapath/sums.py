@@ -21,6 +21,9 @@ version v, its moments are with the keeper, and an aggregator that begins withou
 
     state of version v+1 --given to the keeper, which has it--> given to all other ranks
 
+A rank that took over from one that was lost may be `hollow`: it goes on from a version of whose result it has no copy.
+It is asked for none; and if it asks for a sum that is fetched from nobody otherwise, another rank is asked for that.
+
 `work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop.
 """
 
@@ -95,6 +98,10 @@ class TensorSum:
         self._held_versions: dict[int, int] = {}
         self._wants: set[int] = set()
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
+        self._hollow: set[int] = set()
+        """Ranks that have no copy of what they said to hold."""
+        self._late: set[int] = set()
+        """Some of these that wait for the result of `version`, which is fetched for them."""
         self._here: set[int] = set()
         self._holder: int | None = None
         self._fetched: set[int] = set()
@@ -112,21 +119,26 @@ class TensorSum:
 
     # ---- what workers say ----
 
-    def open(self, rank: int, version: int, want: bool, ranks: Node | None = None) -> Sequence[StateTransfer]:
+    def open(
+        self, rank: int, version: int, want: bool, ranks: Node | None = None, hollow: bool = False
+    ) -> Sequence[StateTransfer]:
         """A rank connected and holds `version`; it may `want` the agreed state before it goes on. `ranks`: it speaks
-        for all of these, of its host; None: for itself."""
+        for all of these, of its host; None: for itself. `hollow`: it has no copy of that version's result."""
         self._speaks(rank, ranks or (rank, rank + 1))
         self._here.add(rank)
+        (self._hollow.add if hollow else self._hollow.discard)(rank)
+        if rank == self._holder:
+            self._holder = None  # a new connection: what was asked of the old one will not come
         if self.version is not None:
             if version > self.version:
                 raise Violation(f"rank {rank} holds version {version} of a tensor that is at {self.version}")
             if want:
                 return self._give([rank])
+            if self._late:
+                return self._fetch()
             return self._kept() if version == self.version and self._keeps(rank) else ()
         self._held_versions[rank] = version
         (self._wants.add if want else self._wants.discard)(rank)
-        if rank == self._holder:
-            self._holder = None  # a new connection: what was asked of the old one will not come
         return self._recover()
 
     def gone(self, rank: int) -> Sequence[StateTransfer]:
@@ -135,11 +147,12 @@ class TensorSum:
         if rank != self._holder:
             return ()
         self._holder = None
-        return self._recover()
+        return self._recover() if self.version is None else self._fetch()
 
     def state_part(self, rank: int, version: int, part: int, data: Payload) -> Sequence[StateTransfer]:
         """Part of the state we asked a rank for."""
-        if self.version is not None or rank != self._holder or version != self._held_versions[rank]:
+        held = self._held_versions.get(rank) if self.version is None else self.version
+        if rank != self._holder or version != held:
             self.duplicates += 1
             return ()
         start, end = self._span(part, data)
@@ -149,7 +162,10 @@ class TensorSum:
             return ()
         if self.declared.asked_parts(version) < self.declared.state_parts:
             self._state[self._elements :] = 0
-        return self._begin(version, has_state=True)
+        if self.version is None:
+            return self._begin(version, has_state=True)
+        late, self._late, self._holder, self.has_state = sorted(self._late), set(), None, True
+        return self._give(late)
 
     def learn(self, rank: int, round: int, rate: float) -> None:
         """At which rate, says this rank, before it pushes that round. Violation when another one said otherwise."""
@@ -308,8 +324,21 @@ class TensorSum:
             self._state = self._empty(self._count)
         return (StateTransfer("ask", self._holder),)
 
+    def _fetch(self) -> Sequence[StateTransfer]:
+        """The result of this version, for who is late: every other rank said to hold it."""
+        holders = sorted(self._here - self._hollow)
+        if not self._late or self._holder is not None or not holders:
+            return ()
+        self._holder = holders[0]
+        self._fetched.clear()
+        if len(self._state) != self._count or id(self._state) in self._lent:
+            self._state = self._empty(self._count)
+        return (StateTransfer("ask", self._holder),)
+
     def _has_it(self, rank: int) -> bool:
         """Whether a rank that has the newest version can be asked for the state."""
+        if rank in self._hollow:
+            return False
         began = self._spoken[rank].ranks[0] == 0 and not self._held_versions[rank]
         if self.declared.asked_parts(self._held_versions[rank]) > self.declared.parts:
             return began or (self._keeps(rank) and rank not in self._wants)
@@ -410,6 +439,7 @@ class TensorSum:
         self._heads = {}
         self._whole = 0
         self._begun = False
+        self._late, self._holder = set(), None
         for got in self._got:
             got.clear()
         self._is_kept = not self.declared.moments
@@ -431,7 +461,10 @@ class TensorSum:
 
     def _give(self, ranks: Sequence[int]) -> Sequence[StateTransfer]:
         if ranks and not self.has_state:
-            raise Violation("a rank asks again for a sum that every rank said to hold")
+            if not self._hollow.issuperset(ranks):
+                raise Violation("a rank asks again for a sum that every rank said to hold")
+            self._late.update(ranks)
+            return self._fetch()
         return [StateTransfer("give", rank) for rank in ranks]
 
     def _span(self, part: int, data: Payload) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from covey.core import JobId
 from covey.rounds import Rounds
 from covey.sum_order import Node, Order
 from covey.tensorwire import (
-    UPDATES_SINCE,
+    TELLS_SINCE,
     WANT,
     Declared,
     Frame,
@@ -125,7 +125,7 @@ class Owner:
         self.disconnect(rank)
         self.inboxes[rank], self.outboxes[rank] = (
             deque(),
-            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=UPDATES_SINCE)]),
+            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=TELLS_SINCE)]),
         )
         assert parse(hello[0]).epoch == self.epoch
 

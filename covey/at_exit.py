@@ -1,0 +1,31 @@
+"""Clients of this process: closed when it ends, and abandoned in a child that it forks."""
+
+import atexit
+import os
+import weakref
+from typing import Protocol
+
+
+class Client(Protocol):
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked child: the connection is the parent's, and its thread was left behind."""
+
+
+living: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for client in list(living):
+        client.close()
+
+
+def _abandon_all() -> None:
+    for client in list(living):
+        client.abandon()
+    living.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_abandon_all)

@@ -1,0 +1,410 @@
+"""A rank that is lost gets a successor while the others wait: what it needs to go on, and who gives it.
+
+In each step a rank needs what all others push, so once one is lost the others stand in that step: what they hold *is*
+the state at its beginning. Its successor asks all of them, takes the state of one that is furthest, from several at
+once, and computes the step again. What the lost rank had pushed already stays true, and what its successor pushes of it
+again has the same bits. What was the lost rank's own (random generators, its place in the data) lies with two
+neighbours: it goes there in each step before the first push, as it will be at the step's end, and nothing is pushed
+before both have it. So whoever has a result of a step need not have it alone: no rank gets ahead of what is kept.
+
+    lost rank                            each other rank
+      MIRROR(step + 1, own) ->             two neighbours keep the newest two
+                                        <- MIRRORED(step + 1); only then something is pushed
+    successor
+      NEED ->                              once its script waits for a tensor; from then on it waits until DONE
+                                        <- HAVE(step, rounds, arrays, what was the successor's own)
+      FETCH(array, where) ->               those that are furthest
+                                        <- PIECE
+      DONE ->                              the script goes on
+
+All of it goes through the job's aggregators (`covey.tensorwire`, TELL), which may lose any of it, so it is said again
+until it is answered. A rank that is asked while it is a successor itself says that it has nothing.
+"""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from covey.errors import CoveyError
+from covey.rounds import Tell, Told
+from covey.state_pieces import (
+    CANNOT,
+    FROM_CHECKPOINT,
+    About,
+    Have,
+    Item,
+    PieceFetch,
+    array_of,
+    bytes_of_state,
+    encode_have,
+    have_decoder,
+    piece_of,
+)
+from covey.tensor_arrays import Array
+from covey.units import format_seconds
+
+OWN_BYTES_MAX = 64 << 10
+"""Of what is a rank's own, as JSON."""
+ASK_S = 0.5
+"""A question without an answer is asked again after so long."""
+SAY_S = 1.0
+"""A rank that waits for a successor says so as often."""
+HEAL_S = 600.0
+"""How long a successor asks: others may compute for a while before they wait."""
+KEPT = 2
+"""Of a neighbour's own state: at the beginning of its step, and of the next."""
+
+
+class Tells(Protocol):
+    """How ranks reach one another; whatever is said may be lost. Methods may be called from any thread."""
+
+    def tell(self, said: Tell) -> None: ...
+
+
+class Recovered(NamedTuple):
+    """What a successor begins with."""
+
+    step: int
+    arrays: dict[str, Array]
+    own: Any
+    """As JSON has it; None: nothing was kept."""
+    rounds: bytes
+    """Of each Block, as who gave it says it."""
+
+
+class HealingClosed(RuntimeError):
+    """The client was closed while its rank asked for what it needs."""
+
+
+class Healing:
+    """Of one rank. The script's threads call the first group of methods, a link's thread `told`."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        neighbours: Sequence[int],
+        tells: Tells,
+        rounds: Callable[[], bytes | None],
+        step: int,
+        incarnation: int,
+    ) -> None:
+        """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
+        unless it is a successor: `incarnation` says of how many."""
+        self.step = step
+        """The one that the script is in."""
+        self._rank, self._others = rank, [other for other in range(world_size) if other != rank]
+        self._neighbours, self._tells, self._rounds = tuple(neighbours), tells, rounds
+        self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
+        self._changed = threading.Condition()
+        """Guards what follows."""
+        self._state: Mapping[str, Array] = {}
+        """At the beginning of this step; not written before its results are here."""
+        self._rounds_before = b""
+        self._has_said_own = False
+        self._own: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._mirrored: dict[int, int] = {}
+        """Of each neighbour: up to which step it keeps what is ours."""
+        self._kept: dict[int, dict[int, bytes]] = {}
+        """What is another rank's own, by rank and step."""
+        self._closed = False
+        self._waiting = 0
+        """Threads of the script that wait for a tensor."""
+        self._newest: dict[int, int] = {}
+        """Which process of a rank asks, of those that did."""
+        self._asked: dict[int, None] = {}
+        """Successors that ask, while the script does not wait."""
+        self._held: dict[int, None] = {}
+        """Successors for which the script waits on."""
+        self._bytes: list[memoryview] = []
+        """Of the state, for them."""
+        self._saying: threading.Thread | None = None
+        self._haves: dict[int, Have] = {}
+        self._fetching = PieceFetch(())
+
+    # ---- from the script ----
+
+    def begin(self, state: Mapping[str, Array]) -> None:
+        """A step: `state` is not changed until all of its results are here. CoveyError when a round is under way."""
+        rounds = self._rounds()
+        if rounds is None:
+            what, why = (
+                "a step ended too early",
+                "a round of a tensor is under way, and what it gives belongs to the step",
+            )
+            raise CoveyError(what, why, "wait for the handles of all tensors first")
+        with self._changed:
+            self._state, self._rounds_before, self._has_said_own = state, rounds, False
+
+    def end(self, state: Mapping[str, Array]) -> None:
+        """This step is done: the next one begins."""
+        self.begin(state)
+        self.step += 1
+
+    def before_push(self, own: Callable[[], Any] | None) -> None:
+        """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
+        it is too large."""
+        with self._changed:
+            said, self._has_said_own = self._has_said_own, True
+        if said or own is None:
+            return
+        data = json.dumps(own()).encode()
+        if len(data) > OWN_BYTES_MAX:
+            why = f"it has {len(data)} bytes as JSON, and goes to a neighbour in each step"
+            raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")
+        with self._changed:
+            self._own.append((self.step + 1, data))
+        with self.waiting():
+            self._mirror(self.step + 1, data)
+
+    def _mirror(self, step: int, data: bytes) -> None:
+        """Returns once all neighbours have it. One that is lost has it as soon as it has a successor, for which all
+        wait anyway."""
+        said_s = -math.inf
+        while True:
+            with self._changed:
+                left = [each for each in self._neighbours if self._mirrored.get(each, -1) < step]
+            if not left or self._closed:
+                return
+            if time.monotonic() >= said_s + ASK_S:
+                said_s = time.monotonic()
+                for neighbour in left:
+                    self._tells.tell(Tell(neighbour, About.MIRROR, step, data))
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._are_mirrored(step), ASK_S)
+
+    def _are_mirrored(self, step: int) -> bool:
+        return all(self._mirrored.get(each, -1) >= step for each in self._neighbours)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The script waits for a tensor, and on while a successor needs what it holds."""
+        with self._changed:
+            self._waiting += 1
+            asked, self._asked = self._asked, {}
+            for rank in asked:
+                self._hold(rank)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._held or self._closed)
+                self._waiting -= 1
+
+    def recover(self, tell: Callable[[str], None], has_own: bool, timeout_s: float = HEAL_S) -> Recovered:
+        """What this successor goes on with. CoveyError when nobody has it, HealingClosed. `tell`: people, for what it
+        waits; `has_own`: something is this rank's own."""
+        began_s, alone = time.monotonic(), False
+        while True:
+            self._ask_all(tell, began_s, timeout_s)
+            with self._changed:
+                sources = self._sources()
+                if not sources and alone:
+                    why = "all ranks of this job were lost, and with them what it had learnt"
+                    raise CoveyError(CANNOT, why, FROM_CHECKPOINT)
+                if not sources:  # another one may have what it needs by now
+                    alone, self._haves = True, {}
+                    continue
+                alone, have = False, self._haves[sources[0]]
+                arrays = {item.name: array_of(item) for item in have.items}
+                rounds = bytearray(have.rounds_bytes)
+                self._fetching = PieceFetch([*map(bytes_of_state, arrays.values()), memoryview(rounds)])
+            if self._fetch(sources):
+                break
+        own = self._own_at(have) if has_own else None
+        if own is not None:
+            self._own.append((have.step, own))
+            for neighbour in self._neighbours:
+                self._tells.tell(Tell(neighbour, About.MIRROR, have.step, own))
+        with self._changed:
+            self._is_new, self.step, self._first = False, have.step, have.first
+            self._fetching = PieceFetch(())
+            survivors = [rank for rank, each in self._haves.items() if not each.is_new]
+        for rank in survivors:
+            self._tells.tell(Tell(rank, About.DONE, self._incarnation))
+        return Recovered(have.step, arrays, None if own is None else json.loads(own), bytes(rounds))
+
+    # ---- from a link ----
+
+    def told(self, told: Told) -> None:
+        """Another rank said something. What no rank says is left alone."""
+        with self._changed, suppress(ValueError, msgspec.DecodeError, RecursionError):
+            match About(told.about):
+                case About.MIRROR:
+                    self._keep(told.rank, told.step, bytes(told.data))
+                    self._tells.tell(Tell(told.rank, About.MIRRORED, told.step))
+                case About.MIRRORED:
+                    self._mirrored[told.rank] = max(told.step, self._mirrored.get(told.rank, -1))
+                case About.NEED:
+                    self._need(told.rank, told.step)
+                case About.HAVE:
+                    self._have(told.rank, have_decoder.decode(told.data))
+                case About.FETCH:
+                    self._give(told)
+                case About.PIECE:
+                    if told.step == self._incarnation:
+                        self._fetching.came(told.data)
+                case About.DONE:
+                    self._done(told.rank, told.step)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """The script goes on, whoever waits for it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ---- who waits for a successor ----
+
+    def _need(self, rank: int, incarnation: int) -> None:
+        if incarnation < self._newest.setdefault(rank, incarnation):
+            return
+        self._newest[rank] = incarnation
+        if self._is_new:
+            self._tells.tell(Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True))))
+            if rank in self._haves and not self._haves[rank].is_new:
+                self._haves[rank] = Have(is_new=True)  # it was lost since it answered
+        elif self._waiting:
+            self._hold(rank)
+        else:
+            self._asked[rank] = None
+
+    def _keep(self, rank: int, step: int, data: bytes) -> None:
+        """What is another rank's own, of its newest steps."""
+        kept = self._kept.setdefault(rank, {})
+        kept[step] = data
+        for old in sorted(kept)[:-KEPT]:
+            del kept[old]
+
+    def _hold(self, rank: int) -> None:
+        if not self._held:
+            self._bytes = [bytes_of_state(np.ascontiguousarray(array)) for array in self._state.values()]
+            self._bytes.append(memoryview(self._rounds_before))
+        self._held[rank] = None
+        self._say_what_is_here(rank)
+        if self._saying is None:
+            self._saying = threading.Thread(target=self._say_on, name="covey-heal", daemon=True)
+            self._saying.start()
+
+    def _say_what_is_here(self, rank: int) -> None:
+        items = tuple(Item(name, array.dtype.str, array.shape) for name, array in self._state.items())
+        kept = {**self._kept, self._rank: dict(self._own)}
+        own, to = kept.pop(rank, {}), self._newest[rank]
+        have = Have(to, False, len(self._rounds_before), items, own, self.step, self._first, kept)
+        self._tells.tell(Tell(rank, About.HAVE, self.step, encode_have(have)))
+
+    def _say_on(self) -> None:
+        """Until nobody is waited for: an answer may have been lost, and so may the word that it came."""
+        with self._changed:
+            while self._held and not self._closed:
+                if self._changed.wait_for(lambda: not self._held or self._closed, SAY_S):
+                    break
+                for rank in self._held:
+                    self._say_what_is_here(rank)
+            self._saying = None
+
+    def _give(self, asked: Told) -> None:
+        if asked.rank not in self._held or asked.step != self._newest[asked.rank]:
+            return
+        piece = piece_of(self._bytes, asked.data)
+        if piece is not None:
+            self._tells.tell(Tell(asked.rank, About.PIECE, asked.step, piece))
+
+    def _done(self, rank: int, incarnation: int) -> None:
+        if self._newest.get(rank) != incarnation or self._held.pop(rank, 0) == 0:
+            return
+        if not self._held:
+            self._bytes = []
+
+    # ---- a successor ----
+
+    def _have(self, rank: int, have: Have) -> None:
+        if have.to != self._incarnation:
+            return
+        if self._is_new:
+            self._haves[rank] = have
+            for other, each in have.others.items():
+                for step, data in each.items():
+                    self._keep(other, step, data)
+        elif not have.is_new:
+            self._tells.tell(Tell(rank, About.DONE, self._incarnation))  # it did not hear that
+
+    def _ask_all(self, tell: Callable[[str], None], began_s: float, timeout_s: float) -> None:
+        told_s = time.monotonic()
+        while True:
+            with self._changed:
+                silent = [rank for rank in self._others if rank not in self._haves]
+            if not silent:
+                return
+            for rank in silent:
+                self._tells.tell(Tell(rank, About.NEED, self._incarnation))
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._haves) == len(self._others), ASK_S)
+                self._raise_if_closed()
+            now_s, names = time.monotonic(), ", ".join(map(str, silent))
+            if now_s > began_s + timeout_s:
+                why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
+                raise CoveyError(CANNOT, why, "submit the job again")
+            if now_s > told_s + 30.0:
+                told_s = now_s
+                tell(f"took over from a rank that was lost, and asks rank {names} for what it needs")
+
+    def _sources(self) -> list[int]:
+        """Who gives: those that are furthest. CoveyError when they do not hold the same."""
+        survivors = {rank: have for rank, have in sorted(self._haves.items()) if not have.is_new}
+        step = max((have.step for have in survivors.values()), default=0)
+        sources = [rank for rank, have in survivors.items() if have.step == step]
+        first = survivors[sources[0]] if sources else Have()
+        same = first.items, first.rounds_bytes
+        unlike = [rank for rank in sources if (survivors[rank].items, survivors[rank].rounds_bytes) != same]
+        if unlike:
+            why = f"ranks {sources[0]} and {unlike[0]} hold arrays of other names, types or shapes"
+            raise CoveyError(CANNOT, why, "give job.state the same on every rank")
+        return sources
+
+    def _own_at(self, have: Have) -> bytes | None:
+        """None: the job had just begun."""
+        with self._changed:
+            found = [each.own[have.step] for _, each in sorted(self._haves.items()) if have.step in each.own]
+        if found:
+            return found[0]
+        if have.step == have.first:
+            return None
+        names = " and ".join(map(str, self._neighbours))
+        why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
+        raise CoveyError(CANNOT, why, FROM_CHECKPOINT)
+
+    def _fetch(self, sources: list[int]) -> bool:
+        """Whether all came; False: one of these was lost meanwhile."""
+        while True:
+            with self._changed:
+                self._raise_if_closed()
+                if any(self._haves[rank].is_new for rank in sources):
+                    return False
+                asks, left = self._fetching.asks(sources, time.monotonic()), self._fetching.left
+                if not left:
+                    return True
+            for piece, rank in asks:
+                self._tells.tell(Tell(rank, About.FETCH, self._incarnation, piece))
+            with self._changed:
+                if self._fetching.left >= left:
+                    self._changed.wait(ASK_S)
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise HealingClosed("the client was closed while its rank took over from one that was lost")
+
+
+def neighbours_of(rank: int, here: range, world_size: int) -> list[int]:
+    """Two ranks on other hosts than that of the ranks `here`, if there are any, who keep what is this rank's own."""
+    away = [*range(here.stop, world_size), *range(here.start)] or [other for other in here if other != rank]
+    at = rank - here.start
+    return sorted({away[at % len(away)], away[-1 - at % len(away)]}) if away else []

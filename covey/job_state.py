@@ -1,0 +1,82 @@
+"""What a script lets Covey keep alive: `job.state`, and the loop over its steps.
+
+    w, rng = np.zeros(1000, np.float32), np.random.default_rng(job.rank)
+
+    def load(arrays, own):
+        w[:] = arrays["w"]
+        rng.bit_generator.state = own
+
+    state = job.state(lambda: {"w": w}, load, own=lambda: rng.bit_generator.state)
+    for step in state.steps(1000):
+        g = job.tensors.push_pull("g", gradient(w, rng))
+        w -= 0.1 * g
+
+A rank that is lost (its process is killed, or ends with an error) is started again on its host, alone: it gets what
+`load` needs from the others, which wait, and begins with the step in which they stand. The result is that of a run in
+which nothing was lost, to the bit, as long as
+
+- what `get` gives is the same on every rank at the beginning of each step, and does not change in a step before all
+  that was pushed in it has come back,
+- what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before,
+- tensors are used only after `job.state` was called, to sum gradients: not `job.tensors.model`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from covey.healing import Healing, neighbours_of
+from covey.tensor_arrays import Array
+from covey.tensors import TensorClient
+
+Get = Callable[[], Mapping[str, Array]]
+Load = Callable[[dict[str, Array], Any], None]
+STEPS_MAX = 1 << 31
+
+
+class JobState:
+    """Made by `job.state`."""
+
+    def __init__(self, healing: Healing, get: Get, stepped: Callable[[int], None]) -> None:
+        self._healing, self._get, self._stepped = healing, get, stepped
+        healing.begin(dict(get()))
+
+    @property
+    def step(self) -> int:
+        """The one that this rank is in: the first one to be done after `job.state`."""
+        return self._healing.step
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Each step from the present one on, up to `stop`, which is left out. One is done when the next is asked for.
+        CoveyError when a round of a tensor is under way then."""
+        while self.step < stop:
+            yield self.step
+            self.done()
+
+    def done(self) -> None:
+        """The step is done, where `steps` is not used: all its results are here, and the state is that of the next one.
+        Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
+        self._healing.end(dict(self._get()))
+        self._stepped(self.step - 1)
+
+
+def begun(
+    tensors: TensorClient,
+    here: range,
+    incarnation: int,
+    get: Get,
+    load: Load,
+    own: Callable[[], object] | None,
+    step: int,
+    stepped: Callable[[int], None],
+) -> JobState:
+    """As of `JobClient.state`. `here`: the ranks of this host; `incarnation`: so many processes of this one were lost;
+    `stepped` is told of each step that is done."""
+    if not 0 <= step < STEPS_MAX:
+        raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
+    neighbours = neighbours_of(tensors.rank, here, tensors.world_size)
+    healing, far = tensors.heal(neighbours, step, incarnation, own)
+    if incarnation:
+        found = healing.recover(tensors.tell, own is not None)
+        load(found.arrays, found.own)
+        far.begin_with(found.rounds)
+    return JobState(healing, get, stepped)

@@ -1,0 +1,304 @@
+"""A rank that is lost gets a successor, which goes on where the others wait: threads as ranks, real aggregators."""
+
+import io
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.core import HostId, JobId
+from covey.errors import CoveyError
+from covey.healing import Healing, HealingClosed
+from covey.job_state import JobState, begun
+from covey.tensors import TensorClient, TensorError
+from covey.wire import AggregatorAt
+from plugins.aggregator.datapath.control import Serve
+from tests.plugins.aggregator.loopback import SECRET, AggdThread
+
+JOB = JobId("j1")
+GRANT = 1 << 32
+WITHIN_S = 60.0
+SIZES = {"a": 70_000, "b": 7, "c": 20_001}
+
+
+class Lost(Exception):
+    """This process was killed, here."""
+
+
+class Rank:
+    """One process of a rank."""
+
+    def __init__(self, gang: "HealingGang", rank: int, incarnation: int) -> None:
+        self.gang, self.rank, self.incarnation = gang, rank, incarnation
+        self.client = TensorClient(
+            JOB, rank, gang.ranks, lambda epoch, why, table: None, tables=len(gang.owners), part_bytes=1 << 16,
+            say=io.StringIO(),
+        )  # fmt: skip
+        self.lost_at: Callable[[int, str], bool] = lambda step, where: False
+        self.error: BaseException | None = None
+        self.has_state = not incarnation
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        for at in self.gang.at:
+            self.client.moved(at)
+        self.thread.start()
+
+    def kill(self) -> None:
+        """All of its connections end, and its script gets no further."""
+        self.client.close()
+
+    def _run(self) -> None:
+        try:
+            self.gang.found[self.rank] = self._train()
+            self.client.leave()
+        except (Lost, TensorError, HealingClosed) as error:
+            self.error = error
+        except BaseException as error:
+            self.error = error
+            self.gang.failed.append((self.rank, error))
+
+    def _passes(self, step: int, where: str) -> None:
+        if self.lost_at(step, where):
+            self.client.close()
+            raise Lost(f"rank {self.rank} in step {step} {where}")
+
+    def _train(self) -> bytes:
+        """Momentum over the mean of what ranks draw; a tensor that is used in every third step only."""
+        draws = np.random.default_rng(self.rank)
+        w = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}
+        m = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}
+
+        def get() -> dict[str, Any]:
+            return {f"w {name}": array for name, array in w.items()} | {f"m {name}": array for name, array in m.items()}
+
+        def load(arrays: dict[str, Any], own: Any) -> None:
+            for name in SIZES:
+                w[name][:], m[name][:] = arrays[f"w {name}"], arrays[f"m {name}"]
+            if own is not None:
+                draws.bit_generator.state = own
+
+        own = (lambda: draws.bit_generator.state) if self.gang.draws else None
+        here = range(self.rank, self.rank + 1)
+        state = begun(self.client, here, self.incarnation, get, load, own, 0, lambda step: None)
+        self.has_state = True
+        self.gang.began.append((self.rank, state.step))
+        for step in state.steps(self.gang.steps):
+            self._step(step, state, w, m, draws)
+        return b"".join(w[name].tobytes() for name in sorted(w))
+
+    def _step(self, step: int, state: JobState, w: Any, m: Any, draws: np.random.Generator) -> None:
+        self.gang.used.append((self.rank, step))
+        drawn = draws if self.gang.draws else np.random.default_rng((self.rank, step))
+        mine = {name: drawn.standard_normal(size, np.float32) * (1 + w[name]) for name, size in SIZES.items()}
+        self._passes(step, "before it pushes")
+        handles = {}
+        for name, each in mine.items():
+            handles[name] = self.client.push(name, each, mean=True)
+            self._passes(step, f"after {name}")
+        if step % 3 == 0:
+            self.client.push_pull("seldom", np.ones(3, np.float32))
+        found = {name: handle.wait() for name, handle in handles.items()}
+        self._passes(step, "with its results")
+        for name, each in found.items():
+            m[name] = 0.9 * m[name] + each
+            w[name] -= np.float32(0.01) * m[name]
+        self._passes(step, "at its end")
+        if self.gang.computes_s:
+            time.sleep(self.gang.computes_s)
+
+
+class HealingGang:
+    def __init__(self, folder: Path, ranks: int, tables: int = 2, steps: int = 12) -> None:
+        self.folder, self.ranks, self.steps, self.draws, self.computes_s = folder, ranks, steps, True, 0.0
+        self.epoch = GRANT
+        self.owners = [self._aggd() for _ in range(tables)]
+        self.at: list[AggregatorAt] = []
+        for table in range(tables):
+            self.serve(table)
+        self.found: dict[int, bytes] = {}
+        self.began: list[tuple[int, int]] = []
+        self.used: list[tuple[int, int]] = []
+        self.failed: list[tuple[int, BaseException]] = []
+        self.now: dict[int, Rank] = {}
+
+    def _aggd(self) -> AggdThread:
+        self.epoch += 1
+        folder = self.folder / str(self.epoch - GRANT)
+        folder.mkdir(parents=True)
+        return AggdThread(folder)
+
+    def serve(self, table: int) -> None:
+        """Named under a new epoch, to everybody."""
+        self.epoch += 1
+        job = JOB if table == 0 else JobId(f"{JOB}/{table}")
+        self.owners[table].order(Serve(job, self.epoch, self.ranks, SECRET))
+        at = AggregatorAt(JOB, self.epoch, HostId("h1"), self.owners[table].aggd.address, SECRET, table)
+        self.at = [*self.at[:table], at, *self.at[table + 1 :]]
+
+    def lose_owner(self, table: int) -> None:
+        """Its aggregator dies with all that it held; another one takes its place."""
+        self.owners[table].kill()
+        self.owners[table] = self._aggd()
+        self.serve(table)
+        for rank in self.now.values():
+            rank.client.moved(self.at[table])
+
+    def begin(self) -> None:
+        self.now = {rank: Rank(self, rank, 0) for rank in range(self.ranks)}
+        for rank in self.now.values():
+            rank.start()
+
+    def replace(self, rank: int) -> Rank:
+        """What was there is dead."""
+        self.now[rank].kill()
+        self.now[rank].thread.join(10)
+        assert not self.now[rank].thread.is_alive()
+        self.now[rank] = Rank(self, rank, self.now[rank].incarnation + 1)
+        self.now[rank].start()
+        return self.now[rank]
+
+    def end(self) -> list[bytes]:
+        """What each rank found."""
+        end_s = time.monotonic() + WITHIN_S
+        for rank in self.now.values():
+            rank.thread.join(max(0.0, end_s - time.monotonic()))
+        stuck = {rank: self.now[rank].client.rank for rank, each in self.now.items() if each.thread.is_alive()}
+        self.close()
+        assert not self.failed and not stuck, (self.failed, stuck, self.began)
+        return [self.found[rank] for rank in range(self.ranks)]
+
+    def close(self) -> None:
+        for rank in self.now.values():
+            rank.client.close()
+        for owner in self.owners:
+            owner.kill()
+            assert not owner.failures and not owner.log.errors, (owner.failures, owner.log.errors)
+
+
+def undisturbed(folder: Path, ranks: int, tables: int = 2, draws: bool = True) -> list[bytes]:
+    gang = HealingGang(folder / "calm", ranks, tables)
+    gang.draws = draws
+    gang.begin()
+    found = gang.end()
+    assert len(found) == ranks and len(set(found)) == 1
+    return found
+
+
+@pytest.fixture
+def gang(tmp_path: Path) -> Iterator[HealingGang]:
+    made = HealingGang(tmp_path / "g", 3)
+    yield made
+    for rank in made.now.values():
+        rank.client.close()
+
+
+def lost(gang: HealingGang, rank: int) -> None:
+    """It is, by itself."""
+    gang.now[rank].thread.join(WITHIN_S)
+    assert not gang.now[rank].thread.is_alive() and isinstance(gang.now[rank].error, Lost), gang.now[rank].error
+
+
+WHERE = ["before it pushes", "after a", "after b", "after c", "with its results", "at its end"]
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("step", [0, 1, 6])
+def test_a_rank_that_is_lost_anywhere_in_a_step_is_replaced(gang: HealingGang, where: str, step: int) -> None:
+    gang.now = {rank: Rank(gang, rank, 0) for rank in range(3)}
+    gang.now[1].lost_at = lambda at, here: (at, here) == (step, where)
+    for rank in gang.now.values():
+        rank.start()
+    lost(gang, 1)
+    gang.replace(1)
+    assert gang.end() == undisturbed(gang.folder, 3)
+    assert gang.began[-1][1] in (step, step + 1), "nobody else begins again, and it goes on where it was lost"
+
+
+def test_two_that_are_lost_at_once_are_both_replaced_by_what_the_third_holds(gang: HealingGang) -> None:
+    gang.now = {rank: Rank(gang, rank, 0) for rank in range(3)}
+    gang.now[0].lost_at = lambda at, here: (at, here) == (5, "after a")
+    for rank in gang.now.values():
+        rank.start()
+    lost(gang, 0)
+    gang.replace(2)
+    gang.replace(0)
+    assert gang.end() == undisturbed(gang.folder, 3)
+
+
+def test_a_successor_that_is_lost_while_it_asks_has_a_successor_too(
+    gang: HealingGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang.now = {rank: Rank(gang, rank, 0) for rank in range(3)}
+    gang.now[1].lost_at = lambda at, here: (at, here) == (4, "after b")
+    for rank in gang.now.values():
+        rank.start()
+    lost(gang, 1)
+    asked = threading.Event()
+
+    def never(self: Healing, sources: list[int]) -> bool:
+        asked.set()
+        time.sleep(0.05)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Healing, "_fetch", never)
+        gang.replace(1)
+        assert asked.wait(WITHIN_S)
+        gang.now[1].kill()
+        gang.now[1].lost_at = lambda at, here: True
+    gang.now[1].thread.join(WITHIN_S)
+    gang.replace(1)
+    assert gang.end() == undisturbed(gang.folder, 3)
+
+
+def _without_state(gang: HealingGang, besides: int) -> int:
+    return sum(not each.has_state for rank, each in gang.now.items() if rank != besides)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_and_owners_that_die_at_any_time_leave_the_same_bits(tmp_path: Path, seed: int) -> None:
+    draws = random.Random(seed)
+    gang = HealingGang(tmp_path / "g", draws.choice([2, 3, 5]), tables=draws.choice([1, 2]), steps=30)
+    gang.computes_s = 0.01
+    gang.draws = gang.ranks > 2 or draws.random() < 0.5
+    gang.begin()
+    for _ in range(6):
+        time.sleep(draws.uniform(0.0, 0.12))
+        if draws.random() < 0.3:
+            gang.lose_owner(draws.randrange(len(gang.owners)))
+        lost, end_s = draws.randrange(gang.ranks), time.monotonic() + WITHIN_S
+        while _without_state(gang, lost) > min(1, gang.ranks - 2):  # at most two are lost at once
+            assert time.monotonic() < end_s, "nobody could take over"
+            time.sleep(0.001)
+        if gang.found:
+            break
+        gang.replace(lost)
+    found = gang.end()
+    calm = HealingGang(tmp_path / "c", gang.ranks, tables=1, steps=30)
+    calm.draws = gang.draws
+    calm.begin()
+    assert found == calm.end()
+
+
+def test_when_all_are_lost_a_successor_says_so(gang: HealingGang) -> None:
+    gang.computes_s = 0.02
+    gang.begin()
+    time.sleep(0.1)
+    for rank in range(3):
+        gang.now[rank].kill()
+    for rank in range(3):
+        gang.now[rank].thread.join(WITHIN_S)
+    for rank in range(3):
+        gang.replace(rank)
+    for each in gang.now.values():
+        each.thread.join(WITHIN_S)
+    assert len(gang.failed) == 3
+    for _, error in gang.failed:
+        assert isinstance(error, CoveyError) and "all ranks of this job were lost" in str(error)
+    gang.close()
