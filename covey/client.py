@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from covey import at_exit
-from covey.errors import CoveyError
+from covey.errors import CoveyError, StateLost
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from covey.job_state import Get, JobState, Load
     from covey.tensors import TensorClient
 
+EXIT_AGAIN = 75
+"""Of a script that asks for its job to be started again."""
 JOIN_S = 10.0
 """How long `join` waits for an agent that is away; then the script goes on, and joins when the agent is back."""
 BACKOFF_S = (0.1, 2.0)
@@ -89,7 +92,9 @@ class JobClient:
         self._follows = False
         """Whether the agent knows of memory for tensors."""
         self._attached: Attached | None = None
-        self._by_hand = self._heals = self._agent_heals = False
+        self._heals: Heals | None = None
+        """Once the script said that this rank may be lost."""
+        self._by_hand = self._agent_heals = False
         self.given = False
         """To the script, by `join`."""
         self._pages = PageLink()
@@ -228,17 +233,23 @@ class JobClient:
         bits; `covey.job_state` says what the script keeps to. `get` gives the arrays that make the state, by name.
         `load` is called here, in a rank that was lost, with these and what `own` gave last: what is this rank's alone,
         such as its random generators, as JSON writes it. `step`: the first one, after a checkpoint. ValueError when
-        there are tensors already, CoveyError when nobody has the state of a lost rank."""
+        there are tensors already. Where nobody has the state of a lost rank, this process says so and ends with 75: the
+        job runs again from its last checkpoint."""
         from covey.job_state import begun
 
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
         if self._follows:
             self._cannot_share(why)
-        self._heals = True
-        if self._agent_heals:
-            self._say(Heals())
         me = self._me
-        return begun(self.tensors, me.here, me.incarnation, get, load, own, step, lambda done: self.step(done))
+        try:
+            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, lambda done: self.step(done))
+        except StateLost as lost:
+            print(f"covey: rank {self.rank}: {lost}", file=sys.stderr, flush=True)
+            raise SystemExit(EXIT_AGAIN) from lost
+        self._heals = Heals(made.step)
+        if self._agent_heals:
+            self._say(self._heals)
+        return made
 
     def _tensors_shared(self, largest_bytes: int, total_bytes: int) -> None:
         if self.rank == 0:
@@ -418,7 +429,7 @@ class JobClient:
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()  # an agent of before would not know these words
             self._agent_heals = joined.heals
-            heals = Heals() if self._heals and joined.heals else None
+            heals = self._heals if joined.heals else None
             again = (*self._owners.again(), self._attached, *memory, self._pages.hello(), heals)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)
         self._refusal = None

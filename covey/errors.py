@@ -27,3 +27,7 @@ class CoveyError(RuntimeError):
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}\n{why}\nnext: {next}")
         self.what, self.why, self.next = what, why, next
+
+
+class StateLost(CoveyError):
+    """Nobody has what a rank needs that takes over from one that was lost."""

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from covey.errors import CoveyError
+from covey.errors import CoveyError, StateLost
 from covey.rounds import Tell, Told
 from covey.state_pieces import (
     CANNOT,
@@ -54,7 +54,8 @@ from covey.units import format_seconds
 OWN_BYTES_MAX = 64 << 10
 """Of what is a rank's own, as JSON."""
 ASK_S = 0.5
-"""A question without an answer is asked again after so long."""
+"""A question without an answer is asked again after so long; the first ones sooner: there may be no connection yet."""
+FIRST_ASK_S = 0.02
 SAY_S = 1.0
 """A rank that waits for a successor says so as often."""
 HEAL_S = 600.0
@@ -200,7 +201,7 @@ class Healing:
                 self._waiting -= 1
 
     def recover(self, tell: Callable[[str], None], has_own: bool, timeout_s: float = HEAL_S) -> Recovered:
-        """What this successor goes on with. CoveyError when nobody has it, HealingClosed. `tell`: people, for what it
+        """What this successor goes on with. StateLost when nobody has it, HealingClosed. `tell`: people, for what it
         waits; `has_own`: something is this rank's own."""
         began_s, alone = time.monotonic(), False
         while True:
@@ -209,7 +210,7 @@ class Healing:
                 sources = self._sources()
                 if not sources and alone:
                     why = "all ranks of this job were lost, and with them what it had learnt"
-                    raise CoveyError(CANNOT, why, FROM_CHECKPOINT)
+                    raise StateLost(CANNOT, why, FROM_CHECKPOINT)
                 if not sources:  # another one may have what it needs by now
                     alone, self._haves = True, {}
                     continue
@@ -323,6 +324,8 @@ class Healing:
             return
         if not self._held:
             self._bytes = []
+        for step, data in self._own if rank in self._neighbours else ():  # the one before it may not have said so
+            self._tells.tell(Tell(rank, About.MIRROR, step, data))
 
     # ---- a successor ----
 
@@ -331,14 +334,14 @@ class Healing:
             return
         if self._is_new:
             self._haves[rank] = have
-            for other, each in have.others.items():
+            for other, each in [*have.others.items(), (self._rank, have.own)]:  # who says so may be lost at once
                 for step, data in each.items():
                     self._keep(other, step, data)
         elif not have.is_new:
             self._tells.tell(Tell(rank, About.DONE, self._incarnation))  # it did not hear that
 
     def _ask_all(self, tell: Callable[[str], None], began_s: float, timeout_s: float) -> None:
-        told_s = time.monotonic()
+        told_s, pause_s = time.monotonic(), FIRST_ASK_S
         while True:
             with self._changed:
                 silent = [rank for rank in self._others if rank not in self._haves]
@@ -347,18 +350,19 @@ class Healing:
             for rank in silent:
                 self._tells.tell(Tell(rank, About.NEED, self._incarnation))
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._haves) == len(self._others), ASK_S)
+                self._changed.wait_for(lambda: self._closed or len(self._haves) == len(self._others), pause_s)
                 self._raise_if_closed()
+            pause_s = min(2 * pause_s, ASK_S)
             now_s, names = time.monotonic(), ", ".join(map(str, silent))
             if now_s > began_s + timeout_s:
                 why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
-                raise CoveyError(CANNOT, why, "submit the job again")
+                raise StateLost(CANNOT, why, "submit the job again")
             if now_s > told_s + 30.0:
                 told_s = now_s
                 tell(f"took over from a rank that was lost, and asks rank {names} for what it needs")
 
     def _sources(self) -> list[int]:
-        """Who gives: those that are furthest. CoveyError when they do not hold the same."""
+        """Who gives: those that are furthest. StateLost when they do not hold the same."""
         survivors = {rank: have for rank, have in sorted(self._haves.items()) if not have.is_new}
         step = max((have.step for have in survivors.values()), default=0)
         sources = [rank for rank, have in survivors.items() if have.step == step]
@@ -367,20 +371,18 @@ class Healing:
         unlike = [rank for rank in sources if (survivors[rank].items, survivors[rank].rounds_bytes) != same]
         if unlike:
             why = f"ranks {sources[0]} and {unlike[0]} hold arrays of other names, types or shapes"
-            raise CoveyError(CANNOT, why, "give job.state the same on every rank")
+            raise StateLost(CANNOT, why, "give job.state the same on every rank")
         return sources
 
     def _own_at(self, have: Have) -> bytes | None:
         """None: the job had just begun."""
         with self._changed:
-            found = [each.own[have.step] for _, each in sorted(self._haves.items()) if have.step in each.own]
-        if found:
-            return found[0]
-        if have.step == have.first:
-            return None
+            found = self._kept.get(self._rank, {}).get(have.step)
+        if found is not None or have.step == have.first:
+            return found
         names = " and ".join(map(str, self._neighbours))
         why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
-        raise CoveyError(CANNOT, why, FROM_CHECKPOINT)
+        raise StateLost(CANNOT, why, FROM_CHECKPOINT)
 
     def _fetch(self, sources: list[int]) -> bool:
         """Whether all came; False: one of these was lost meanwhile."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from covey.errors import CoveyError
+from covey.errors import StateLost
 from covey.tensor_arrays import Array
 from covey.tensorwire import Payload
 
@@ -125,7 +125,7 @@ def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def array_of(item: Item) -> Array:
-    """CoveyError when it cannot be made here."""
+    """StateLost when it cannot be made here."""
     try:
         type = np.dtype(item.type)
         if type.kind not in "biufc":
@@ -133,7 +133,7 @@ def array_of(item: Item) -> Array:
         return np.empty(item.shape, type)
     except (TypeError, ValueError, MemoryError) as error:
         why = f"array {item.name!r} {item.shape}: {error}"
-        raise CoveyError(CANNOT, why, FROM_CHECKPOINT) from error
+        raise StateLost(CANNOT, why, FROM_CHECKPOINT) from error
 
 
 def bytes_of_state(array: Array) -> memoryview:

@@ -151,7 +151,10 @@ class NoTensorMemory(Frame, frozen=True, tag="NoTensorMemory"):
 
 
 class Heals(Frame, frozen=True, tag="Heals"):
-    """Rank -> agent: if this rank is lost, start it again alone: the others have what it needs (`job.state`)."""
+    """Rank -> agent: this process has the job's state at the beginning of `step`; if it is lost from then on, start its
+    rank again alone: the others have what it needs (`job.state`)."""
+
+    step: int
 
 
 class TensorsShared(Frame, frozen=True, tag="TensorsShared"):

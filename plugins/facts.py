@@ -101,6 +101,18 @@ class RanksStarted(Fact, frozen=True):
     """rank -> pid."""
 
 
+class RankReplaced(Fact, frozen=True):
+    """A rank here was lost, and started again alone: the others have what it needs (`covey.job_state`)."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    pid: int
+    """Of the process that takes its place."""
+    incarnation: int
+    """How many processes of this rank were lost."""
+
+
 class RanksEnded(Fact, frozen=True):
     """All of this host's ranks of a job have ended."""
 

@@ -6,7 +6,7 @@ from agent.jobs.records import Key, StartRecord
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
 from covey.ports import ByteStream
 from plugins.base import RankLease
-from plugins.facts import RanksEnded, RanksStarted
+from plugins.facts import RankReplaced, RanksEnded, RanksStarted
 
 
 class Epoch:
@@ -22,12 +22,25 @@ class Epoch:
         self.stop: StopRanks | None = None
         self.lease: RankLease | None = None
         """The newest lease that the scheduler gave for these ranks."""
+        self.heals: dict[int, int] = {}
+        """Ranks that may be lost, and from which step on."""
+        self.heals_said = False
+        """Its supervisor understands that, and was told of those there were."""
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
         """Whether `RanksStarted` and `RanksEnded` were published, and `forget` came."""
         self.over = asyncio.Event()
         self.launches = 0
         """Supervisors started since one last answered."""
+
+
+def replaced_of(key: Key, before: SupervisorState, now: SupervisorState) -> list[RankReplaced]:
+    """Ranks that were started again since."""
+    return [
+        RankReplaced(key[0], key[1], rank, now.pids[rank].pid, healing.incarnation)
+        for rank, healing in sorted(now.healing.items())
+        if rank in now.pids and rank in before.pids and now.pids[rank] != before.pids[rank]
+    ]
 
 
 def started_of(key: Key, state: SupervisorState) -> RanksStarted:

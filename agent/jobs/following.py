@@ -11,10 +11,18 @@ from collections.abc import Callable
 import msgspec
 
 from agent.jobs import supervision
-from agent.jobs.epoch import Epoch, ended_of, lost_of, started_of
+from agent.jobs.epoch import Epoch, ended_of, lost_of, replaced_of, started_of
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, file_of, instance_of
-from agent.jobs.supervision import RanksStatus, Renewed, SupervisorState, decoder, end_marked, read_state
+from agent.jobs.supervision import (
+    HealRank,
+    RanksStatus,
+    Renewed,
+    SupervisorState,
+    decoder,
+    end_marked,
+    read_state,
+)
 from covey import checked
 from covey.core import Fact, JobId
 from covey.frames import pack, read_frame
@@ -159,18 +167,24 @@ class Following:
             while not epoch.ended:
                 heard = await read_frame(stream, decoder)
                 if isinstance(heard, RanksStatus) and (heard.job, heard.epoch) == key:
+                    if heard.heals and not epoch.heals_said:
+                        epoch.heals_said = True
+                        for rank, step in sorted(epoch.heals.items()):
+                            await stream.write(pack(HealRank(rank, step)))
                     await self._heard(key, epoch, heard.state)
         except ConnectionError:
             return True
         finally:
-            epoch.stream = None
+            epoch.stream, epoch.heals_said = None, False
             stream.close()
         return True
 
     async def _heard(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        before, epoch.state = epoch.state.ending, state
-        if state.ending != before:
+        before, epoch.state = epoch.state, state
+        if state.ending != before.ending:
             self._ending_changed(*key)
+        for replaced in replaced_of(key, before, state) if epoch.started else ():
+            self._tell(replaced)
         if state.ended:
             await self._end(key, epoch, state)
         else:

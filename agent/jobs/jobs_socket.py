@@ -33,6 +33,7 @@ from covey.wire import (
     Attached,
     ExtendGrace,
     Frame,
+    Heals,
     Join,
     Joined,
     NeighbourFlag,
@@ -72,6 +73,7 @@ class Tokens(Protocol):
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
     def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
+    async def heals(self, job: JobId, epoch: int, rank: int, step: int) -> None: ...
 
 
 class JobSocket:
@@ -182,7 +184,7 @@ class JobSocket:
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
         ranks = spec.world_size if spec is not None else 1
         follows = self._memories.follows(spec)
-        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION, follows)
+        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION, follows, heals=True)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1
@@ -255,6 +257,8 @@ class JobSocket:
                 self._tensors_shared(peer, frame)
             elif isinstance(frame, TableWanted):
                 self._table_wanted(peer, frame)
+            elif isinstance(frame, Heals):
+                await self._heals(peer, frame)
             elif isinstance(frame, Join | Joined | Stopping | PagesHere | TensorMemoryHere | NeighbourFlag):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
@@ -273,6 +277,11 @@ class JobSocket:
         if peer.job is None or not 0 < frame.seconds <= SECONDS_MAX:
             raise FrameError("ExtendGrace from outside a job, or with an impossible time")
         await self._runner.extend(peer.job, peer.epoch, frame.seconds)
+
+    async def _heals(self, peer: ConnectedProcess, frame: Heals) -> None:
+        if peer.job is None or not 0 <= frame.step <= STEP_MAX:
+            raise FrameError("Heals from outside a job, or with an impossible step")
+        await self._runner.heals(peer.job, peer.epoch, peer.rank, frame.step)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
         """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out, and

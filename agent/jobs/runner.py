@@ -24,7 +24,7 @@ from agent.jobs.launching import Launching
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
-from agent.jobs.supervision import Extend, ForgetRanks, Renewed, StopRanks
+from agent.jobs.supervision import Extend, ForgetRanks, HealRank, Renewed, StopRanks
 from covey import checked
 from covey.core import Fact, JobId
 from covey.errors import Refused
@@ -171,6 +171,17 @@ class SupervisedRunner:
             if epoch.stream is not None:
                 with contextlib.suppress(ConnectionError):
                     await epoch.stream.write(pack(Renewed(lease)))
+
+    async def heals(self, job: JobId, epoch: int, rank: int, step: int) -> None:
+        """If this rank is lost from `step` on, it is started again alone. Sent now if its supervisor is connected and
+        understands it, and again on every new connection."""
+        known = self._epochs.get((job, epoch))
+        if known is None or step < known.heals.get(rank, 0):
+            return
+        known.heals[rank] = step
+        if known.stream is not None and known.heals_said:
+            with contextlib.suppress(ConnectionError):
+                await known.stream.write(pack(HealRank(rank, step)))
 
     async def kept(self) -> Sequence[RanksSpec]:
         await self._loaded()

@@ -51,6 +51,17 @@ class Ending(msgspec.Struct, frozen=True):
     """No rank may ask for more."""
 
 
+class RankHealing(msgspec.Struct, frozen=True):
+    """Of a rank that may be lost."""
+
+    step: int
+    """With which its newest process that had the state began."""
+    losses: int = 0
+    """Processes that were lost since then."""
+    incarnation: int = 0
+    """Of its newest process."""
+
+
 class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     """The state file: written before the first rank starts, then at every change."""
 
@@ -64,6 +75,8 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     """They did not end by themselves: no supervisor saw their end (the machine restarted, or it was killed), or their
     lease ran out."""
     ending: Ending | None = None
+    healing: dict[int, RankHealing] = {}
+    """Of ranks that may be lost, since the others have what a successor needs."""
     signalled: bool = False
     """SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that saves."""
 
@@ -78,6 +91,8 @@ class RanksStatus(SupervisorFrame, frozen=True, tag="Status"):
     job: JobId
     epoch: int
     state: SupervisorState
+    heals: bool = False
+    """It understands `HealRank`."""
 
 
 class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
@@ -102,11 +117,19 @@ class Renewed(SupervisorFrame, frozen=True, tag="Renewed"):
     lease: RankLease
 
 
+class HealRank(SupervisorFrame, frozen=True, tag="Heal"):
+    """Agent -> supervisor: this rank has the job's state at the beginning of `step`; if it is lost from then on, start
+    it again alone."""
+
+    rank: int
+    step: int
+
+
 class ForgetRanks(SupervisorFrame, frozen=True, tag="Forget"):
     """Agent -> supervisor: the state is not needed any more. The supervisor exits at once if all ranks ended."""
 
 
-Frame = RanksStatus | StopRanks | Extend | Renewed | ForgetRanks
+Frame = RanksStatus | StopRanks | Extend | Renewed | HealRank | ForgetRanks
 decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 state_decoder: msgspec.msgpack.Decoder[SupervisorState] = msgspec.msgpack.Decoder(SupervisorState)
 
@@ -118,6 +141,7 @@ class Adopting(Protocol):
     def adopt(self) -> None: ...
     def ask_strays(self) -> int: ...
     async def end_strays(self, grace_s: float, timeout_s: float = 5.0) -> int: ...
+    async def end_rest_of(self, process: ProcessId, timeout_s: float = 5.0) -> int: ...
 
 
 @runtime_checkable

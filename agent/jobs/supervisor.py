@@ -25,8 +25,11 @@ state file takes over from a supervisor that died: it starts nothing, finds the 
 lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). Every other process with
 the marks of this epoch is ended. So an agent that does not know how far it got starts a supervisor again.
 
-A rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would wait for
-it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
+A rank that may be lost (`Heal`: its script called `job.state`) is started again alone when it fails, or is killed
+(`agent.jobs.successors`); of what its process left running nothing goes on.
+
+Any other rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would
+wait for it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.
 """
 
 import asyncio
@@ -36,6 +39,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of
 from agent.jobs.supervision import (
     CANNOT_START,
     SIGTERM,
@@ -44,6 +48,7 @@ from agent.jobs.supervision import (
     Ending,
     Extend,
     ForgetRanks,
+    HealRank,
     RanksStatus,
     RankStart,
     Renewed,
@@ -217,8 +222,11 @@ class Supervisor:
         return reason
 
     async def _wait(self, rank: int, process: Process) -> None:
-        code = await process.wait()
-        del self._processes[rank]
+        ended: Process | None = process
+        while ended is not None:
+            code = await ended.wait()
+            del self._processes[rank]
+            ended = await self._start_successor(rank, code, ended.id)
         if code is None and self._state.ending is None:
             why = f"how rank {rank} ended is unknown: this machine was restarted, or the rank's shim was killed"
             self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
@@ -227,6 +235,39 @@ class Supervisor:
             self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
         await self._save()
         await self._ask_strays()
+
+    async def _start_successor(self, rank: int, code: int | None, lost: ProcessId | None = None) -> Process | None:
+        """In place of a rank's process that ended; None: the rank ended. Its number is on disk before it starts."""
+        then = None if self._state.ending is not None else after_loss(self._state.healing.get(rank), code)
+        if then is None:
+            return None
+        self._env.log.warning("a rank is started again", rank=rank, code=code, incarnation=then.incarnation)
+        self._state = msgspec.structs.replace(self._state, healing={**self._state.healing, rank: then})
+        await self._save()
+        if lost is not None and isinstance(self._env.processes, Adopting):
+            await self._env.processes.end_rest_of(lost)
+        if self._state.ending is not None:
+            return None
+        start = next(start for start in self._config.ranks if start.rank == rank)
+        try:
+            process = await self._env.processes.start(command_of(start, then.incarnation))
+        except OSError as error:
+            self._env.log.error("a rank cannot be started again", rank=rank, why=str(error))
+            return None
+        self._processes[rank] = process
+        self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, rank: process.id})
+        if self._state.ending is not None:
+            process.signal(SIGTERM)
+        await self._save()
+        return process
+
+    def _heal(self, rank: int, step: int) -> None:
+        """This rank may be lost. Said again whenever its agent connects."""
+        known = self._state.healing.get(rank)
+        said = healing_said(known, step)
+        if said != known and any(start.rank == rank for start in self._config.ranks):
+            self._state = msgspec.structs.replace(self._state, healing={**self._state.healing, rank: said})
+            self._env.spawn("heals", self._save())
 
     async def _stop_siblings(self, rank: int, code: int) -> None:
         await asyncio.sleep(SIBLINGS_S)
@@ -356,6 +397,7 @@ class Supervisor:
             self._resume(start)
         await self._end_unknown(spare=[process.id for process in self._processes.values()])
         missing = [start.rank for start in awaited if start.rank not in self._processes and not self._resume(start)]
+        missing = [rank for rank in missing if await self._start_successor(rank, UNKNOWN) is None]
         for rank in missing:
             self._ended(rank, UNKNOWN)
         failed = [(rank, code) for rank, code in self._state.codes.items() if code != 0 and rank not in missing]
@@ -371,7 +413,7 @@ class Supervisor:
     def _resume(self, start: RankStart) -> bool:
         """Whether an earlier supervisor started it. It may have ended since."""
         try:
-            process = self._env.processes.resume(start.command)
+            process = self._env.processes.resume(command_of(start, incarnation_of(self._state, start.rank)))
         except OSError as error:
             self._env.log.error("a rank's files cannot be read", rank=start.rank, why=str(error))
             return False
@@ -407,7 +449,7 @@ class Supervisor:
 
     def _tell(self, state: SupervisorState) -> None:
         self._said = state
-        status = pack(RanksStatus(self._config.job, self._config.epoch, state))
+        status = pack(RanksStatus(self._config.job, self._config.epoch, state, heals=True))
         for agent in self._agents:
             agent.put(status)
 
@@ -416,7 +458,7 @@ class Supervisor:
     async def _serve(self, stream: ByteStream) -> None:
         outbox = Outbox()
         self._agents.append(outbox)
-        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said)))
+        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said, heals=True)))
         writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))
         try:
             while True:
@@ -427,6 +469,8 @@ class Supervisor:
                         self._extend(seconds)
                     case Renewed(lease):
                         self._renewed(lease)
+                    case HealRank(rank, step):
+                        self._heal(rank, step)
                     case ForgetRanks():
                         self._forgotten.set()
                     case RanksStatus():

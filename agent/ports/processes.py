@@ -308,6 +308,23 @@ class RealProcesses:
                         os.kill(stray.pid, number)
             await asyncio.sleep(0.01)
 
+    async def end_rest_of(self, process: ProcessId, timeout_s: float = 5.0) -> int:
+        """SIGKILL to what a process that we started with `run`, and that ended, has left running, until there is none:
+        how many there were."""
+        kept = self._kept.get(process)
+        seen: set[ProcessId] = set()
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while kept is not None and asyncio.get_running_loop().time() < end_s:
+            left = [each for each in descendants(kept.shim.pid) if not self._reaped(each)]
+            if not left:
+                break
+            for each in left:
+                seen.add(each)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(each.pid, signals.SIGKILL)
+            await asyncio.sleep(0.01)
+        return len(seen)
+
     async def end_holding(
         self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
     ) -> int:

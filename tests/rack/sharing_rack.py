@@ -14,7 +14,7 @@ from typing import Any
 from cli import rack, rack_files, rack_ports, rack_processes
 from cli.client import Agent
 from cli.rack_files import RackHost
-from tests.rack.test_kills import wait
+from tests.rack.living_rack import wait
 
 RANK = Path(__file__).with_name("sharing_rank.py")
 ROOT = Path(__file__).parents[2]

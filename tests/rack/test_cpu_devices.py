@@ -13,7 +13,7 @@ import pytest
 from cli import rack, rack_processes
 from cli.client import Agent
 from cli.logs import collect
-from tests.rack.test_kills import wait
+from tests.rack.living_rack import wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 CORES = sorted(os.sched_getaffinity(0))

@@ -6,116 +6,37 @@ memory is read back.
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from cli import rack, rack_processes
-from cli.client import Agent, AgentctlError
+from cli.client import Agent
 from cli.rack_files import RackHost
 from covey.remote import RemoteMemory
 from covey.units import MIB
+from tests.rack.living_rack import ENV, EXAMPLES, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 
-DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
-ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}
-"""Of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the last bits. Ranks
-that happen to be on one host have an aggregator nevertheless."""
+DIGITS = EXAMPLES / "digits.py"
 STEPS, STEP_S = 900, 0.008
 SCRIPT = f"--steps={STEPS}", "--optimizer=adam"
 """Its moments are with the aggregator and one rank: without them other parameters would come of it."""
 VOLUME_BYTES, PAGE, RUN = 32 * MIB, 4096, 256
 
 
-class LivingRack:
-    """A started rack and the questions these tests ask of it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.hosts: list[RackHost] = []
-        self.start()
-
-    def start(self) -> None:
-        """Whatever is missing, as systemd's Restart=always would."""
-        quiet = rack.Timer(lambda _line: None)
-        self.hosts = rack.start(self.directory, 4, 2, os.environ, quiet)
-
-    def host(self, name: str) -> RackHost:
-        return next(host for host in self.hosts if host.name == name)
-
-    def agent(self) -> Agent:
-        return Agent([host.address for host in self.hosts], "the test's rack")
-
-    def job(self, job: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.agent().get("jobs", job).data
-        return found
-
-    def submit(self, out: Path) -> str:
-        body = {
-            "name": "digits",
-            "workers": 4,
-            "gpus_per_worker": 1,
-            "argv": [sys.executable, str(DIGITS), *SCRIPT, f"--step-seconds={STEP_S}", f"--out={out}"],
-            "cwd": str(self.directory),
-            "env": ENV,
-        }
-        return str(self.agent().post("jobs", body=body).data["id"])
-
-    def agentd(self, name: str) -> int:
-        pid = rack_processes.lock_holder(self.host(name).state_dir)
-        assert pid, f"no agent runs on {name}"
-        return pid
-
-    def program(self, name: str, program: str) -> int:
-        """The pid of a byte process of that host."""
-        state_dir = str(self.host(name).state_dir)
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-                here = os.readlink(entry / "cwd")
-            except OSError:
-                continue
-            if b"agent.program" in words and program.encode() in words and here == state_dir:
-                return int(entry.name)
-        raise AssertionError(f"no {program} runs on {name}")
-
-
-def wait(what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """What `holds` answers, once it is true; agents that are being killed may not answer."""
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        try:
-            if found := holds():
-                return found
-        except AgentctlError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"waited {timeout_s:.0f} s in vain until {what}")
-
-
 @pytest.fixture(scope="module")
 def living() -> Iterator[LivingRack]:
-    directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
-    try:
-        yield LivingRack(directory)
-    finally:
-        rack.stop(directory, os.environ, lambda _line: None)
-        left = rack_processes.find(directory, [])
-        shutil.rmtree(directory)
-        assert left == [], "stop leaves no process"
+    with living_rack() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +132,7 @@ def test_a_job_and_remote_memory_survive_kill_9_of_the(
 
     writer.start()
     wait("its slabs are mapped", lambda: slabs() and all(slab["state"] == "mapped" for slab in slabs()))
-    job = living.submit(tmp_path / "out.npy")
+    job = living.submit(DIGITS, *SCRIPT, f"--step-seconds={STEP_S}", f"--out={tmp_path / 'out.npy'}")
     try:
         view = wait("the job runs", lambda: (job_now := living.job(job))["step"] and job_now)
         ranks = {rank["rank"]: rank["pid"] for rank in view["ranks"] if rank["pid"]}
@@ -229,8 +150,7 @@ def test_a_job_and_remote_memory_survive_kill_9_of_the(
     finally:
         writer.stop()
     assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
-    output = "".join(p.read_text() for p in living.directory.glob(f"gpu*/jobs/{job}/rank0.log"))
-    assert sha256(output) == expected
+    assert sha256(living.output(job)) == expected
     everywhere = [Agent([host.address], host.name).get("jobs", all=1).data for host in living.hosts]
     assert [[row["id"] for row in rows].count(job) for rows in everywhere] == [1, 1, 1, 1], (
         "listed once, by every agent"

@@ -20,6 +20,7 @@ from plugins.facts import (
     JobPlaced,
     LeaderChanged,
     PairHarms,
+    RankReplaced,
     RanksEnded,
     RanksMayStart,
     RanksStarted,
@@ -152,6 +153,9 @@ class SchedulerService(PluginService):
         elif isinstance(fact, RanksStarted):
             pids = ", ".join(f"{rank}: {pid}" for rank, pid in sorted(fact.pids.items()))
             self.host.note(fact.job, "ranks run here", f"epoch {fact.epoch}, process by rank: {pids}")
+        elif isinstance(fact, RankReplaced):
+            said = f"rank {fact.rank} was lost; process {fact.pid} takes its place, and the others wait for it"
+            self.host.note(fact.job, "rank replaced", f"{said} (epoch {fact.epoch}, successor {fact.incarnation})")
         elif isinstance(fact, JobJoined):
             self.ranks.told_by.joined(fact)
         elif isinstance(fact, StepTimed):

@@ -12,6 +12,7 @@ from plugins.facts import (
     JobUnplaced,
     KindChanged,
     PairHarms,
+    RankReplaced,
     RanksComing,
     RanksEnded,
     RankShares,
@@ -187,6 +188,9 @@ class SharingService(PluginService):
             case RanksStarted():
                 if fact.job in self.machine.gangs:
                     self.pids[fact.job] = dict(fact.pids)
+            case RankReplaced():
+                if fact.job in self.pids:
+                    self.pids[fact.job][fact.rank] = fact.pid
             case RanksEnded():
                 self._feed(GangGone(fact.job, fact.epoch))
             case JobUnplaced():

@@ -12,6 +12,7 @@ class OneEpoch:
     def __init__(self, known: RanksSpec) -> None:
         self.known = known
         self.asked: Stopping | None = None
+        self.healing: dict[int, int] = {}
 
     def token(self, job: JobId, epoch: int) -> str | None:
         return None if self.spec(job, epoch) is None else "secret"
@@ -26,3 +27,6 @@ class OneEpoch:
         if self.asked is None:
             raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
         self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
+
+    async def heals(self, job: JobId, epoch: int, rank: int, step: int) -> None:
+        self.healing[rank] = step

@@ -97,7 +97,9 @@ async def door(short: str) -> AsyncIterator[Door]:
 async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
-        assert answer == Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True), "two are here"
+        assert answer == Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True), (
+            "two are here"
+        )
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
         (peer,) = found.socket.peers(J1)
@@ -139,7 +141,7 @@ async def test_what_a_rank_computes_with_is_told_as_far_as_it_can_be_shown(short
 async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(Join(pid=5), Attach("scratch", 1 << 20))
-        assert answer == Joined(HostId("h1"), protocol=PROTOCOL, version=VERSION)
+        assert answer == Joined(HostId("h1"), protocol=PROTOCOL, version=VERSION, heals=True)
         await until(lambda: found.heard)
         assert (found.heard[0][0].uid, found.heard[0][0].job) == (os.getuid(), None)
         assert found.facts == []

@@ -1,0 +1,43 @@
+"""When a rank that is lost is started again alone, and as what.
+
+A script that called `job.state` says so (`covey.wire.Heals`): the other ranks have what a successor needs. A successor
+is the same command with the next COVEY_INCARNATION. A rank that is lost again and again in one step is not started any
+more: then it is the step, or this host, and the job ends or runs again as without healing.
+"""
+
+import msgspec
+
+from agent.jobs.supervision import RankHealing, RankStart, SupervisorState
+from covey.ports import Command
+
+LOSSES_IN_A_STEP_MAX = 5
+EXIT_AGAIN = 75
+"""A script asks for the whole job to be started again; so does a successor that cannot go on (`covey.job_state`)."""
+
+
+def healing_said(known: RankHealing | None, step: int) -> RankHealing:
+    """Its newest process has the state, at the beginning of this step."""
+    if known is None:
+        return RankHealing(step)
+    return known if step <= known.step else RankHealing(step, 0, known.incarnation)
+
+
+def after_loss(known: RankHealing | None, code: int | None) -> RankHealing | None:
+    """The successor of a rank's process that ended with `code` (None: nobody knows how); None: there is none."""
+    if known is None or code in (0, EXIT_AGAIN, None) or known.losses >= LOSSES_IN_A_STEP_MAX:
+        return None
+    return RankHealing(known.step, known.losses + 1, known.incarnation + 1)
+
+
+def command_of(start: RankStart, incarnation: int) -> Command:
+    """Of one process of a rank. Each has its own files, by which it is found again."""
+    if not incarnation:
+        return start.command
+    env = {**start.command.env, "COVEY_INCARNATION": str(incarnation)}
+    run = f"{start.command.run}.{incarnation}" if start.command.run else ""
+    return msgspec.structs.replace(start.command, env=env, run=run)
+
+
+def incarnation_of(state: SupervisorState, rank: int) -> int:
+    known = state.healing.get(rank)
+    return 0 if known is None else known.incarnation

@@ -1,0 +1,260 @@
+"""A rank that is lost is started again alone: by its supervisor in the simulator, and as real processes."""
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from agent.jobs import supervisor
+from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, after_loss, command_of, healing_said
+from agent.jobs.supervision import (
+    HealRank,
+    RankHealing,
+    RanksStatus,
+    RankStart,
+    StopRanks,
+    SupervisorConfig,
+    SupervisorState,
+    decoder,
+)
+from chaos.world.host import SimHost
+from chaos.world.world import World
+from covey.core import JobId
+from covey.frames import pack, read_frame
+from covey.ports import ByteStream, Command, Env
+from plugins.facts import RankReplaced, RanksEnded
+from tests.agent.here import here, ranks, until
+
+J1 = JobId("j1")
+START = RankStart(1, Command(argv=("train",), cwd="/", env={"RANK": "1"}, output="/log", run="/1.1"))
+
+
+# ---- when, and as what ----
+
+
+def test_each_process_of_a_rank_has_its_number_and_files_of_its_own() -> None:
+    assert command_of(START, 0) == START.command
+    then = command_of(START, 2)
+    assert (then.env, then.run) == ({"RANK": "1", "COVEY_INCARNATION": "2"}, "/1.1.2")
+
+
+def test_who_did_not_say_that_it_may_be_lost_has_no_successor() -> None:
+    assert after_loss(None, -9) is None
+
+
+@pytest.mark.parametrize("code", [0, 75, None])
+def test_who_is_done_asks_to_run_again_or_ended_unseen_has_none(code: int | None) -> None:
+    assert after_loss(RankHealing(3), code) is None
+
+
+def test_one_that_is_lost_again_and_again_in_one_step_has_none_in_the_end() -> None:
+    healing, successors = RankHealing(7), 0
+    while (then := after_loss(healing, -9)) is not None:
+        healing, successors = healing_said(then, 7), successors + 1
+    assert successors == LOSSES_IN_A_STEP_MAX == healing.incarnation
+
+
+def test_one_that_gets_on_is_started_again_for_ever() -> None:
+    healing = RankHealing(0)
+    for step in range(1, 100):
+        then = after_loss(healing, -9)
+        assert then is not None and then.incarnation == step
+        healing = healing_said(then, step)
+    assert healing == RankHealing(99, 0, 99)
+
+
+# ---- a supervisor, in the simulator ----
+
+
+class Ranks:
+    """Two ranks on one simulated host; `ends`: what each process of rank 1 does, in turn."""
+
+    def __init__(self, world: World, ends: list[tuple[float, int]]) -> None:
+        self.ends, self.started = ends, dict[str, list[str]]()
+        world.programs = lambda: {"supervisor": supervisor.PROGRAM}
+        world.user_programs["train"] = self._train
+        self.host: SimHost = world.add_host("h1")
+        self.world = world
+
+    async def _train(self, env: Env, command: Command) -> int:
+        rank = command.env["RANK"]
+        self.started.setdefault(rank, []).append(command.env.get("COVEY_INCARNATION", "0"))
+        after_s, code = self.ends[len(self.started["1"]) - 1] if rank == "1" else (60.0, 0)
+        await asyncio.sleep(after_s)
+        return code
+
+    def config(self) -> SupervisorConfig:
+        starts = tuple(
+            RankStart(rank, Command(argv=("train",), cwd="/", env={"RANK": str(rank)}, output="/log", run=f"/1.{rank}"))
+            for rank in range(2)
+        )
+        return SupervisorConfig(
+            job=J1,
+            epoch=1,
+            ranks=starts,
+            grace_s=5.0,
+            state="jobs/j1/1.state",
+            preempt="jobs/j1/1.preempt",
+            socket=f"unix:{self.host.run_dir}/sup.sock",
+        )
+
+    def play(self, story: Any) -> None:
+        done: list[bool] = []
+
+        async def agent(env: Env) -> int:
+            await env.processes.start_program("supervisor", "sup", self.config())
+            await story(env, self)
+            done.append(True)
+            return 0
+
+        self.host.main = agent
+        self.host.start_agent()
+        assert self.world.run(2000, stop=lambda: bool(done))
+
+
+async def meet(env: Env, told: SupervisorConfig) -> ByteStream:
+    for _ in range(200):
+        try:
+            return await env.bytes.connect(told.socket)
+        except ConnectionError:
+            await asyncio.sleep(0.05)
+    raise AssertionError("no supervisor answers")
+
+
+async def last_word(stream: ByteStream) -> SupervisorState:
+    while True:
+        heard = await read_frame(stream, decoder)
+        assert isinstance(heard, RanksStatus) and heard.heals
+        if heard.state.ended:
+            return heard.state
+
+
+def play(ends: list[tuple[float, int]], story: Any, seed: int = 1) -> Ranks:
+    with World(seed) as world:
+        played = Ranks(world, ends)
+        played.play(story)
+        return played
+
+
+def healed(step: int = 0) -> Any:
+    """The agent says that rank 1 may be lost, and hears the end."""
+
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, step)))
+        played.last = await last_word(stream)  # type: ignore[attr-defined]
+
+    return story
+
+
+def test_a_rank_that_is_lost_is_started_again_alone_and_its_sibling_goes_on() -> None:
+    played = play([(1.0, -9), (2.0, 1), (3.0, 0)], healed())
+    assert played.started == {"0": ["0"], "1": ["0", "1", "2"]}
+    last: SupervisorState = played.last  # type: ignore[attr-defined]
+    assert (dict(last.codes), last.reason, last.lost) == ({0: 0, 1: 0}, "", False)
+    assert last.healing == {1: RankHealing(0, 2, 2)}
+
+
+def test_a_rank_that_wants_its_job_to_run_again_takes_its_sibling_along() -> None:
+    played = play([(1.0, -9), (1.0, 75)], healed())
+    last: SupervisorState = played.last  # type: ignore[attr-defined]
+    assert last.codes[1] == 75 and last.codes[0] == -15
+
+
+def test_a_rank_that_is_lost_too_often_in_one_step_ends_as_others_do() -> None:
+    played = play([(1.0, -9)] * 20, healed())
+    last: SupervisorState = played.last  # type: ignore[attr-defined]
+    assert len(played.started["1"]) == 1 + LOSSES_IN_A_STEP_MAX
+    assert (last.codes[1], last.codes[0]) == (-9, -15)
+
+
+def test_a_rank_that_is_lost_while_it_is_asked_to_end_is_not_started_again() -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await asyncio.sleep(0.5)
+        await stream.write(pack(StopRanks(30.0, "cancelled")))
+        await last_word(stream)
+
+    assert play([(1.0, -9)], story).started["1"] == ["0"]
+
+
+def test_a_supervisor_that_takes_over_finds_the_successor_and_starts_the_next_one() -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await asyncio.sleep(3.0)
+        assert len(played.started["1"]) == 2
+        for process in played.host.find("sup"):
+            process.end(-9)
+        await asyncio.sleep(0.5)
+        await env.processes.start_program("supervisor", "again", played.config())
+        last = await last_word(await meet(env, played.config()))
+        assert (dict(last.codes), last.lost) == ({0: 0, 1: 0}, False)
+
+    assert play([(1.0, -9), (8.0, -9), (1.0, 0)], story).started == {"0": ["0"], "1": ["0", "1", "2"]}
+
+
+@pytest.mark.parametrize("kill_s", [0.0, 0.01, 0.02, 0.05, 0.1])
+def test_a_supervisor_that_dies_while_it_starts_a_successor_leaves_none_without_a_record(kill_s: float) -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await asyncio.sleep(1.0 - 0.06 + kill_s)
+        for process in played.host.find("sup"):
+            process.end(-9)
+        await asyncio.sleep(0.5)
+        await env.processes.start_program("supervisor", "again", played.config())
+        last = await last_word(await meet(env, played.config()))
+        assert (last.codes[1], last.lost) == (0, False)
+
+    numbers = play([(1.0, -9), *[(2.0, 0)] * 5], story, seed=int(1 + 100 * kill_s)).started["1"]
+    assert len(numbers) == len(set(numbers)), "no two processes of a rank have one number"
+
+
+# ---- real processes ----
+
+
+def on_this_host(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
+def test_what_a_lost_process_left_running_is_gone_before_its_successor_starts() -> None:
+    script = (
+        'import os, subprocess, sys, time\n'
+        'n = os.environ.get("COVEY_INCARNATION", "0")\n'
+        'if n == "0":\n'
+        '    subprocess.Popen(["sleep", "600"], start_new_session=True)\n'
+        '    print("left", flush=True); time.sleep(600)\n'
+        "left = 0\n"
+        'for p in filter(str.isdigit, os.listdir("/proc")):\n'
+        "    try:\n"
+        '        mine = b"MARK=heal-rest" in open(f"/proc/{p}/environ", "rb").read()\n'
+        '        left += mine and open(f"/proc/{p}/comm").read() == "sleep\\n"\n'
+        "    except OSError: pass\n"
+        'print("successor", n, left, flush=True)\n'
+    )  # fmt: skip
+
+    async def story() -> None:
+        with tempfile.TemporaryDirectory(prefix="covey-", ignore_cleanup_errors=True) as short:
+            async with here(short) as host:
+                runner = host.runner()
+                await runner.start(ranks("j1", sys.executable, "-c", script, MARK="heal-rest"))
+                await until(lambda: runner.running() and os.path.getsize(runner.log_path(J1, 0)))
+                await runner.heals(J1, 1, 0, 0)
+                await asyncio.sleep(0.3)
+                lost = runner.running()[J1, 1][0]
+                os.kill(lost, signal.SIGKILL)
+                await until(lambda: host.told(RanksEnded))
+                assert host.told(RanksEnded) == [RanksEnded(J1, 1, {0: 0}, "")]
+                (replaced,) = host.told(RankReplaced)
+                assert (replaced.rank, replaced.incarnation) == (0, 1) and replaced.pid != lost
+                said = (await runner.read_log(J1, 0, 0, 1 << 16)).data.decode()
+                assert "successor 1 0" in said, said
+
+    on_this_host(story())

@@ -1,0 +1,104 @@
+"""A rack of four real agents, started, and the questions that tests which kill parts of it ask."""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cli import rack, rack_processes
+from cli.client import Agent, AgentctlError
+from cli.rack_files import RackHost
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}
+"""Of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the last bits. Ranks
+that happen to be on one host have an aggregator nevertheless."""
+
+
+class LivingRack:
+    """A started rack and the questions these tests ask of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.hosts: list[RackHost] = []
+        self.start()
+
+    def start(self) -> None:
+        """Whatever is missing, as systemd's Restart=always would."""
+        quiet = rack.Timer(lambda _line: None)
+        self.hosts = rack.start(self.directory, 4, 2, os.environ, quiet)
+
+    def host(self, name: str) -> RackHost:
+        return next(host for host in self.hosts if host.name == name)
+
+    def agent(self) -> Agent:
+        return Agent([host.address for host in self.hosts], "the test's rack")
+
+    def job(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.agent().get("jobs", job).data
+        return found
+
+    def submit(self, script: Path, *options: str) -> str:
+        """Four workers of it, on two hosts."""
+        body = {
+            "name": script.stem,
+            "workers": 4,
+            "gpus_per_worker": 1,
+            "argv": [sys.executable, str(script), *options],
+            "cwd": str(self.directory),
+            "env": ENV,
+        }
+        return str(self.agent().post("jobs", body=body).data["id"])
+
+    def output(self, job: str, rank: int = 0) -> str:
+        return "".join(p.read_text() for p in self.directory.glob(f"gpu*/jobs/{job}/rank{rank}.log"))
+
+    def agentd(self, name: str) -> int:
+        pid = rack_processes.lock_holder(self.host(name).state_dir)
+        assert pid, f"no agent runs on {name}"
+        return pid
+
+    def program(self, name: str, program: str) -> int:
+        """The pid of a byte process of that host."""
+        state_dir = str(self.host(name).state_dir)
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                here = os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            if b"agent.program" in words and program.encode() in words and here == state_dir:
+                return int(entry.name)
+        raise AssertionError(f"no {program} runs on {name}")
+
+
+def wait(what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """What `holds` answers, once it is true; agents that are being killed may not answer."""
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        try:
+            if found := holds():
+                return found
+        except AgentctlError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"waited {timeout_s:.0f} s in vain until {what}")
+
+
+@contextmanager
+def living_rack() -> Iterator[LivingRack]:
+    directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
+    try:
+        yield LivingRack(directory)
+    finally:
+        rack.stop(directory, os.environ, lambda _line: None)
+        left = rack_processes.find(directory, [])
+        shutil.rmtree(directory)
+        assert left == [], "stop leaves no process"

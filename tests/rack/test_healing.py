@@ -1,0 +1,84 @@
+"""Ranks of a real job on a real rack are killed, again and again, and the job ends as if nothing had happened."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.rack.living_rack import EXAMPLES, LivingRack, living_rack, wait
+
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
+
+STEPS, STEP_S = 400, 0.01
+SCRIPT = EXAMPLES / "healing.py"
+OPTIONS = f"--steps={STEPS}", f"--step-seconds={STEP_S}"
+
+
+@pytest.fixture(scope="module")
+def living() -> Iterator[LivingRack]:
+    with living_rack() as found:
+        yield found
+
+
+def digest(living: LivingRack, job: str) -> str:
+    """What a job that ended well ended with."""
+    ended = wait("the job has ended", lambda: (now := living.job(job))["over"] and now, 90)
+    assert (ended["state"], ended["exit_code"], ended["attempt"]) == ("done", 0, 1), ended["reason"]
+    found = re.search(r"state sha256=([0-9a-f]{64}) +accuracy=(0\.\d+)", living.output(job))
+    assert found and float(found[2]) > 0.9, living.output(job)[-500:]
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(living: LivingRack) -> str:
+    return digest(living, living.submit(SCRIPT, *OPTIONS))
+
+
+def ranks(living: LivingRack, job: str) -> dict[int, int]:
+    """Rank -> pid, once all of them run."""
+    view: dict[str, Any] = wait("all ranks run", lambda: (now := living.job(job))["step"] and now)
+    return {rank["rank"]: rank["pid"] for rank in view["ranks"] if rank["pid"]}
+
+
+def successor(living: LivingRack, job: str, rank: int, lost: int) -> None:
+    wait(f"rank {rank} has a successor", lambda: ranks(living, job).get(rank) not in (None, lost))
+
+
+def test_ranks_that_are_killed_are_replaced_and_nobody_else_begins_anew(living: LivingRack, undisturbed: str) -> None:
+    draws, job = Random(14), living.submit(SCRIPT, *OPTIONS)
+    first = ranks(living, job)
+    assert len(first) == 4
+    lost: dict[int, int] = {}
+    for _ in range(6):
+        now = ranks(living, job)
+        rank = draws.choice([0, 1, 2])
+        os.kill(now[rank], signal.SIGKILL)
+        lost[rank] = lost.get(rank, 0) + 1
+        successor(living, job, rank, now[rank])
+    last = ranks(living, job)
+    assert digest(living, job) == undisturbed
+    assert {rank for rank in first if first[rank] == last[rank]} == set(range(4)) - set(lost), "others went on"
+    said = [event["event"] for event in living.agent().get("why", job).data]
+    assert said.count("rank replaced") == 6
+
+
+def test_a_rank_and_the_aggregator_and_then_a_rank_and_its_agent_are_killed(
+    living: LivingRack, undisturbed: str
+) -> None:
+    job = living.submit(SCRIPT, *OPTIONS)
+    pids = ranks(living, job)
+    sums = next(row["host"] for row in living.agent().get("tensors").data if row["job"] == job)
+    for pid in (living.program(sums, "aggd"), pids[3]):
+        os.kill(pid, signal.SIGKILL)
+    successor(living, job, 3, pids[3])
+    host = living.job(job)["places"][0]["host"]
+    for pid in (living.agentd(host), pids[0]):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.5)
+    living.start()
+    assert digest(living, job) == undisturbed
