@@ -33,8 +33,8 @@ from tests.agent.here import until  # noqa: E402
 from tests.agent.ports.devices.stand_in import Board, StandIn, beneath_pynvml  # noqa: E402
 from tests.plugins.sharing.driven_device import DrivenDevice  # noqa: E402
 from tests.plugins.sharing.live_host import live_host  # noqa: E402
-from tests.rack.sharing_rack import SharingRack, sharing_rack  # noqa: E402
 from tests.rack.living_rack import wait  # noqa: E402
+from tests.rack.sharing_rack import SharingRack, sharing_rack  # noqa: E402
 
 HOST = "gpu1"
 LEASE_S, AWAY_S, LOOK_S = 2.0, 5.0, 2.0

@@ -23,8 +23,8 @@ from bench.live_command import options, print_head  # noqa: E402
 from plugins.scheduler.policy.rules import COVEY  # noqa: E402
 from sim.engine import SimJob  # noqa: E402
 from sim.sharing_cluster import GUARANTEED, Cluster, Sharing  # noqa: E402
-from tests.rack.sharing_rack import SharingRack, rank, sharing_rack  # noqa: E402
 from tests.rack.living_rack import wait  # noqa: E402
+from tests.rack.sharing_rack import SharingRack, rank, sharing_rack  # noqa: E402
 
 USED = 0.05
 """Of a mini-batch, work; the rest is sleep."""

@@ -10,6 +10,8 @@ from cli.client import AgentctlError
 from cli.context import Context, not_found
 from cli.jobs import class_of, how_long, timed
 from cli.table import clock, pairs, plural, table
+from cli.tensors import silent
+from covey.blocks import job_of
 from covey.units import format_seconds
 
 UNSEEN_S = 30.0
@@ -29,6 +31,7 @@ def run(context: Context) -> int:
     if context.json:
         return context.say_json(answer.whole)
     job = answer.data
+    job["waits"] = waits(context, job)
     context.say(pairs(facts(job, answer.as_of_wall_s), context.paint))
     if job["ranks"]:
         context.say()
@@ -39,6 +42,17 @@ def run(context: Context) -> int:
         context.say(table(RANK_TITLES, rows, ("RANK", "PID"), context.paint))
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
     return 0
+
+
+def waits(context: Context, job: dict[str, Any]) -> str:
+    """For whom the others wait, of a job that runs and whose tensors an aggregator sums."""
+    if job["state"] != "running" or not job["aggregator"]:
+        return ""
+    try:
+        rows = [row for row in context.agent.get("tensors").data if job_of(row["job"]) == job["id"]]
+    except AgentctlError:
+        return ""
+    return silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})
 
 
 def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
@@ -53,6 +67,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
         ("step", job["step"]),
         ("step takes", step_takes(job)),
+        ("waits", job.get("waits")),
         ("seen by", seen_by(job) or unseen(job, now_wall_s)),
         ("metrics", metrics),
         ("exit code", job["exit_code"]),

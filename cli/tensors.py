@@ -9,6 +9,7 @@ that sharing takes by plan and, in brackets, as measured. Without them it is on 
 
 import argparse
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.client import FAILED, NOT_FOUND, AgentctlError
@@ -16,13 +17,15 @@ from cli.context import Context
 from cli.table import epoch_text, of, plural, table
 from covey.blocks import job_of
 from covey.core import JobId
-from covey.units import format_size
+from covey.units import format_seconds, format_size
 
 TITLES = (
     "JOB", "AGGREGATOR", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT", "D", "WORK", "LOAD", "LOSS"
 )  # fmt: skip
 
 
+WAITS_S, WAITS_TIMES = 5.0, 3.0
+"""A round that takes so long, and so many times an iteration of its job, is waited for: who has not pushed is named."""
 MOVE_S, LOOK_S = 15.0, 0.5
 """How long a move is waited for, and between two looks."""
 
@@ -69,9 +72,21 @@ def run(context: Context) -> int:
             context.say(
                 f"{job['job']}: {count} in its sums NaN or infinite; the log of aggd on {job['host']} says where first"
             )
+        if awaited := silent([job]):
+            context.say(f"{job['job']} {awaited}")
     jobs = {job_of(job["job"]) for job in answer.data}
     context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
     return 0
+
+
+def silent(rows: Sequence[Mapping[str, Any]], hosts: Mapping[int, str] | None = None) -> str:
+    """`waits for rank 3 on gpu2, 41 s`, by a job's rows; empty where nobody waits for long. `hosts`: of ranks."""
+    row = max((row for row in rows if row.get("missing")), key=lambda row: float(row["waits_s"]), default=None)
+    usual_s = 0.0 if row is None else (row.get("period_us") or 0) / 1e6
+    if row is None or row["waits_s"] < max(WAITS_S, WAITS_TIMES * usual_s):
+        return ""
+    each = [f"{rank} on {hosts[rank]}" if hosts and rank in hosts else str(rank) for rank in row["missing"]]
+    return f"waits for rank {', '.join(each)}, {format_seconds(row['waits_s'] + row['age_s'])}"
 
 
 def milliseconds(us: int | None) -> str:

@@ -22,7 +22,6 @@ until it is answered. A rank that is asked while it is a successor itself says t
 """
 
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -51,8 +50,10 @@ from covey.state_pieces import (
 from covey.tensor_arrays import Array
 from covey.units import format_seconds
 
-OWN_BYTES_MAX = 64 << 10
+OWN_BYTES_MAX = 32 << 10
 """Of what is a rank's own, as JSON."""
+ARRAYS_MAX = 6000
+"""Of the state: their names, types and shapes are said in one frame."""
 ASK_S = 0.5
 """A question without an answer is asked again after so long; the first ones sooner: there may be no connection yet."""
 FIRST_ASK_S = 0.02
@@ -105,6 +106,8 @@ class Healing:
         self._rank, self._others = rank, [other for other in range(world_size) if other != rank]
         self._neighbours, self._tells, self._rounds = tuple(neighbours), tells, rounds
         self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
+        self._pushing = threading.Lock()
+        """Held by the thread that tells what is this rank's own: other threads push afterwards."""
         self._changed = threading.Condition()
         """Guards what follows."""
         self._state: Mapping[str, Array] = {}
@@ -135,6 +138,9 @@ class Healing:
 
     def begin(self, state: Mapping[str, Array]) -> None:
         """A step: `state` is not changed until all of its results are here. CoveyError when a round is under way."""
+        if len(state) > ARRAYS_MAX:
+            why = f"it has {len(state)} arrays; at most {ARRAYS_MAX} are possible"
+            raise CoveyError("the state of a job is in too many arrays", why, "put several into one")
         rounds = self._rounds()
         if rounds is None:
             what, why = (
@@ -148,15 +154,23 @@ class Healing:
     def end(self, state: Mapping[str, Array]) -> None:
         """This step is done: the next one begins."""
         self.begin(state)
-        self.step += 1
+        with self._changed:
+            self.step += 1
+            for kept in self._kept.values():  # a successor begins with the newest step, which is not behind this one
+                for old in [step for step in kept if step < self.step]:
+                    del kept[old]
 
     def before_push(self, own: Callable[[], Any] | None) -> None:
         """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
         it is too large."""
-        with self._changed:
-            said, self._has_said_own = self._has_said_own, True
-        if said or own is None:
+        if own is None:
             return
+        with self._pushing:
+            if not self._has_said_own:
+                self._say_own(own)
+                self._has_said_own = True
+
+    def _say_own(self, own: Callable[[], Any]) -> None:
         data = json.dumps(own()).encode()
         if len(data) > OWN_BYTES_MAX:
             why = f"it has {len(data)} bytes as JSON, and goes to a neighbour in each step"
@@ -169,18 +183,17 @@ class Healing:
     def _mirror(self, step: int, data: bytes) -> None:
         """Returns once all neighbours have it. One that is lost has it as soon as it has a successor, for which all
         wait anyway."""
-        said_s = -math.inf
+        pause_s = FIRST_ASK_S
         while True:
             with self._changed:
                 left = [each for each in self._neighbours if self._mirrored.get(each, -1) < step]
             if not left or self._closed:
                 return
-            if time.monotonic() >= said_s + ASK_S:
-                said_s = time.monotonic()
-                for neighbour in left:
-                    self._tells.tell(Tell(neighbour, About.MIRROR, step, data))
+            for neighbour in left:
+                self._tells.tell(Tell(neighbour, About.MIRROR, step, data))
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._are_mirrored(step), ASK_S)
+                self._changed.wait_for(lambda: self._closed or self._are_mirrored(step), pause_s)
+            pause_s = min(2 * pause_s, ASK_S)
 
     def _are_mirrored(self, step: int) -> bool:
         return all(self._mirrored.get(each, -1) >= step for each in self._neighbours)

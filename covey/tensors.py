@@ -481,6 +481,7 @@ class TensorClient:
         return self._far.why(name)
 
     def tell(self, text: str) -> None:
+        """People, on stderr: one line about this rank."""
         with contextlib.suppress(OSError, ValueError):
             print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
 

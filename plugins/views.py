@@ -284,6 +284,10 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     """Why another aggregator would not take it, last."""
     not_finite: int = 0
     """Numbers of its sums that were NaN or infinite."""
+    missing: tuple[int, ...] = ()
+    """Ranks that have not pushed what the others wait for, the first 16."""
+    waits_s: float = 0.0
+    """For how long the others have waited."""
 
 
 class EventLine(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from cli.client import AgentctlError
-from tests.rack.sharing_rack import SharingRack, rank
 from tests.rack.living_rack import wait
+from tests.rack.sharing_rack import SharingRack, rank
 
 SCHEDULER = "beside = 1\ndemote_after_s = 0.3\nquotas = {a = 4}"
 HOSTS = ("gpu1", "gpu2", "gpu3", "gpu4")

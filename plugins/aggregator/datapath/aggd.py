@@ -33,6 +33,8 @@ from plugins.aggregator.datapath.sums import Violation
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
+MISSING_MAX = 16
+"""So many ranks that have not pushed are named."""
 TOLD_S = 0.2
 """Ranks are told of the next owner before the present one ends their connections; seconds."""
 READY_BYTES_S = 50 << 20
@@ -257,6 +259,7 @@ class Aggd:
 
 
 def _job_now(job: JobSums) -> JobCounters:
+    missing, waits_s = job.waits
     return JobCounters(
         job=job.job,
         epoch=job.epoch,
@@ -272,6 +275,8 @@ def _job_now(job: JobSums) -> JobCounters:
         largest_bytes=job.largest_bytes,
         not_finite=job.not_finite,
         may_take_us=job.may_take_us,
+        missing=missing[:MISSING_MAX],
+        waits_s=waits_s,
     )
 
 

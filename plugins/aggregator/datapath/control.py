@@ -72,6 +72,10 @@ class JobCounters(msgspec.Struct, frozen=True):
     """Numbers of its sums that were NaN or infinite, since it is served under this epoch."""
     may_take_us: int | None = UNKNOWN
     """As of `SetPace`."""
+    missing: list[int] = []
+    """Ranks that have not pushed what the others wait for, the first ones."""
+    waits_s: float = 0.0
+    """Since when."""
 
 
 class Now(msgspec.Struct, frozen=True, tag="Now"):

@@ -114,6 +114,13 @@ class JobSums:
         return sum(tensor.not_finite for tensor in self.tensors.values())
 
     @property
+    def waits(self) -> tuple[list[int], float]:
+        """Ranks whose part of the round that has been under way for longest is missing, and for how many seconds."""
+        longest = self.rounds_here.longest()
+        tensor = self.tensors.get(longest[0]) if longest is not None else None
+        return ([], 0.0) if longest is None or tensor is None else (tensor.missing(), longest[1])
+
+    @property
     def iterations(self) -> int:
         """Rounds of its most frequent tensor."""
         return max((tensor.rounds for tensor in self.tensors.values()), default=0)

@@ -12,7 +12,8 @@ class RoundsUnderWay:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._gaps = IterationGaps()
-        self._open: set[int] = set()
+        self._open: dict[int, float] = {}
+        """Since when."""
         self._owed = 0
         """Results that are still to be sent."""
         self._changed = asyncio.Event()
@@ -27,16 +28,21 @@ class RoundsUnderWay:
         """No round is under way, and every result was sent."""
         return not self._open and not self._owed
 
+    def longest(self) -> tuple[int, float] | None:
+        """The tensor whose round has been under way for longest, and for how many seconds."""
+        key = min(self._open, key=self._open.__getitem__, default=None)
+        return None if key is None else (key, self._clock.now_s() - self._open[key])
+
     def follow(self, key: int, under_way: bool) -> None:
         """Whether a round of this tensor is under way now, but for results that are to be sent."""
         if not under_way:
-            self._open.discard(key)
+            self._open.pop(key, None)
             return
         if self.is_quiet:
             if self._gaps.is_end:
                 self.iteration_s = self._gaps.since_s
             self._gaps.began(self._clock.now_s())
-        self._open.add(key)
+        self._open.setdefault(key, self._clock.now_s())
 
     def owe(self) -> None:
         """A result is to be sent."""

@@ -30,4 +30,6 @@ def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:
         loss_measured=owner.judged.get(job.job),
         refused=refused,
         not_finite=job.not_finite,
+        missing=tuple(job.missing),
+        waits_s=round(job.waits_s, 3),
     )

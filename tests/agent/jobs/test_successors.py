@@ -200,12 +200,12 @@ def test_a_supervisor_that_takes_over_finds_the_successor_and_starts_the_next_on
     assert play([(1.0, -9), (8.0, -9), (1.0, 0)], story).started == {"0": ["0"], "1": ["0", "1", "2"]}
 
 
-@pytest.mark.parametrize("kill_s", [0.0, 0.01, 0.02, 0.05, 0.1])
+@pytest.mark.parametrize("kill_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.5])
 def test_a_supervisor_that_dies_while_it_starts_a_successor_leaves_none_without_a_record(kill_s: float) -> None:
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
         await stream.write(pack(HealRank(1, 0)))
-        await asyncio.sleep(1.0 - 0.06 + kill_s)
+        await asyncio.sleep(0.9 + kill_s)
         for process in played.host.find("sup"):
             process.end(-9)
         await asyncio.sleep(0.5)

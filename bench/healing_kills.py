@@ -1,0 +1,235 @@
+"""`make heal-test`: ranks of a job are killed, again and again: how long the others stand, and the same bits.
+
+    python bench/healing_kills.py [--kills 200] [--every 1.5] [--steps 9000] [--json FILE]
+
+Four hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches) has one rank on
+each. Each kill is one of, as a seed chooses: any rank; two at once; a rank, and its successor while that starts; a rank
+with the `aggd` that sums; a rank with its host's agent, which may lead. Agents are started again as systemd would. The
+next kill waits until all ranks have done a step: what is a rank's own is with two others. GAP: how much longer the step
+took in which it happened than the median step, by the clock of ranks that lived through it, ms; what a successor needs
+to start (Python and numpy) is in it. OTHERS: processes of ranks that ended and were not killed. Afterwards the same
+script runs without kills. (Needs root and iproute2.)
+"""
+
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+from chaos.rack.agents import AgentRack, wait  # noqa: E402
+from chaos.rack.hosts import Host, Laboratory  # noqa: E402
+
+HOSTS = 4
+PAUSE_S = 0.02
+"""Of each step, besides what it computes; s."""
+KINDS = (
+    "a rank",
+    "a rank",
+    "two ranks",
+    "a rank and its successor",
+    "a rank and its aggregator",
+    "a rank and its agent",
+)
+LOST_S = 6.0
+END_S = 900.0
+TRAIN = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import covey.job_state, healing
+from pathlib import Path
+done, log = covey.job_state.JobState.done, open(f"steps{os.environ['COVEY_RANK']}", "a")
+def noted(state):
+    step = state.step
+    done(state)
+    print(time.monotonic(), os.environ.get("COVEY_INCARNATION", "0"), step, file=log, flush=True)
+covey.job_state.JobState.done = noted
+healing.train(int(sys.argv[2]), float(sys.argv[3]), None)
+"""
+
+
+class Killed(NamedTuple):
+    at_s: float
+    kind: str
+    ranks: list[int]
+
+
+class Done(NamedTuple):
+    """A step of a rank."""
+
+    at_s: float
+    incarnation: int
+    step: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--every", type=float, default=1.5, help="seconds between two kills, more or less")
+    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--seed", type=int, default=1)
+    json_option(parser)
+    args = parser.parse_args(argv)
+    with Laboratory(HOSTS) as lab:
+        rack = AgentRack(lab, gpus=1, voters=3)
+        rack.start()
+        rack.wait_up()
+        job = submit(rack, args.steps, PAUSE_S)
+        wait(lambda: all(len(each) > 20 for each in steps(rack)), lambda: told(rack, job), 120.0)
+        killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every)
+        with_kills, times = digest(rack, job), steps(rack)
+        attempts = rack.hosts[0].shell(f"agentctl job {job} --json").stdout
+        without = digest(rack, submit(rack, args.steps, 0.0))
+    found = gaps(times, killed)
+    deaths = Counter(rank for each in killed for rank in each.ranks)
+    others = sum(abs(each[-1].incarnation - deaths[rank]) for rank, each in enumerate(times))
+    same = with_kills == without and '"attempt": 1,' in attempts
+    print_head("killed | times | median step, ms | GAP, median | GAP, 9 of 10 | GAP, worst | OTHERS | the same bits")
+    for kind in (*dict.fromkeys(KINDS), ""):
+        gap = sorted(
+            1000 * (took_s - found["step_s"])
+            for each, took_s in zip(killed, found["took_s"], strict=True)
+            if kind in ("", each.kind)
+        )
+        if gap:
+            words = f"{kind or 'all'} | {len(gap)} | {1000 * found['step_s']:.0f} | {statistics.median(gap):.0f}"
+            after = f"{others} | {'yes' if same else 'NO'}" if not kind else " | "
+            print(f"| {words} | {gap[len(gap) * 9 // 10]:.0f} | {gap[-1]:.0f} | {after} |")
+    keep(found | {"same": same, "kinds": [each.kind for each in killed], "others": others}, args.json)
+    return 0 if same and not others else 1
+
+
+def submit(rack: AgentRack, count: int, pause_s: float) -> str:
+    """The job's id."""
+    for host in rack.hosts:
+        (host.folder / "root" / "train.py").write_text(TRAIN)
+    words = f"python train.py {ROOT / 'examples'} {count} {pause_s}"
+    said = rack.hosts[0].shell(f"agentctl submit --workers {HOSTS} -- {words}")
+    if said.returncode:
+        raise SystemExit(said.stdout + said.stderr)
+    return str(said.stdout.split()[0])
+
+
+def told(rack: AgentRack, job: str) -> str:
+    first = rack.hosts[0]
+    return "\n".join(first.shell(words).stdout for words in (f"agentctl why {job}", f"agentctl logs {job} --rank 0"))
+
+
+def steps(rack: AgentRack) -> list[list[Done]]:
+    """By rank, in the order in which it did them."""
+    found: list[list[Done]] = [[] for _ in range(HOSTS)]
+    for host in rack.hosts:
+        for rank in range(HOSTS):
+            file = host.folder / "root" / f"steps{rank}"
+            lines = file.read_text().splitlines() if file.exists() else []
+            words = [line.split() for line in lines]
+            found[rank] += [Done(float(each[0]), int(each[1]), int(each[2])) for each in words if len(each) == 3]
+    return found
+
+
+class Kills:
+    def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
+        self._rack, self._job, self._draws = rack, job, draws
+        self._kills: Counter[int] = Counter()
+
+    def all(self, kills: int, every_s: float) -> list[Killed]:
+        killed = []
+        for number in range(kills):
+            time.sleep(every_s * self._draws.uniform(0.6, 1.4))
+            kind = self._draws.choice(KINDS)
+            ranks = self._draws.sample(range(HOSTS), 2 if kind == "two ranks" else 1)
+            all_ranks = [self._process(rank) for rank in range(HOSTS)]
+            lost = [all_ranks[rank] for rank in ranks]
+            for pid in [*self._besides(kind, lost[0][0]), *(pid for _, pid in lost)]:
+                os.kill(pid, signal.SIGKILL)
+            killed.append(Killed(time.monotonic(), kind, ranks))
+            if kind == "a rank and its successor":
+                self._lose_successor(ranks[0], lost[0][1])
+                ranks = ranks * 2
+                killed[-1] = killed[-1]._replace(ranks=ranks)
+            self._kills.update(ranks)
+            print(f"  kill {number + 1} of {kills}: {kind}", file=sys.stderr, flush=True)
+            self._rack.start()
+        return killed
+
+    def _process(self, rank: int) -> tuple[Host, int]:
+        """Of a rank, once it has done a step: it has what it needs."""
+        found: tuple[Host, int] = wait(lambda: self._living(rank), lambda: told(self._rack, self._job), 60.0)
+        return found
+
+    def _living(self, rank: int) -> tuple[Host, int] | None:
+        self._rack.start()  # an agent that was just killed may have been there still
+        done = steps(self._rack)[rank]
+        if not done or done[-1].incarnation != self._kills[rank]:
+            return None
+        found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py") if _rank_of(pid) == rank]
+        return found[0] if found else None
+
+    def _lose_successor(self, rank: int, lost: int) -> None:
+        """Some moments after it started."""
+        found = wait(
+            lambda: [pid for pid in self._processes(rank) if pid != lost], lambda: told(self._rack, self._job), 60.0
+        )
+        time.sleep(self._draws.uniform(0.0, 0.3))
+        os.kill(found[0], signal.SIGKILL)
+
+    def _processes(self, rank: int) -> list[int]:
+        return [pid for host in self._rack.hosts for pid in host.find("train.py") if _rank_of(pid) == rank]
+
+    def _besides(self, kind: str, host: Host) -> list[int]:
+        if kind == "a rank and its aggregator":
+            return [pid for each in self._rack.hosts for pid in each.find("aggd")][:1]
+        pid = self._rack.agent_pid(host) if kind == "a rank and its agent" else None
+        return [] if pid is None else [pid]
+
+
+def _rank_of(pid: int) -> int | None:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return next((int(word[11:]) for word in words if word.startswith(b"COVEY_RANK=")), None)
+
+
+def digest(rack: AgentRack, job: str) -> str:
+    """Once the job has ended."""
+    first = rack.hosts[0]
+    waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
+    match = re.search(r"sha256=(\w+)", first.shell(f"agentctl logs {job} --rank 0").stdout)
+    if waited.returncode or match is None:
+        raise SystemExit(waited.stdout + waited.stderr + told(rack, job))
+    return match[1]
+
+
+def gaps(times: Sequence[Sequence[Done]], killed: Sequence[Killed]) -> dict[str, Any]:
+    """The median step, and of each kill the longest step of a rank that lived through it."""
+    spans = [
+        (rank, before.at_s, after.at_s)
+        for rank, each in enumerate(times)
+        for before, after in pairwise(each)
+        if before.incarnation == after.incarnation
+    ]
+    ends_s = [each.at_s for each in killed[1:]] + [killed[-1].at_s + LOST_S]
+    took = []
+    for (kill_s, _, ranks), next_s in zip(killed, ends_s, strict=True):
+        end_s = min(next_s, kill_s + LOST_S)
+        lived = [
+            after - before for rank, before, after in spans if rank not in ranks and before <= end_s and after >= kill_s
+        ]
+        took.append(max(lived, default=0.0))
+    return {"step_s": statistics.median(after - before for _, before, after in spans), "took_s": took}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""What one rank makes of what others say when a rank was lost: late, repeated, and for a process before it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from covey.errors import CoveyError, StateLost
+from covey.healing import Healing, neighbours_of
+from covey.rounds import Tell, Told
+from covey.state_pieces import PIECE_BYTES, About, Have, Item, PieceFetch, encode_have, have_decoder, piece_of
+
+SHORT_S = 0.1
+
+
+class Words:
+    """What one rank tells others."""
+
+    def __init__(self) -> None:
+        self.said: list[Tell] = []
+
+    def tell(self, said: Tell) -> None:
+        self.said.append(said)
+
+    def of(self, about: About) -> list[Tell]:
+        return [said for said in self.said if said.about is about]
+
+
+def until(true: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 10.0
+    while not true():
+        assert time.monotonic() < end_s, "it never became true"
+        time.sleep(0.001)
+
+
+def made(words: Words, rank: int = 0, world_size: int = 2, incarnation: int = 0) -> Healing:
+    others = [other for other in range(world_size) if other != rank]
+    return Healing(rank, world_size, others[:2], words, lambda: b"rounds", 0, incarnation)
+
+
+def waits(healing: Healing, until_set: threading.Event) -> threading.Thread:
+    """A script that waits for a tensor until that is set."""
+
+    def wait() -> None:
+        with healing.waiting():
+            until_set.wait(10.0)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    until(lambda: healing._waiting)
+    return thread
+
+
+def recovering(healing: Healing, has_own: bool = False) -> tuple[threading.Thread, list[object]]:
+    found: list[object] = []
+
+    def recover() -> None:
+        try:
+            found.append(healing.recover(lambda text: None, has_own))
+        except CoveyError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=recover, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def have(to: int, step: int, **more: object) -> bytes:
+    return encode_have(Have(to, step=step, **more))  # type: ignore[arg-type]
+
+
+def test_a_survivor_goes_on_only_once_the_process_that_asks_now_is_done() -> None:
+    words = Words()
+    healing, result = made(words), threading.Event()
+    healing.begin({"w": np.ones(3, np.float32)})
+    thread = waits(healing, result)
+    healing.told(Told(1, About.NEED, 2, b""))
+    assert have_decoder.decode(words.of(About.HAVE)[-1].data).to == 2
+    result.set()  # the lost rank had pushed all it was to
+    healing.told(Told(1, About.DONE, 1, b""))
+    thread.join(SHORT_S)
+    assert thread.is_alive(), "the process before it said so"
+    healing.told(Told(1, About.DONE, 2, b""))
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+def test_a_late_question_of_a_process_that_is_over_does_not_take_the_place_of_the_newest() -> None:
+    words = Words()
+    healing, result = made(words), threading.Event()
+    healing.begin({"w": np.ones(3, np.float32)})
+    thread = waits(healing, result)
+    healing.told(Told(1, About.NEED, 3, b""))
+    healing.told(Told(1, About.NEED, 2, b""))
+    result.set()
+    healing.told(Told(1, About.DONE, 2, b""))
+    thread.join(SHORT_S)
+    assert thread.is_alive()
+    healing.told(Told(1, About.DONE, 3, b""))
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+
+def test_a_successor_does_not_count_what_the_process_before_it_was_told() -> None:
+    words = Words()
+    healing = made(words, rank=1, incarnation=2)
+    thread, found = recovering(healing)
+    until(lambda: words.of(About.NEED))
+    assert words.of(About.NEED)[0] == Tell(0, About.NEED, 2)
+    healing.told(Told(0, About.HAVE, 4, have(1, 4)))
+    thread.join(SHORT_S)
+    assert thread.is_alive() and not found
+    healing.told(Told(0, About.HAVE, 5, have(2, 5)))
+    thread.join(10.0)
+    assert healing.step == 5 and words.of(About.DONE) == [Tell(0, About.DONE, 2)]
+
+
+def test_the_state_is_that_of_a_rank_that_is_furthest() -> None:
+    words = Words()
+    healing = made(words, rank=1, world_size=3, incarnation=1)
+    thread, _ = recovering(healing)
+    until(lambda: words.of(About.NEED))
+    healing.told(Told(0, About.HAVE, 5, have(1, 5)))
+    healing.told(Told(2, About.HAVE, 6, have(1, 6)))
+    thread.join(10.0)
+    assert healing.step == 6
+
+
+def test_a_second_thread_pushes_only_once_the_first_has_told_what_is_the_ranks_own() -> None:
+    words, order = Words(), list[str]()
+    healing = made(words)
+    healing.begin({})
+
+    def push(name: str) -> None:
+        healing.before_push(lambda: [1])
+        order.append(name)
+
+    threads = [threading.Thread(target=push, args=(name,), daemon=True) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    until(lambda: words.of(About.MIRROR))
+    time.sleep(SHORT_S)
+    assert not order
+    healing.told(Told(1, About.MIRRORED, 1, b""))
+    for thread in threads:
+        thread.join(10.0)
+    assert sorted(order) == ["a", "b"] and len({said.step for said in words.of(About.MIRROR)}) == 1
+
+
+def test_what_is_its_own_counts_although_who_kept_it_was_lost_since() -> None:
+    words = Words()
+    healing = made(words, rank=1, world_size=3, incarnation=1)
+    thread, found = recovering(healing, has_own=True)
+    until(lambda: words.of(About.NEED))
+    healing.told(Told(0, About.HAVE, 5, have(1, 5, own={5: b"[7]"})))
+    healing.told(Told(0, About.NEED, 1, b""))  # another process of rank 0, which has nothing
+    healing.told(Told(2, About.HAVE, 5, have(1, 5)))
+    thread.join(10.0)
+    assert found[0].own == [7]  # type: ignore[attr-defined]
+
+
+def test_without_what_is_its_own_a_successor_does_not_go_on() -> None:
+    words = Words()
+    healing = made(words, rank=1, incarnation=1)
+    thread, found = recovering(healing, has_own=True)
+    until(lambda: words.of(About.NEED))
+    healing.told(Told(0, About.HAVE, 5, have(1, 5)))
+    thread.join(10.0)
+    assert isinstance(found[0], StateLost) and "its own at step 5 was with rank 0" in str(found[0])
+
+
+def test_ranks_that_hold_unlike_arrays_are_named() -> None:
+    words = Words()
+    healing = made(words, rank=2, world_size=3, incarnation=1)
+    thread, found = recovering(healing)
+    until(lambda: words.of(About.NEED))
+    for rank, size in ((0, 3), (1, 4)):
+        healing.told(Told(rank, About.HAVE, 5, have(1, 5, items=(Item("w", "<f4", (size,)),))))
+    thread.join(10.0)
+    assert "ranks 0 and 1 hold arrays of other names" in str(found[0])
+
+
+def test_nothing_is_pushed_before_a_neighbour_has_what_is_the_ranks_own() -> None:
+    words, done = Words(), threading.Event()
+    healing = made(words)
+    healing.begin({})
+
+    def push() -> None:
+        healing.before_push(lambda: [1])
+        done.set()
+
+    threading.Thread(target=push, daemon=True).start()
+    until(lambda: words.of(About.MIRROR))
+    assert not done.wait(SHORT_S)
+    healing.told(Told(1, About.MIRRORED, 0, b""))
+    assert not done.wait(SHORT_S), "of the step before"
+    healing.told(Told(1, About.MIRRORED, 1, b""))
+    assert done.wait(10.0)
+
+
+def test_what_is_too_large_to_be_kept_by_a_neighbour_is_refused_with_its_size() -> None:
+    healing = made(Words())
+    healing.begin({})
+    with pytest.raises(CoveyError, match="it has 70002 bytes as JSON"):
+        healing.before_push(lambda: "x" * 70_000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 20), st.integers(0, 1 << 32), st.binary(max_size=300))
+def test_whatever_other_ranks_say_ends_nothing(about: int, step: int, data: bytes) -> None:
+    words = Words()
+    for healing in (made(words), made(words, rank=1, incarnation=1)):
+        healing.begin({"w": np.ones(3, np.float32)})
+        healing.told(Told(1 - healing._rank, about, step, data))
+        assert healing.step == 0
+
+
+@given(st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=4), st.lists(st.integers(0, 9), min_size=1, unique=True))
+@settings(max_examples=50, deadline=None)
+def test_all_pieces_come_whoever_answers(sizes: list[int], sources: list[int]) -> None:
+    state = [memoryview(np.random.default_rng(size).bytes(size)) for size in sizes]
+    into = [memoryview(bytearray(size)) for size in sizes]
+    fetch, now_s = PieceFetch(into), 0.0
+    while fetch.left:
+        for number, (asked, source) in enumerate(fetch.asks(sources, now_s)):
+            assert source in sources
+            piece = piece_of(state, asked)
+            assert piece is not None
+            if number % 3 or now_s > 10.0:  # some answers are lost
+                fetch.came(piece)
+                fetch.came(piece)
+        now_s += 3.0
+    assert [bytes(each) for each in into] == [bytes(each) for each in state]
+
+
+@given(st.binary(max_size=40))
+def test_a_piece_that_nobody_asked_for_is_left_alone(data: bytes) -> None:
+    into = bytearray(8)
+    PieceFetch([memoryview(into)]).came(data) if len(data) != 24 else None
+    assert bytes(into) == bytes(8)
+    assert piece_of([memoryview(b"12345678")], data) is None or len(data) == 16
+
+
+def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:
+    for world_size, each in ((4, 1), (4, 2), (8, 4), (6, 3), (5, 5), (2, 1), (7, 3)):
+        for rank in range(world_size):
+            here = range(rank // each * each, min(world_size, rank // each * each + each))
+            found = neighbours_of(rank, here, world_size)
+            assert rank not in found and 1 <= len(found) <= 2
+            assert len(here) == world_size or not set(found) & set(here)
+    assert neighbours_of(0, range(1), 1) == []

@@ -1,0 +1,73 @@
+"""A rank that took over from one that was lost has rounds behind it whose results its process never saw."""
+
+import numpy as np
+import pytest
+
+from covey.tensorwire import Declared
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
+
+ONES = np.ones(4, np.float32).tobytes()
+
+
+def tensor(workers: int = 3) -> TensorSum:
+    return TensorSum(Declared("g", "grad", (4,)), workers)
+
+
+def test_who_has_no_copy_of_a_result_is_not_asked_for_it() -> None:
+    made = tensor()
+    made.open(0, 4, False, hollow=True)
+    made.open(2, 3, False)
+    assert made.open(1, 4, False) == (StateTransfer("ask", 1),)
+
+
+def test_an_owner_without_state_waits_for_one_that_has_a_copy() -> None:
+    made = tensor()
+    made.open(0, 4, False, hollow=True)
+    made.open(1, 4, False)
+    made.gone(1)
+    assert made.open(2, 3, False) == ()
+    assert made.open(1, 4, False) == (StateTransfer("ask", 1),)
+
+
+def test_a_successor_that_pushes_a_round_again_gets_the_result_from_another_rank() -> None:
+    """All ranks said to hold it, so this owner never fetched it; then one of them was lost."""
+    made = tensor()
+    for rank in range(3):
+        assert not made.open(rank, 4, False)
+    made.gone(1)
+    made.open(1, 3, False, hollow=True)
+    assert list(made.push(1, 4, 0, ONES)) == [StateTransfer("ask", 0)]
+    assert list(made.state_part(0, 4, 0, ONES)) == [StateTransfer("give", 1)]
+    assert made.has_state and made.version == 4
+
+
+def test_whoever_is_asked_for_it_may_be_lost_too() -> None:
+    made = tensor()
+    for rank in range(3):
+        made.open(rank, 4, False)
+    made.gone(1)
+    made.open(1, 3, False, hollow=True)
+    assert list(made.push(1, 4, 0, ONES)) == [StateTransfer("ask", 0)]
+    assert list(made.gone(0)) == [StateTransfer("ask", 2)]
+    assert list(made.state_part(2, 4, 0, ONES)) == [StateTransfer("give", 1)]
+
+
+def test_once_it_has_a_result_of_its_own_it_is_asked_like_others() -> None:
+    made = tensor(2)
+    made.open(0, 4, False, hollow=True)
+    made.open(1, 4, False)
+    assert made._hollow == {0}
+    made.push(0, 5, 0, ONES)
+    made.push(1, 5, 0, ONES)
+    while made.busy:
+        made.work()
+    made.open(0, 5, False)
+    assert made._hollow == set()
+
+
+def test_who_has_a_copy_and_asks_again_for_what_all_hold_is_told_that_it_may_not() -> None:
+    made = tensor(2)
+    for rank in range(2):
+        made.open(rank, 4, False)
+    with pytest.raises(Violation, match="every rank said to hold"):
+        made.push(0, 4, 0, ONES)
