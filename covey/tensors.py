@@ -189,9 +189,7 @@ class TensorClient:
         and ValueError when moments are not those of this optimizer and these parameters."""
         given = checked(name, initial)
         if self._healing is not None:
-            raise ValueError(
-                f"model {name!r} cannot be taken over from a rank that is lost (job.state); push gradients"
-            )
+            raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
         with self._timed():
             self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
             try:

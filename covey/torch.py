@@ -16,49 +16,88 @@ The average is the sum in the order of `covey.sum_order`, then divided by the nu
 it is made in float32, and rounded once. With two ranks that is
 what gloo gives, to the bit; DDP's own reduction divides first, which differs in the last bits where the number of ranks
 is no power of two.
+
+With the optimizer, ranks may be lost, and go on (`covey.torch_heal`; examples/heal_ddp.py):
+
+    covey.torch.init_process_group()
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    state = covey.torch.attach(ddp, optimizer, also=[scheduler], data=sampler)
 """
 
 import atexit
 import hashlib
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.distributed import GradBucket
 
 from covey.client import JOIN_S, of_process
-from covey.tensors import TensorClient, TensorHandle
-from covey.tensorwire import Type
+from covey.tensors import TensorClient
+from covey.torch_group import init_process_group
+from covey.torch_heal import HealedTraining, healed
+from covey.torch_sampler import StepSampler
+from covey.torch_types import TYPES, bits, check_gradients
 
 if TYPE_CHECKING:
     from covey.client import JobClient
 
-TYPES: dict[torch.dtype, Type] = {
-    torch.float32: "float32",
-    torch.float64: "float64",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
-"""Of gradients that Covey averages."""
+__all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group"]
 END_S = 1.0
 """How long the end of the script waits for the thread that ends rounds."""
 _models = 0
 
 
-def attach(ddp: Any, job: "JobClient | None" = None) -> None:
+@overload
+def attach(ddp: Any, job: "JobClient | None" = None, /) -> None: ...
+
+
+@overload
+def attach(ddp: Any, *, job: "JobClient") -> None: ...
+
+
+@overload
+def attach(
+    ddp: Any,
+    optimizer: torch.optim.Optimizer,
+    job: "JobClient | None" = None,
+    *,
+    also: Sequence[Any] = (),
+    data: Any = None,
+    step: int = 0,
+) -> HealedTraining: ...
+
+
+def attach(
+    ddp: Any,
+    optimizer: Any = None,
+    job: "JobClient | None" = None,
+    *,
+    also: Sequence[Any] = (),
+    data: Any = None,
+    step: int = 0,
+) -> HealedTraining | None:
     """From its next backward pass on the gradients of `ddp`, a DistributedDataParallel, are averaged by Covey. `job`:
     this rank's (that of `covey.join()`, or made if there is none). Every rank attaches the same models in the same
     order.
 
+    With its `optimizer`, this rank may be lost from now on: another process takes its place, is given here what the
+    others hold, and goes on in their step, to the same bits. One model, before any other tensor. `also`: what else has
+    learnt, the same on all ranks (schedulers, a GradScaler), by state_dict and load_state_dict; `data`: this rank's
+    place in the data, a StepSampler or something with a small state_dict; `step`: the first one, after a checkpoint.
+
     TypeError, naming the parameter, where gradients are not of a type in TYPES in the host's memory; RuntimeError where
-    the model has a communication hook, or other ranks than the job (torchrun's). Errors of `push_pull` are raised by
-    the backward pass."""
+    the model has a communication hook, or other ranks than the job (torchrun's); CoveyError where ranks cannot be
+    replaced. Errors of `push_pull` are raised by the backward pass."""
     global _models
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        optimizer, job = None, optimizer
     names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
     for name, parameter in ddp.module.named_parameters():
         if parameter.requires_grad:
-            _check(name, parameter)
+            check_gradients(name, parameter)
     found = job if job is not None else of_process()
     if job is None:
         found.wait_joined(JOIN_S)
@@ -67,9 +106,12 @@ def attach(ddp: Any, job: "JobClient | None" = None) -> None:
             f"DDP has {ranks} ranks, and this job {found.world_size}: Covey averages over ranks that the agent started"
         )
         raise RuntimeError(f"{what}; submit it with --workers {ranks}, without torchrun")
-    buckets = Buckets(found.tensors, names, f"ddp{_models}")
+    if optimizer is not None:
+        return healed(ddp, optimizer, also, data, found, step, RoundEnds(found.tensors))
+    buckets = Buckets(found.tensors, names, f"ddp{_models}", RoundEnds(found.tensors))
     ddp.register_comm_hook(buckets, average)
     _models += 1
+    return None
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -78,25 +120,21 @@ def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.
 
 
 class Buckets:
-    """Those of one model, and the thread that ends their rounds."""
+    """Those of one model."""
 
-    def __init__(self, tensors: TensorClient, names: dict[int, str], prefix: str) -> None:
+    def __init__(self, tensors: TensorClient, names: dict[int, str], prefix: str, ends: "RoundEnds") -> None:
         """`names`: of parameters, by their id."""
-        self._tensors, self._parameters, self._prefix = tensors, names, prefix
+        self._tensors, self._parameters, self._prefix, self._ends = tensors, names, prefix, ends
         self._names: dict[tuple[int, ...], str] = {}
-        self._begun: queue.SimpleQueue[tuple[TensorHandle, Any, Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._end_rounds, name="covey-ddp", daemon=True)
-        self._thread.start()
-        atexit.register(self._stop)
 
     def average(self, bucket: Any) -> Any:
         """Begin its round; the future of its gradients."""
         future, gradients = torch.futures.Future(), bucket.buffer()
         name = self._name(bucket.parameters())
-        _check(name, gradients)
-        array = _bits(gradients).numpy()
+        check_gradients(name, gradients)
+        array = bits(gradients).numpy()
         handle = self._tensors.push(name, array, out=array, mean=True, type=TYPES[gradients.dtype])
-        self._begun.put((handle, gradients, future))
+        self._ends.end(handle.wait, gradients, future)
         return future
 
     def _name(self, parameters: list[Any]) -> str:
@@ -108,13 +146,27 @@ class Buckets:
             self._names[key] = f"{self._prefix}/{digest} {names[0][:60]} .. {names[-1][:60]}"
         return self._names[key]
 
+
+class RoundEnds:
+    """The thread that ends the rounds of one model: DDP waits for the futures, and this thread for the results."""
+
+    def __init__(self, tensors: TensorClient) -> None:
+        self._tensors = tensors
+        self._begun: queue.SimpleQueue[tuple[Callable[[], object], Any, Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._end_rounds, name="covey-ddp", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def end(self, wait: Callable[[], object], gradients: Any, future: Any) -> None:
+        """Once `wait` is over, the future has the gradients, or the error."""
+        self._begun.put((wait, gradients, future))
+
     def _end_rounds(self) -> None:
-        """DDP waits for the futures, and this thread waits for the results."""
         self._tensors.in_background()
         while (begun := self._begun.get()) is not None:
-            handle, gradients, future = begun
+            wait, gradients, future = begun
             try:
-                handle.wait()
+                wait()
             except Exception as error:  # DDP waits for this future: whatever happens here must reach it
                 future.set_exception(error)
             else:
@@ -124,14 +176,3 @@ class Buckets:
         """A thread that sets a future while Python ends would crash it."""
         self._begun.put(None)
         self._thread.join(END_S)
-
-
-def _check(name: str, tensor: Any) -> None:
-    if tensor.dtype not in TYPES or tensor.device.type != "cpu":
-        came = f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"
-        raise TypeError(f"gradients of {name!r} are {came}; Covey averages {', '.join(TYPES.values())} on cpu")
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As numpy can hold it, which has no bfloat16."""
-    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
