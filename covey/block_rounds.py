@@ -85,6 +85,7 @@ class BlockRounds:
         self._told: dict[int, AggregatorAt] = {}
         """The newest owner of each table that the agent named."""
         self._closed = False
+        self._heals = False
         self._told_by_ranks: Callable[[Told], None] = lambda told: None
         self.table(0)
 
@@ -173,9 +174,9 @@ class BlockRounds:
     def heal(self, told: Callable[[Told], None]) -> None:
         """`told` hears, from link threads, what other ranks tell."""
         with self._lock:
-            self._told_by_ranks = told
+            self._told_by_ranks, self._heals = told, True
             for rounds in self._at.values():
-                rounds.told = told
+                rounds.told, rounds.rounds.tells = told, True
 
     def begin_with(self, packed: bytes) -> None:
         """Of another rank's `versions`: its Blocks are those of this rank, too. TensorWireError, ValueError."""
@@ -228,7 +229,7 @@ class BlockRounds:
             lost = partial(self._table_lost, table)
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
             rounds.rounds.order = self._order
-            rounds.told = self._told_by_ranks
+            rounds.told, rounds.rounds.tells = self._told_by_ranks, self._heals
             told = self._told.get(table)
         if self._closed:
             rounds.close()

@@ -59,6 +59,8 @@ ASK_S = 0.5
 FIRST_ASK_S = 0.02
 SAY_S = 1.0
 """A rank that waits for a successor says so as often."""
+PATIENCE_S = 30.0
+"""People read after so long for what it waits."""
 HEAL_S = 600.0
 """How long a successor asks: others may compute for a while before they wait."""
 KEPT = 2
@@ -98,9 +100,11 @@ class Healing:
         rounds: Callable[[], bytes | None],
         step: int,
         incarnation: int,
+        people: Callable[[str], None] = lambda text: None,
     ) -> None:
         """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
-        unless it is a successor: `incarnation` says of how many."""
+        unless it is a successor: `incarnation` says of how many. `people` read for what it waits."""
+        self._people = people
         self.step = step
         """The one that the script is in."""
         self._rank, self._others = rank, [other for other in range(world_size) if other != rank]
@@ -183,7 +187,7 @@ class Healing:
     def _mirror(self, step: int, data: bytes) -> None:
         """Returns once all neighbours have it. One that is lost has it as soon as it has a successor, for which all
         wait anyway."""
-        pause_s = FIRST_ASK_S
+        pause_s, tell_s = FIRST_ASK_S, time.monotonic() + PATIENCE_S
         while True:
             with self._changed:
                 left = [each for each in self._neighbours if self._mirrored.get(each, -1) < step]
@@ -194,6 +198,10 @@ class Healing:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._are_mirrored(step), pause_s)
             pause_s = min(2 * pause_s, ASK_S)
+            if time.monotonic() > tell_s:
+                tell_s += PATIENCE_S
+                names = ", ".join(map(str, left))
+                self._people(f"pushes once rank {names} keeps what is its own, which was told {PATIENCE_S:.0f} s ago")
 
     def _are_mirrored(self, step: int) -> bool:
         return all(self._mirrored.get(each, -1) >= step for each in self._neighbours)
@@ -370,7 +378,7 @@ class Healing:
             if now_s > began_s + timeout_s:
                 why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
                 raise StateLost(CANNOT, why, "submit the job again")
-            if now_s > told_s + 30.0:
+            if now_s > told_s + PATIENCE_S:
                 told_s = now_s
                 tell(f"took over from a rank that was lost, and asks rank {names} for what it needs")
 

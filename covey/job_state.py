@@ -24,6 +24,7 @@ which nothing was lost, to the bit, as long as
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from covey.block_rounds import BlockRounds
 from covey.healing import Healing, neighbours_of
 from covey.tensor_arrays import Array
 from covey.tensors import TensorClient
@@ -73,8 +74,12 @@ def begun(
     `stepped` is told of each step that is done."""
     if not 0 <= step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
-    neighbours = neighbours_of(tensors.rank, here, tensors.world_size)
-    healing, far = tensors.heal(neighbours, step, incarnation, own)
+    ranks, neighbours = tensors.world_size, neighbours_of(tensors.rank, here, tensors.world_size)
+
+    def make(far: BlockRounds) -> Healing:
+        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, tensors.tell)
+
+    healing, far = tensors.heal(make, own)
     if incarnation:
         found = healing.recover(tensors.tell, own is not None)
         load(found.arrays, found.own)

@@ -48,6 +48,7 @@ from covey.tensorwire import (
     pack_rate,
 )
 
+OLD_FOR_TELLS = "was started by an older Covey, which job.state cannot use: end that aggd, and its agent starts another"
 Buffers = Sequence[memoryview]
 """Of a result, and of each of its moments."""
 
@@ -216,6 +217,8 @@ class Rounds:
         """Late and repeated frames."""
         self._hash = job_hash(job)
         self._by_key: dict[int, TensorRounds] = {}
+        self.tells = False
+        """This rank has something to tell others (`covey.healing`), which not all aggregators pass on."""
         self._can_update = self.can_tell = True
         """Whether the newest aggregator can, as far as is known."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
@@ -363,6 +366,8 @@ class Rounds:
                     return iter((self._said(TensorOp.KEPT, tensor, tensor.version),))
             case TensorOp.WELCOME:
                 self._can_update, self.can_tell = header.round >= UPDATES_SINCE, header.round >= TELLS_SINCE
+                if self.tells and not self.can_tell:
+                    raise TensorWireError(OLD_FOR_TELLS)
                 for tensor in self.tensors.values():
                     if tensor.declared.update is not None and not self._can_update:
                         raise TensorWireError(f"{OLD_AGGREGATOR} {tensor.declared.name!r}")

@@ -28,7 +28,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TextIO
 
@@ -263,14 +263,13 @@ class TensorClient:
         return sum(way.not_finite for way in list(self._ways.values()) if way is not None)
 
     def heal(
-        self, neighbours: Sequence[int], step: int, incarnation: int, own: Callable[[], object] | None
+        self, make: Callable[[BlockRounds], Healing], own: Callable[[], object] | None
     ) -> tuple[Healing, BlockRounds]:
-        """For `job.state`: this rank may be lost, or took over (`incarnation`). ValueError when there are tensors."""
+        """For `job.state`: this rank may be lost, or took over. ValueError when there are tensors."""
         with self._changed:
             if self._ways:
                 raise ValueError("there are tensors already; call job.state before the first one")
-            healing = Healing(self.rank, self.world_size, neighbours, self._far, self._far.versions, step, incarnation)
-            self._healing, self._own = healing, own
+            self._healing, self._own = healing, _ = make(self._far), own
         self._far.heal(healing.told)
         return healing, self._far
 

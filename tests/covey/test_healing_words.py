@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.core import JobId
 from covey.errors import CoveyError, StateLost
 from covey.healing import Healing, neighbours_of
-from covey.rounds import Tell, Told
+from covey.rounds import Rounds, Tell, Told
 from covey.state_pieces import PIECE_BYTES, About, Have, Item, PieceFetch, encode_have, have_decoder, piece_of
+from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
 
 SHORT_S = 0.1
 
@@ -253,3 +255,24 @@ def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:
             assert rank not in found and 1 <= len(found) <= 2
             assert len(here) == world_size or not set(found) & set(here)
     assert neighbours_of(0, range(1), 1) == []
+
+
+def test_an_aggregator_of_before_is_told_apart_by_its_welcome() -> None:
+    rounds = Rounds(JobId("j1"), 0, 2)
+    rounds.tells = True
+    welcome = Header(TensorOp.WELCOME, 0, 0, 0, 0, 0, UPDATES_SINCE, 0, 0, 0, 0)
+    with pytest.raises(TensorWireError, match=r"older Covey, which job\.state cannot use"):
+        list(rounds.heard(welcome, b""))
+    list(rounds.heard(welcome._replace(round=TELLS_SINCE), b""))
+    assert rounds.can_tell
+
+
+def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covey.healing.PATIENCE_S", 0.05)
+    read: list[str] = []
+    healing = Healing(0, 2, [1], Words(), lambda: b"", 0, 0, read.append)
+    healing.begin({})
+    threading.Thread(target=healing.before_push, args=(lambda: 7,), daemon=True).start()
+    until(lambda: read)
+    assert "pushes once rank 1 keeps what is its own" in read[0]
+    healing.close()
