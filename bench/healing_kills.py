@@ -1,14 +1,15 @@
 """`make heal-test`: ranks of a job are killed, again and again: how long the others stand, and the same bits.
 
-    python bench/healing_kills.py [--kills 200] [--every 1.5] [--steps 9000] [--json FILE]
+    python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--json FILE]
 
-Four hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches) has one rank on
-each. Each kill is one of, as a seed chooses: any rank; two at once; a rank, and its successor while that starts; a rank
-with the `aggd` that sums; a rank with its host's agent, which may lead. Agents are started again as systemd would. The
-next kill waits until all ranks have done a step: what is a rank's own is with two others. GAP: how much longer the step
-took in which it happened than the median step, by the clock of ranks that lived through it, ms; what a successor needs
-to start (Python and numpy) is in it. OTHERS: processes of ranks that ended and were not killed. Afterwards the same
-script runs without kills. (Needs root and iproute2.)
+Four hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches), or
+`examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has one rank on each. Each kill is one of, as a seed
+chooses: any rank; two at once; a rank, and its successor while that starts; a rank with the `aggd` that sums; a rank
+with its host's agent, which may lead. Agents are started again as systemd would. The next kill waits until all ranks
+have done a step: what is a rank's own is with two others. GAP: how much longer the step took in which it happened than
+the median step, by the clock of ranks that lived through it, ms; what a successor needs to start is in it. OTHERS:
+processes of ranks that ended and were not killed. Afterwards the same script runs without kills. (Needs root and
+iproute2.)
 """
 
 import os
@@ -45,18 +46,22 @@ KINDS = (
 LOST_S = 6.0
 END_S = 900.0
 TRAIN = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-import covey.job_state, healing
-from pathlib import Path
+import os, runpy, sys, time
+import covey.job_state
+script, pause_s, *sys.argv[1:] = sys.argv[1:]
 done, log = covey.job_state.JobState.done, open(f"steps{os.environ['COVEY_RANK']}", "a")
 def noted(state):
     step = state.step
     done(state)
     print(time.monotonic(), os.environ.get("COVEY_INCARNATION", "0"), step, file=log, flush=True)
+    time.sleep(float(pause_s))
 covey.job_state.JobState.done = noted
-healing.train(int(sys.argv[2]), float(sys.argv[3]), None)
+sys.path[0] = os.path.dirname(script)
+runpy.run_path(script, run_name="__main__")
 """
+SCRIPTS = {"healing": "--steps {}", "heal_ddp": "--epochs {}"}
+"""Of examples/, and how long they are."""
+RESULT = re.compile(r"(?:state sha256=|parameters )(\w+)")
 
 
 class Killed(NamedTuple):
@@ -77,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--every", type=float, default=1.5, help="seconds between two kills, more or less")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--script", choices=SCRIPTS, default="healing", help="heal_ddp needs PyTorch")
+    parser.add_argument("--steps", type=int, default=14_000, help="of healing; epochs of 32 steps of heal_ddp")
     parser.add_argument("--seed", type=int, default=1)
     json_option(parser)
     args = parser.parse_args(argv)
@@ -85,12 +91,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack = AgentRack(lab, gpus=1, voters=3)
         rack.start()
         rack.wait_up()
-        job = submit(rack, args.steps, PAUSE_S)
+        job = submit(rack, args.script, args.steps, PAUSE_S)
         wait(lambda: all(len(each) > 20 for each in steps(rack)), lambda: told(rack, job), 120.0)
         killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every)
         with_kills, times = digest(rack, job), steps(rack)
         attempts = rack.hosts[0].shell(f"agentctl job {job} --json").stdout
-        without = digest(rack, submit(rack, args.steps, 0.0))
+        without = digest(rack, submit(rack, args.script, args.steps, 0.0))
     found = gaps(times, killed)
     deaths = Counter(rank for each in killed for rank in each.ranks)
     others = sum(abs(each[-1].incarnation - deaths[rank]) for rank, each in enumerate(times))
@@ -110,11 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if same and not others else 1
 
 
-def submit(rack: AgentRack, count: int, pause_s: float) -> str:
+def submit(rack: AgentRack, script: str, count: int, pause_s: float) -> str:
     """The job's id."""
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
-    words = f"python train.py {ROOT / 'examples'} {count} {pause_s}"
+    words = f"python train.py {ROOT / 'examples' / script}.py {pause_s} {SCRIPTS[script].format(count)}"
     said = rack.hosts[0].shell(f"agentctl submit --workers {HOSTS} -- {words}")
     if said.returncode:
         raise SystemExit(said.stdout + said.stderr)
@@ -206,7 +212,7 @@ def digest(rack: AgentRack, job: str) -> str:
     """Once the job has ended."""
     first = rack.hosts[0]
     waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
-    match = re.search(r"sha256=(\w+)", first.shell(f"agentctl logs {job} --rank 0").stdout)
+    match = RESULT.search(first.shell(f"agentctl logs {job} --rank 0").stdout)
     if waited.returncode or match is None:
         raise SystemExit(waited.stdout + waited.stderr + told(rack, job))
     return match[1]

@@ -20,7 +20,7 @@ import numpy as np
 
 from covey.handshake import NONCE_BYTES
 from covey.present_owner import PresentOwner
-from covey.rounds import Rounds, Stale, Superseded, Tell, Told
+from covey.rounds import Rounds, Stale, Superseded, Tell, ToldByRank
 from covey.sum_order import Node
 from covey.tensor_arrays import Array, bytes_of
 from covey.tensor_link import CONNECT_S, Poster, TensorLink
@@ -83,7 +83,7 @@ class AggregatorRounds:
         self._saying = False
         """That this rank keeps a result is still to be said: nobody has that result before."""
         self._closed = False
-        self.told: Callable[[Told], None] = lambda told: None
+        self.told: Callable[[ToldByRank], None] = lambda told: None
         """Hears, in the link thread, what other ranks tell."""
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
         self._thread.start()
@@ -332,7 +332,7 @@ class AggregatorRounds:
         if header.op in (TensorOp.RESULT, TensorOp.FAULT):
             self._heard()
         if header.op is TensorOp.TOLD:
-            self.told(Told(header.rank, header.key, header.round, into))
+            self.told(ToldByRank(header.rank, header.key, header.round, into))
         return header
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from covey.aggregator_rounds import AggregatorRounds, Waits
 from covey.blocks import Block, blocks_of, keeper, table_id
 from covey.core import JobId
-from covey.rounds import Rounds, Tell, Told
+from covey.rounds import Rounds, Tell, ToldByRank
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
 from covey.tensor_link import Poster
@@ -86,7 +86,7 @@ class BlockRounds:
         """The newest owner of each table that the agent named."""
         self._closed = False
         self._heals = False
-        self._told_by_ranks: Callable[[Told], None] = lambda told: None
+        self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
         self.table(0)
 
     # ---- from the script ----
@@ -171,7 +171,7 @@ class BlockRounds:
 
     # ---- for a rank that may be lost, and its successor ----
 
-    def heal(self, told: Callable[[Told], None]) -> None:
+    def heal(self, told: Callable[[ToldByRank], None]) -> None:
         """`told` hears, from link threads, what other ranks tell."""
         with self._lock:
             self._told_by_ranks, self._heals = told, True

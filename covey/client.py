@@ -269,6 +269,8 @@ class JobClient:
         with self._lock:
             closed, self._closed = self._closed, True
             tensors = self._tensors
+            if self._heals is not None and self._agent_heals and tensors is not None and tensors.left:
+                self._urgent.append(pack(Heals(self._heals.step, over=True)))
         if closed:
             return
         self._wakes.wake()

@@ -33,7 +33,7 @@ import msgspec
 import numpy as np
 
 from covey.errors import CoveyError, StateLost
-from covey.rounds import Tell, Told
+from covey.rounds import Tell, ToldByRank
 from covey.state_pieces import (
     CANNOT,
     FROM_CHECKPOINT,
@@ -256,7 +256,7 @@ class Healing:
 
     # ---- from a link ----
 
-    def told(self, told: Told) -> None:
+    def told(self, told: ToldByRank) -> None:
         """Another rank said something. What no rank says is left alone."""
         with self._changed, suppress(ValueError, msgspec.DecodeError, RecursionError):
             match About(told.about):
@@ -333,7 +333,7 @@ class Healing:
                     self._say_what_is_here(rank)
             self._saying = None
 
-    def _give(self, asked: Told) -> None:
+    def _give(self, asked: ToldByRank) -> None:
         if asked.rank not in self._held or asked.step != self._newest[asked.rank]:
             return
         piece = piece_of(self._bytes, asked.data)

@@ -64,7 +64,7 @@ class Tell(NamedTuple):
     data: Payload = b""
 
 
-class Told(NamedTuple):
+class ToldByRank(NamedTuple):
     """What another rank told this one."""
 
     rank: int

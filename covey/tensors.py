@@ -150,7 +150,7 @@ class TensorClient:
         self._own: Callable[[], object] | None = None
         self._ways: dict[str, SharedTensor | None] = {}
         """Of each tensor: through shared memory, or through an aggregator."""
-        self._closed = False
+        self._closed = self.left = False
         self._far = BlockRounds(
             job, rank, world_size, lost, tables=tables, wanted=wanted, heard=self._far_heard, part_bytes=part_bytes
         )
@@ -307,6 +307,7 @@ class TensorClient:
                 self._wait(LEAVE, linger_s)
             except TimeoutError:
                 return False
+            self.left = True
             return True
 
     def close(self) -> None:

@@ -155,6 +155,8 @@ class Heals(Frame, frozen=True, tag="Heals"):
     rank again alone: the others have what it needs (`job.state`)."""
 
     step: int
+    over: bool = False
+    """No more: its script is through, and so are those of all others."""
 
 
 class TensorsShared(Frame, frozen=True, tag="TensorsShared"):

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from agent.jobs.connected import ConnectedProcess, plain
 from agent.jobs.counted import CountedProcesses
+from agent.jobs.successors import NEVER
 from agent.jobs.tensor_memories import TensorMemories
 from agent.ports.protocol_error_limit import ProtocolErrorLimit
 from covey.blocks import TABLES_MAX
@@ -281,7 +282,7 @@ class JobSocket:
     async def _heals(self, peer: ConnectedProcess, frame: Heals) -> None:
         if peer.job is None or not 0 <= frame.step <= STEP_MAX:
             raise FrameError("Heals from outside a job, or with an impossible step")
-        await self._runner.heals(peer.job, peer.epoch, peer.rank, frame.step)
+        await self._runner.heals(peer.job, peer.epoch, peer.rank, NEVER if frame.over else frame.step)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
         """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out, and

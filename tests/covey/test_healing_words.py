@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from covey.core import JobId
 from covey.errors import CoveyError, StateLost
 from covey.healing import Healing, neighbours_of
-from covey.rounds import Rounds, Tell, Told
+from covey.rounds import Rounds, Tell, ToldByRank
 from covey.state_pieces import PIECE_BYTES, About, Have, Item, PieceFetch, encode_have, have_decoder, piece_of
 from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
 
@@ -80,29 +80,29 @@ def test_a_survivor_goes_on_only_once_the_process_that_asks_now_is_done() -> Non
     healing, result = made(words), threading.Event()
     healing.begin({"w": np.ones(3, np.float32)})
     thread = waits(healing, result)
-    healing.told(Told(1, About.NEED, 2, b""))
+    healing.told(ToldByRank(1, About.NEED, 2, b""))
     assert have_decoder.decode(words.of(About.HAVE)[-1].data).to == 2
     result.set()  # the lost rank had pushed all it was to
-    healing.told(Told(1, About.DONE, 1, b""))
+    healing.told(ToldByRank(1, About.DONE, 1, b""))
     thread.join(SHORT_S)
     assert thread.is_alive(), "the process before it said so"
-    healing.told(Told(1, About.DONE, 2, b""))
+    healing.told(ToldByRank(1, About.DONE, 2, b""))
     thread.join(10.0)
     assert not thread.is_alive()
 
 
-def test_a_late_question_of_a_process_that_is_over_does_not_take_the_place_of_the_newest() -> None:
+def test_a_late_question_of_a_process_that_is_over_is_not_taken_for_the_newest() -> None:
     words = Words()
     healing, result = made(words), threading.Event()
     healing.begin({"w": np.ones(3, np.float32)})
     thread = waits(healing, result)
-    healing.told(Told(1, About.NEED, 3, b""))
-    healing.told(Told(1, About.NEED, 2, b""))
+    healing.told(ToldByRank(1, About.NEED, 3, b""))
+    healing.told(ToldByRank(1, About.NEED, 2, b""))
     result.set()
-    healing.told(Told(1, About.DONE, 2, b""))
+    healing.told(ToldByRank(1, About.DONE, 2, b""))
     thread.join(SHORT_S)
     assert thread.is_alive()
-    healing.told(Told(1, About.DONE, 3, b""))
+    healing.told(ToldByRank(1, About.DONE, 3, b""))
     thread.join(10.0)
     assert not thread.is_alive()
 
@@ -113,10 +113,10 @@ def test_a_successor_does_not_count_what_the_process_before_it_was_told() -> Non
     thread, found = recovering(healing)
     until(lambda: words.of(About.NEED))
     assert words.of(About.NEED)[0] == Tell(0, About.NEED, 2)
-    healing.told(Told(0, About.HAVE, 4, have(1, 4)))
+    healing.told(ToldByRank(0, About.HAVE, 4, have(1, 4)))
     thread.join(SHORT_S)
     assert thread.is_alive() and not found
-    healing.told(Told(0, About.HAVE, 5, have(2, 5)))
+    healing.told(ToldByRank(0, About.HAVE, 5, have(2, 5)))
     thread.join(10.0)
     assert healing.step == 5 and words.of(About.DONE) == [Tell(0, About.DONE, 2)]
 
@@ -126,8 +126,8 @@ def test_the_state_is_that_of_a_rank_that_is_furthest() -> None:
     healing = made(words, rank=1, world_size=3, incarnation=1)
     thread, _ = recovering(healing)
     until(lambda: words.of(About.NEED))
-    healing.told(Told(0, About.HAVE, 5, have(1, 5)))
-    healing.told(Told(2, About.HAVE, 6, have(1, 6)))
+    healing.told(ToldByRank(0, About.HAVE, 5, have(1, 5)))
+    healing.told(ToldByRank(2, About.HAVE, 6, have(1, 6)))
     thread.join(10.0)
     assert healing.step == 6
 
@@ -147,7 +147,7 @@ def test_a_second_thread_pushes_only_once_the_first_has_told_what_is_the_ranks_o
     until(lambda: words.of(About.MIRROR))
     time.sleep(SHORT_S)
     assert not order
-    healing.told(Told(1, About.MIRRORED, 1, b""))
+    healing.told(ToldByRank(1, About.MIRRORED, 1, b""))
     for thread in threads:
         thread.join(10.0)
     assert sorted(order) == ["a", "b"] and len({said.step for said in words.of(About.MIRROR)}) == 1
@@ -158,9 +158,9 @@ def test_what_is_its_own_counts_although_who_kept_it_was_lost_since() -> None:
     healing = made(words, rank=1, world_size=3, incarnation=1)
     thread, found = recovering(healing, has_own=True)
     until(lambda: words.of(About.NEED))
-    healing.told(Told(0, About.HAVE, 5, have(1, 5, own={5: b"[7]"})))
-    healing.told(Told(0, About.NEED, 1, b""))  # another process of rank 0, which has nothing
-    healing.told(Told(2, About.HAVE, 5, have(1, 5)))
+    healing.told(ToldByRank(0, About.HAVE, 5, have(1, 5, own={5: b"[7]"})))
+    healing.told(ToldByRank(0, About.NEED, 1, b""))  # another process of rank 0, which has nothing
+    healing.told(ToldByRank(2, About.HAVE, 5, have(1, 5)))
     thread.join(10.0)
     assert found[0].own == [7]  # type: ignore[attr-defined]
 
@@ -170,7 +170,7 @@ def test_without_what_is_its_own_a_successor_does_not_go_on() -> None:
     healing = made(words, rank=1, incarnation=1)
     thread, found = recovering(healing, has_own=True)
     until(lambda: words.of(About.NEED))
-    healing.told(Told(0, About.HAVE, 5, have(1, 5)))
+    healing.told(ToldByRank(0, About.HAVE, 5, have(1, 5)))
     thread.join(10.0)
     assert isinstance(found[0], StateLost) and "its own at step 5 was with rank 0" in str(found[0])
 
@@ -181,7 +181,7 @@ def test_ranks_that_hold_unlike_arrays_are_named() -> None:
     thread, found = recovering(healing)
     until(lambda: words.of(About.NEED))
     for rank, size in ((0, 3), (1, 4)):
-        healing.told(Told(rank, About.HAVE, 5, have(1, 5, items=(Item("w", "<f4", (size,)),))))
+        healing.told(ToldByRank(rank, About.HAVE, 5, have(1, 5, items=(Item("w", "<f4", (size,)),))))
     thread.join(10.0)
     assert "ranks 0 and 1 hold arrays of other names" in str(found[0])
 
@@ -198,9 +198,9 @@ def test_nothing_is_pushed_before_a_neighbour_has_what_is_the_ranks_own() -> Non
     threading.Thread(target=push, daemon=True).start()
     until(lambda: words.of(About.MIRROR))
     assert not done.wait(SHORT_S)
-    healing.told(Told(1, About.MIRRORED, 0, b""))
+    healing.told(ToldByRank(1, About.MIRRORED, 0, b""))
     assert not done.wait(SHORT_S), "of the step before"
-    healing.told(Told(1, About.MIRRORED, 1, b""))
+    healing.told(ToldByRank(1, About.MIRRORED, 1, b""))
     assert done.wait(10.0)
 
 
@@ -217,7 +217,7 @@ def test_whatever_other_ranks_say_ends_nothing(about: int, step: int, data: byte
     words = Words()
     for healing in (made(words), made(words, rank=1, incarnation=1)):
         healing.begin({"w": np.ones(3, np.float32)})
-        healing.told(Told(1 - healing._rank, about, step, data))
+        healing.told(ToldByRank(1 - healing._rank, about, step, data))
         assert healing.step == 0
 
 

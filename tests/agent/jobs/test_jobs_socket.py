@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from agent.jobs import jobs_socket as jobs_module
 from agent.jobs.jobs_socket import STEP_MAX, JobSocket
+from agent.jobs.successors import NEVER
 from agent.ports.clock import RealClock
 from agent.ports.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
 from covey.core import Fact, HostId, JobId
@@ -33,6 +34,7 @@ from covey.wire import (
     Attached,
     ExtendGrace,
     Frame,
+    Heals,
     Join,
     Joined,
     Refusal,
@@ -97,14 +99,24 @@ async def door(short: str) -> AsyncIterator[Door]:
 async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> None:
     async with door(short) as found:
         stream, answer = await found.say(GOOD)
-        assert answer == Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True), (
-            "two are here"
-        )
+        two_are_here = Joined(HostId("h1"), J1, 1, 4, 3, PROTOCOL, VERSION, tensor_memory=True, heals=True)
+        assert answer == two_are_here
         await until(lambda: found.facts)
         assert found.facts == [JobJoined(J1, 3, 1)]
         (peer,) = found.socket.peers(J1)
         assert (peer.job, peer.rank, peer.epoch, peer.uid) == (J1, 1, 3, os.getuid())
         stream.close()
+
+
+async def test_a_rank_says_from_which_step_on_it_may_be_lost_and_when_its_script_is_through(short: str) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(GOOD)
+        await stream.write(pack(Heals(7)))
+        await until(lambda: found.runner.healing == {1: 7})
+        await stream.write(pack(Heals(9, over=True)))
+        await until(lambda: found.runner.healing == {1: NEVER})
+        await stream.write(pack(Heals(-1)))
+        await until(lambda: found.socket.counters["malformed"])
 
 
 async def test_a_wheel_that_speaks_otherwise_is_refused_with_both_versions(short: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.jobs import supervisor
-from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, after_loss, command_of, healing_said
+from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, NEVER, after_loss, command_of, healing_said
 from agent.jobs.supervision import (
     HealRank,
     RankHealing,
@@ -201,7 +201,7 @@ def test_a_supervisor_that_takes_over_finds_the_successor_and_starts_the_next_on
 
 
 @pytest.mark.parametrize("kill_s", [0.0, 0.02, 0.05, 0.1, 0.2, 0.5])
-def test_a_supervisor_that_dies_while_it_starts_a_successor_leaves_none_without_a_record(kill_s: float) -> None:
+def test_a_supervisor_that_dies_beside_a_successor_gives_its_number_to_no_other(kill_s: float) -> None:
     async def story(env: Env, played: Ranks) -> None:
         stream = await meet(env, played.config())
         await stream.write(pack(HealRank(1, 0)))
@@ -258,3 +258,8 @@ def test_what_a_lost_process_left_running_is_gone_before_its_successor_starts() 
                 assert "successor 1 0" in said, said
 
     on_this_host(story())
+
+
+def test_one_whose_script_is_through_is_not_started_again() -> None:
+    """It would ask the others, who have ended."""
+    assert after_loss(healing_said(RankHealing(7, 0, 2), NEVER), -9) is None

@@ -1,0 +1,132 @@
+"""Which samples a rank takes in which step: by the step's number alone, so that a rank that was lost finds its place.
+
+    sampler = covey.torch.StepSampler(len(data), 32)
+    loader = DataLoader(data, batch_sampler=sampler)
+    state = covey.torch.attach(ddp, optimizer, data=sampler)
+    for epoch in sampler.epochs(10):
+        for inputs, wanted in loader:
+            ...
+
+Both loops begin where this process is to go on. An epoch shuffles all samples anew, and gives each to one rank; what
+does not fill a step of all ranks is left out, other samples in each epoch.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class StepCount(Protocol):
+    """Of a training that goes on after a rank was lost."""
+
+    @property
+    def next_step(self) -> int:
+        """The one for which the next batch is, where none of it was given."""
+
+    def asks_for_batches(self, begins_epoch: bool) -> None:
+        """The script begins a loop over batches; `begins_epoch`: with the first ones of an epoch."""
+
+    def takes_batch(self) -> None: ...
+
+    def ends_step(self) -> None:
+        """The script is through with the step, if one is under way."""
+
+    def ends(self) -> None:
+        """There are no more steps."""
+
+
+class StepSampler:
+    """A `batch_sampler` of PyTorch's DataLoader."""
+
+    def __init__(
+        self,
+        size: int,
+        batch: int,
+        *,
+        seed: int = 0,
+        per_step: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        order: Callable[[int], list[int]] | None = None,
+    ) -> None:
+        """`size`: of the data set. `batch`: samples in a batch of one rank. `per_step`: batches of a rank in each step
+        of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed. `order(epoch)`: this
+        rank's samples, `size` // `world_size` of them, instead of a shuffle by `seed`. ValueError when they do not
+        fill one step."""
+        self._rank = dist.get_rank() if rank is None else rank
+        self._world_size = dist.get_world_size() if world_size is None else world_size
+        self._size, self._batch, self._seed, self._per_step = size, batch, seed, per_step
+        self._order_of = order or self._shuffled
+        self.steps_per_epoch = size // (self._world_size * batch * per_step)
+        if self.steps_per_epoch < 1:
+            raise ValueError(
+                f"{size} samples do not fill one step of {self._world_size} ranks, {per_step} batches, {batch} samples"
+            )
+        self._counts: StepCount | None = None
+        self._given = 0
+        """Batches, where no training counts."""
+        self._known: tuple[int, list[int]] = (-1, [])
+
+    @classmethod
+    def like(cls, sampler: Any, batch: int, *, per_step: int = 1) -> "StepSampler":
+        """In the order of PyTorch's DistributedSampler `sampler`, which shuffles, and pads or drops, as it was made."""
+
+        def order(epoch: int) -> list[int]:
+            sampler.set_epoch(epoch)
+            return list(sampler)
+
+        ranks = sampler.num_replicas
+        return cls(len(sampler) * ranks, batch, per_step=per_step, rank=sampler.rank, world_size=ranks, order=order)
+
+    def follow(self, counts: StepCount) -> None:
+        """From now on it is at the step that `counts` says; for `attach`."""
+        self._counts = counts
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch."""
+        return self.steps_per_epoch * self._per_step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches from here to the end of this epoch. Not a generator: a DataLoader draws a random number after it
+        asked for the iterator, and before it asks that for a batch."""
+        first = self._next_batch()
+        begins_epoch = first % len(self) == 0
+        if self._counts is not None:
+            self._counts.asks_for_batches(begins_epoch)
+        return self._batches(first, first - first % len(self) + len(self))
+
+    def epochs(self, stop: int) -> Iterator[int]:
+        """Each epoch from this one on, up to `stop`, which is left out. One is over when all of its steps are done."""
+        while (epoch := self._next_batch() // len(self)) < stop:
+            yield epoch
+            if self._counts is not None:
+                self._counts.ends_step()
+        if self._counts is not None:
+            self._counts.ends()
+
+    def batch_of(self, step: int, part: int = 0) -> list[int]:
+        """This rank's samples of batch `part` of a step, counted from 0 over all epochs."""
+        return self._batch_at(step * self._per_step + part)
+
+    def _next_batch(self) -> int:
+        return self._given if self._counts is None else self._counts.next_step * self._per_step
+
+    def _batches(self, first: int, stop: int) -> Iterator[list[int]]:
+        for at in range(first, stop):
+            if self._counts is not None:
+                self._counts.takes_batch()
+            self._given = at + 1
+            yield self._batch_at(at)
+
+    def _batch_at(self, number: int) -> list[int]:
+        epoch, at = divmod(number, len(self))
+        if self._known[0] != epoch:
+            self._known = epoch, self._order_of(epoch)
+        return self._known[1][at * self._batch : (at + 1) * self._batch]
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        drawn = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order: list[int] = torch.randperm(self._size, generator=drawn).tolist()
+        return order[self._rank :: self._world_size]

@@ -1,0 +1,183 @@
+"""What a training has learnt, as arrays with names that are equal on all ranks: model, optimizer, scheduler, scaler.
+
+parameter/0.weight                 in the parameter's own memory
+buffer/1.running_mean              a copy: a forward pass changes it before the step's sums are here
+optimizer/state/0/exp_avg          in the optimizer's own memory
+also/0/..                          tensors of whatever else has a state_dict
+covey/rest                         what is no tensor, as JSON
+covey/made                         of which model, optimizer, PyTorch; compared before anything is loaded
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from covey.errors import CoveyError
+from covey.state_pieces import CANNOT
+from covey.tensor_arrays import Array
+from covey.torch_types import array_of_tensor, bytes_of_tensor, tensor_of_array
+
+REST, MADE = "covey/rest", "covey/made"
+SAME = "start it as the ranks that are there were started"
+
+
+class TrainingState:
+    """Of one model and its optimizer. Its ranks see the same."""
+
+    def __init__(self, module: Any, optimizer: Any, also: Sequence[Any]) -> None:
+        """CoveyError when something of it cannot be given to another process."""
+        self.module, self._optimizer, self._also = module, optimizer, also
+        self.first: int | None = None
+        """The first step of the training; None until all ranks hold the same parameters."""
+        self._made = self._as_made()
+        for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+            for name, tensor in tensors:
+                _check_place(f"{kind} {name!r}", tensor)
+        self.arrays()
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Parameters, then buffers."""
+        return [*self.module.parameters(), *self.buffers]
+
+    @property
+    def buffers(self) -> list[Any]:
+        return list(self.module.buffers())
+
+    def digest(self) -> bytes:
+        """16 bytes of parameters and buffers."""
+        found = hashlib.blake2b(digest_size=16)
+        for tensor in self.tensors:
+            found.update(bytes_of_tensor(tensor))
+        return found.digest()
+
+    def arrays(self) -> dict[str, Array]:
+        """Now; not copied, but for buffers."""
+        found = {f"parameter/{name}": array_of_tensor(each) for name, each in self.module.named_parameters()}
+        for name, each in self.module.named_buffers():
+            found[f"buffer/{name}"] = array_of_tensor(each).copy()
+        rest = {
+            "first": self.first,
+            "optimizer": _plain(self._optimizer.state_dict(), "optimizer", found),
+            "also": [_plain(each.state_dict(), f"also/{at}", found) for at, each in enumerate(self._also)],
+        }
+        return found | {REST: _bytes(json.dumps(rest)), MADE: _bytes(json.dumps(self._made))}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Another rank's `arrays`. Before the first step it stays as the script made it. CoveyError when they are of
+        another training."""
+        self._compare(json.loads(arrays[MADE].tobytes()))
+        rest = json.loads(arrays[REST].tobytes())
+        self.first = rest["first"]
+        if self.first is None:
+            return
+        with torch.no_grad():
+            for name, each in self.module.named_parameters():
+                each.copy_(tensor_of_array(arrays[f"parameter/{name}"], each.dtype))
+            for name, each in self.module.named_buffers():
+                each.copy_(tensor_of_array(arrays[f"buffer/{name}"], each.dtype))
+        self._load_optimizer(_whole(rest["optimizer"], arrays))
+        for each, plain in zip(self._also, rest["also"], strict=True):
+            each.load_state_dict(_whole(plain, arrays))
+
+    def _load_optimizer(self, state: Any) -> None:
+        """Moments as they are: `load_state_dict` makes them of the parameters' type."""
+        self._optimizer.load_state_dict(state)
+        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
+        for at, each in state["state"].items():
+            self._optimizer.state[parameters[at]].update(each)
+        self._optimizer.zero_grad()
+
+    def _as_made(self) -> dict[str, Any]:
+        """In an order in which differences are told."""
+        return {
+            "PyTorch": str(torch.__version__),
+            "model": _shapes(self.module.named_parameters()),
+            "buffers": _shapes(self.module.named_buffers()),
+            "optimizer": type(self._optimizer).__qualname__,
+            "also": [type(each).__qualname__ for each in self._also],
+        }
+
+    def _compare(self, theirs: Mapping[str, Any]) -> None:
+        for what, own in self._made.items():
+            if theirs.get(what) != own:
+                why = f"{what} {_difference(own, theirs.get(what))}"
+                raise CoveyError(CANNOT, why, SAME)
+
+
+def _difference(own: Any, theirs: Any) -> str:
+    """The first one."""
+    if isinstance(own, list) and isinstance(theirs, list):
+        for mine, other in zip(own, theirs, strict=False):
+            if mine != other:
+                return f"here has {mine}, and there {other}"
+        return f"here has {len(own)} parts, and there {len(theirs)}"
+    return f"here is {own}, and there {theirs}"
+
+
+def _shapes(named: Any) -> list[str]:
+    return [f"{name} {tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for name, each in named]
+
+
+def _check_place(what: str, tensor: Any) -> None:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        came = f"{what} is a {tensor.layout} tensor on {tensor.device}".replace("torch.", "")
+        raise CoveyError(
+            "this training cannot be given to another process", came, "keep it in dense tensors on cpu, or attach(ddp)"
+        )
+
+
+def _bytes(text: str) -> Array:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _plain(value: Any, path: str, arrays: dict[str, Array]) -> Any:
+    """As JSON has it, the same for equal values; its tensors go to `arrays`. Pickled, it would depend on which parts
+    are one object, which differs once a rank has loaded it."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case torch.Tensor():
+            _check_place(path, value)
+            arrays[path] = array_of_tensor(value)
+            return {"tensor": [path, str(value.dtype).removeprefix("torch.")]}
+        case list():
+            return [_plain(each, f"{path}/{at}", arrays) for at, each in enumerate(value)]
+        case tuple():
+            return {"tuple": _plain(list(value), path, arrays)}
+        case Counter():
+            return {"counter": [[key, count] for key, count in value.items()]}
+        case Mapping():
+            return {"dict": [[_key(key, path), _plain(each, f"{path}/{key}", arrays)] for key, each in value.items()]}
+        case _:
+            what, why = "this training cannot be given to another process", f"{path} is a {type(value).__qualname__}"
+            raise CoveyError(what, why, "keep numbers, texts, lists, dicts and tensors in its state_dict")
+
+
+def _key(key: Any, path: str) -> Any:
+    if not isinstance(key, (int, str)):
+        why = f"{path} has a {type(key).__qualname__} as a key"
+        raise CoveyError("this training cannot be given to another process", why, "name it by a text or a number")
+    return key
+
+
+def _whole(plain: Any, arrays: Mapping[str, Array]) -> Any:
+    """What `_plain` was given."""
+    match plain:
+        case list():
+            return [_whole(each, arrays) for each in plain]
+        case {"tensor": [path, dtype]}:
+            return tensor_of_array(arrays[path], getattr(torch, dtype))
+        case {"tuple": parts}:
+            return tuple(_whole(parts, arrays))
+        case {"counter": pairs}:
+            return Counter(dict(pairs))
+        case {"dict": pairs}:
+            return {key: _whole(each, arrays) for key, each in pairs}
+        case _:
+            return plain

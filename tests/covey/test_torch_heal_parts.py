@@ -1,0 +1,249 @@
+"""What a PyTorch training gives to a rank that takes over, part by part, in one process."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.errors import CoveyError
+from tests.covey.attach.torch_jobs import NEEDS_TORCH
+
+pytestmark = NEEDS_TORCH
+
+
+def trained(seed: int, optimizer: str = "Adam", width: int = 3) -> tuple[Any, Any, Any]:
+    """Two steps of a small model."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 4), torch.nn.BatchNorm1d(4)).to(torch.float32)
+    made = getattr(torch.optim, optimizer)(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(made, [1, 5])
+    for _ in range(2 if seed else 0):
+        made.zero_grad()
+        model(torch.randn(5, width)).square().mean().backward()
+        made.step()
+        scheduler.step()
+    return model, made, scheduler
+
+
+def test_a_fresh_optimizer_goes_on_with_the_moments_of_another_one() -> None:
+    from covey.torch_state import TrainingState
+
+    (model, optimizer, scheduler), fresh = trained(1), trained(0)
+    theirs = TrainingState(model, optimizer, [scheduler])
+    theirs.first = 1
+    ours = TrainingState(fresh[0], fresh[1], [fresh[2]])
+    assert "optimizer/state/0/exp_avg" not in ours.arrays()
+    ours.load({name: array.copy() for name, array in theirs.arrays().items()})
+    found, wanted = ours.arrays(), theirs.arrays()
+    assert list(found) == list(wanted)
+    assert all(found[name].tobytes() == wanted[name].tobytes() for name in wanted)
+    assert isinstance(fresh[2].milestones, Counter) and fresh[1].param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+def test_arrays_lie_in_the_memory_of_the_model_but_buffers_are_copied() -> None:
+    from covey.torch_state import TrainingState
+
+    model, optimizer, _ = trained(1)
+    arrays = TrainingState(model, optimizer, []).arrays()
+    model[0].weight.data.fill_(7.0)
+    model[1].running_mean.fill_(7.0)
+    assert (arrays["parameter/0.weight"] == 7.0).all() and not (arrays["buffer/1.running_mean"] == 7.0).any()
+
+
+def test_moments_of_another_type_than_the_parameters_stay_as_they_are() -> None:
+    import torch
+
+    from covey.torch_state import TrainingState
+
+    def short() -> tuple[Any, Any]:
+        model = torch.nn.Linear(2, 2).to(torch.bfloat16)
+        return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    (model, optimizer), fresh = short(), short()
+    kept = torch.full((2, 2), 1.0 + 2.0**-20)
+    optimizer.state[model.weight]["momentum_buffer"] = kept
+    theirs, ours = TrainingState(model, optimizer, []), TrainingState(*fresh, [])
+    theirs.first = 1
+    ours.load({name: array.copy() for name, array in theirs.arrays().items()})
+    assert torch.equal(fresh[1].state[fresh[0].weight]["momentum_buffer"], kept)
+    assert torch.equal(fresh[0].weight, model.weight) and fresh[0].weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"optimizer": "SGD"}, "optimizer here is Adam, and there SGD"),
+        ({"width": 2}, "model here has 0.weight (4, 3) float32, and there 0.weight (4, 2) float32"),
+    ],
+)
+def test_a_rank_of_another_training_says_what_differs(other: dict[str, Any], why: str) -> None:
+    from covey.torch_state import TrainingState
+
+    theirs = TrainingState(*trained(1, **other)[:2], []).arrays()
+    ours = TrainingState(*trained(0)[:2], [])
+    with pytest.raises(CoveyError, match="cannot go on") as raised:
+        ours.load(theirs)
+    assert raised.value.why == why
+
+
+def test_a_rank_with_another_pytorch_says_so() -> None:
+    from covey.torch_state import MADE, TrainingState
+
+    ours = TrainingState(*trained(0)[:2], [])
+    made = json.loads(ours.arrays()[MADE].tobytes()) | {"PyTorch": "1.0"}
+    with pytest.raises(CoveyError) as raised:
+        ours.load(ours.arrays() | {MADE: np.frombuffer(json.dumps(made).encode(), np.uint8)})
+    assert raised.value.why.endswith("and there 1.0")
+
+
+def test_what_cannot_be_given_to_another_process_is_named() -> None:
+    from covey.torch_state import TrainingState
+
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"how": {"kind": object()}}
+
+    with pytest.raises(CoveyError) as raised:
+        TrainingState(*trained(0)[:2], [Odd()])
+    assert raised.value.why == "also/0/how/kind is a object"
+
+
+def test_random_generators_go_on_where_they_were_kept() -> None:
+    import torch
+
+    from covey.torch_random import generators, set_generators
+
+    def drawn() -> list[float]:
+        return [torch.rand(()).item(), random.gauss(0, 1), np.random.standard_normal()]
+
+    drawn()
+    before = generators()
+    kept = json.loads(json.dumps(before.as_json()))
+    wanted = drawn()
+    assert generators() != before
+    set_generators(kept)
+    assert generators() == before and drawn() == wanted
+    assert len(json.dumps(kept)) < 16_000, "it goes to two neighbours in each step"
+
+
+def test_anything_travels_as_halves() -> None:
+    import torch
+
+    from covey.torch_types import fill, halves_count, halves_of
+
+    given = [
+        torch.tensor([float("nan"), -0.0, 1e-40, float("inf")]),
+        torch.tensor(-(1 << 62)),
+        torch.tensor([True, False, True]),
+        torch.zeros(0),
+        torch.randn(3, 2).to(torch.bfloat16).t(),
+    ]
+    halves = halves_of(given)
+    assert halves.size == halves_count(given)
+    into = [torch.zeros_like(each) for each in given]
+    fill(into, halves + np.zeros_like(halves))
+    assert [each.tolist() for each in into[1:]] == [each.tolist() for each in given[1:]]
+    assert halves_of(into).tobytes() == halves.tobytes()
+
+
+class PlayedSteps:
+    """As much of a training as a sampler sees."""
+
+    def __init__(self, step: int) -> None:
+        self.next_step, self.said = step, [""]
+
+    def asks_for_batches(self, begins_epoch: bool) -> None:
+        self.said.append(f"asks {begins_epoch}")
+
+    def takes_batch(self) -> None:
+        pass
+
+    def ends_step(self) -> None:
+        self.said.append("step ended")
+
+    def ends(self) -> None:
+        self.said.append("ended")
+
+
+def epochs_of(sampler: Any, steps: PlayedSteps, stop: int) -> Iterator[list[int]]:
+    for _ in sampler.epochs(stop):
+        for at, batch in enumerate(sampler, 1):
+            yield batch
+            steps.next_step += at % 2 == 0  # two batches make a step
+
+
+@pytest.mark.parametrize("began", [0, 1, 5, 6, 17, 18])
+def test_a_sampler_goes_on_at_any_step_with_the_batches_that_it_would_have_given(began: int) -> None:
+    from covey.torch import StepSampler
+
+    def given(step: int, rank: int) -> tuple[list[list[int]], PlayedSteps]:
+        sampler = StepSampler(100, 4, per_step=2, rank=rank, world_size=2)
+        assert sampler.steps_per_epoch == 6 and len(sampler) == 12
+        steps = PlayedSteps(step)
+        sampler.follow(steps)
+        return list(epochs_of(sampler, steps, 3)), steps
+
+    whole = [given(0, rank)[0] for rank in range(2)]
+    found, steps = given(began, 1)
+    assert found == whole[1][2 * began :] and steps.said[-1] == "ended"
+    for epoch in range(3):
+        samples = [at for each in whole for batch in each[epoch * 12 : epoch * 12 + 12] for at in batch]
+        assert len(set(samples)) == len(samples) == 96
+    assert began % 6 == 0 or steps.said[1] == "asks False"
+
+
+def test_a_sampler_has_the_order_of_pytorchs_own() -> None:
+    from torch.utils.data import DistributedSampler
+
+    from covey.torch import StepSampler
+
+    stock: Any = DistributedSampler(list(range(50)), num_replicas=2, rank=1, seed=9)
+    sampler = StepSampler.like(stock, 5)
+    found = [[at for batch in sampler for at in batch] for _ in range(2)]
+    for epoch in range(2):
+        stock.set_epoch(epoch)
+        assert found[epoch] == list(stock)
+    assert [sampler.batch_of(5), sampler.batch_of(6)] == [list(stock)[:5], list(stock)[5:10]]
+
+
+def test_too_few_samples_for_a_step_are_refused() -> None:
+    from covey.torch import StepSampler
+
+    with pytest.raises(ValueError, match="7 samples do not fill one step of 2 ranks, 1 batches, 4 samples"):
+        StepSampler(7, 4, rank=0, world_size=2)
+
+
+def attached_alone(ranks: int, group: Any) -> None:
+    import covey.torch
+
+    model, optimizer, _ = trained(0)
+    ddp = SimpleNamespace(module=model, process_group=group)
+    job: Any = SimpleNamespace(rank=0, world_size=ranks, tensors=SimpleNamespace(in_background=lambda: None))
+    covey.torch.attach(ddp, optimizer, job)
+
+
+def test_a_job_of_one_rank_has_nobody_to_give_it_back() -> None:
+    with pytest.raises(CoveyError, match=r"one rank.*\n.*--workers 2"):
+        attached_alone(1, SimpleNamespace(size=lambda: 1))
+
+
+def test_a_group_that_spans_what_dies_is_refused() -> None:
+    with pytest.raises(CoveyError, match=r"its process group \(gloo\) spans"):
+        attached_alone(2, SimpleNamespace(size=lambda: 2, name=lambda: "gloo"))
+
+
+def test_collectives_before_attach_are_refused() -> None:
+    import torch
+
+    from covey.torch_group import TensorsGroup
+
+    group: Any = TensorsGroup(0, 2)
+    with pytest.raises(CoveyError, match=r"all_reduce was refused\n.*\n.*after covey.torch.attach"):
+        group.allreduce([torch.zeros(1)])

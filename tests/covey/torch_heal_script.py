@@ -1,0 +1,206 @@
+"""Ranks of a training for `test_torch_heal`: what a user's script does, with a client made by hand.
+
+It imports PyTorch once, and forks a process for each line on stdin:
+
+    RANK RANKS INCARNATION KIND STEPS EPOCH ADDRESS OUT        EPOCH, ADDRESS: of the aggregator; OUT: a file
+
+It tells `began PID` and `ended PID STATUS`. In OUT stand the samples that the process took in each step, and at the end
+the checksum of what was learnt.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import select
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import covey.torch
+from covey.core import HostId, JobId
+from covey.job_state import begun
+from covey.tensors import TensorClient
+from covey.wire import AggregatorAt
+
+SIZE, BATCH, PARTS = 192, 4, 2
+SLOW_S = 0.01
+
+
+class RankOfTest(NamedTuple):
+    rank: int
+    ranks: int
+    incarnation: int
+    kind: str
+    steps: int
+
+
+class PlayedJob:
+    """As much of a JobClient as `attach` uses."""
+
+    def __init__(self, of: RankOfTest, at: AggregatorAt) -> None:
+        self.rank, self.world_size, self._incarnation = of.rank, of.ranks, of.incarnation
+        self.tensors = TensorClient(JobId("j1"), of.rank, of.ranks, lambda epoch, why, table: None)
+        self.tensors.moved(at)
+
+    def state(self, get: Any, load: Any, *, own: Any, step: int) -> Any:
+        here = range(self.rank, self.rank + 1)
+        return begun(self.tensors, here, self._incarnation, get, load, own, step, lambda done: None)
+
+
+class Samples(Dataset):  # type: ignore[misc]
+    """Each is noise of its own, its number beside it; and what augments it is drawn anew each time."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, at: int) -> Any:
+        whole = torch.randn(8, generator=torch.Generator().manual_seed(at))
+        return whole + 0.01 * random.gauss(0, 1) + 0.01 * np.random.random(), at
+
+
+def model_of(of: RankOfTest) -> Any:
+    """`unlike`: each rank begins with another one, and takes rank 0's."""
+    torch.manual_seed(of.rank if of.kind == "unlike" else 7)
+    layers = [torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3)]
+    more = [torch.nn.Linear(16, 16) for _ in range(3)]
+    return torch.nn.Sequential(*layers, *more, torch.nn.Linear(16, 2 if of.kind == "other" and of.incarnation else 1))
+
+
+def told(*words: Any) -> None:
+    print(*words, flush=True)
+
+
+def checksum(model: Any) -> str:
+    whole = hashlib.sha256()
+    for name, each in sorted(model.state_dict().items()):
+        whole.update(name.encode() + each.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return whole.hexdigest()
+
+
+def seeded(of: RankOfTest) -> None:
+    torch.manual_seed(100 + of.rank)
+    random.seed(of.rank)
+    np.random.seed(of.rank)
+
+
+def sampler_of(of: RankOfTest, samples: Samples) -> covey.torch.StepSampler:
+    if of.kind == "unlike":
+        return covey.torch.StepSampler.like(DistributedSampler(samples, seed=5), BATCH)
+    return covey.torch.StepSampler(SIZE, BATCH, seed=3)
+
+
+def by_epochs(of: RankOfTest, job: Any) -> Any:
+    """Adam, dropout, a schedule by epochs, a stock loop over epochs and a DataLoader."""
+    model, samples = model_of(of), Samples()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.002)
+    optimizer: Any = torch.optim.Adam(ddp.parameters(), 0.01)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3])
+    seeded(of)
+    sampler = sampler_of(of, samples)
+    loader = DataLoader(samples, batch_sampler=sampler)
+    state = covey.torch.attach(ddp, optimizer, job, also=[scheduler], data=sampler)
+    told("goes on", state.step)
+    for _ in sampler.epochs(of.steps // sampler.steps_per_epoch):
+        for inputs, numbers in loader:
+            told("takes", state.next_step, *numbers.tolist())
+            optimizer.zero_grad()
+            loss = ddp(inputs).square().mean() * (1 + torch.rand(()))
+            loss.backward()
+            if of.kind == "draws":
+                torch.rand(1)
+            mean = loss.detach().clone()
+            torch.distributed.all_reduce(mean, torch.distributed.ReduceOp.AVG)
+            optimizer.step()
+            if of.kind == "late":
+                torch.distributed.barrier()
+            time.sleep(SLOW_S)
+        scheduler.step()
+    return model
+
+
+def by_steps(of: RankOfTest, job: Any) -> Any:
+    """Momentum, several batches a step, all but the last under no_sync; a scaler that skips some steps."""
+    model, samples = model_of(of), Samples()
+    ddp = DistributedDataParallel(model)
+    optimizer: Any = torch.optim.SGD(ddp.parameters(), 0.02, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, of.steps)
+    seeded(of)
+    sampler = covey.torch.StepSampler(SIZE, BATCH, per_step=PARTS)
+    state = covey.torch.attach(ddp, optimizer, job, also=[scheduler, scaler])
+    told("goes on", state.step)
+    for step in state.steps(of.steps):
+        optimizer.zero_grad()
+        chosen = [sampler.batch_of(step, part) for part in range(PARTS)]
+        told("takes", step, *chosen[0], *chosen[1])
+        for part in range(PARTS):
+            inputs = torch.stack([samples[at][0] for at in chosen[part]])
+            with contextlib.nullcontext() if part == PARTS - 1 else ddp.no_sync():
+                spoilt = float("inf") if step % 5 == 2 and of.rank == 1 else 1.0
+                scaler.scale(ddp(inputs).square().mean() * spoilt).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        told("scale", step, scaler.get_scale())
+        time.sleep(SLOW_S)
+    return model
+
+
+def train(of: RankOfTest, at: AggregatorAt) -> None:
+    job: Any = PlayedJob(of, at)
+    covey.torch.init_process_group(job)
+    model = (by_steps if of.kind == "steps" else by_epochs)(of, job)
+    ranks = torch.tensor([of.rank + (5 << 40)], dtype=torch.int64)
+    torch.distributed.all_reduce(ranks)
+    told("sum", ranks.item())
+    told("sha256", checksum(model))
+
+
+def forked(line: str) -> None:
+    """Returns in the parent only."""
+    rank, ranks, incarnation, kind, steps, epoch, address, out = line.split()
+    pid = os.fork()
+    if pid:
+        told("began", pid)
+        return
+    to = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(to, 1)
+    os.dup2(to, 2)
+    at = AggregatorAt(JobId("j1"), int(epoch), HostId("h1"), address, b"sixteen bytes !!")
+    train(RankOfTest(int(rank), int(ranks), int(incarnation), kind, int(steps)), at)
+    sys.exit(0)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    optimizer: Any = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    optimizer.step()  # imports a second's worth of modules
+    left = b""
+    while True:
+        while (ended := _ended()) is not None:
+            told("ended", *ended)
+        if select.select([0], [], [], 0.02)[0]:
+            read = os.read(0, 4096)
+            if not read:
+                return
+            *lines, left = (left + read).split(b"\n")
+            for line in lines:
+                forked(line.decode())
+
+
+def _ended() -> tuple[int, int] | None:
+    with contextlib.suppress(ChildProcessError):
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            return pid, os.waitstatus_to_exitcode(status)
+    return None
+
+
+if __name__ == "__main__":
+    main()
