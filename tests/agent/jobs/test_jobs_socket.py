@@ -108,7 +108,7 @@ async def test_a_rank_joins_with_its_token_and_learns_its_place(short: str) -> N
         stream.close()
 
 
-async def test_a_rank_says_from_which_step_on_it_may_be_lost_and_when_its_script_is_through(short: str) -> None:
+async def test_a_rank_says_from_when_on_it_may_be_lost_and_when_it_is_through(short: str) -> None:
     async with door(short) as found:
         stream, _ = await found.say(GOOD)
         await stream.write(pack(Heals(7)))
