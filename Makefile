@@ -78,7 +78,7 @@ storm: $(READY) ## harm real agents on hosts of their own for half an hour: make
 bench-tensors: $(READY) .venv/.torch ## rounds of tensors on one host, with Covey and with gloo, side by side (some 5 minutes)
 	@$(BIN)/python bench/tensors_live.py $(ARGS)
 
-heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times: how long the others stand, the same bits (some 7 minutes)
+heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times: how long the others stand, the same bits (some 8 minutes)
 	@$(BIN)/python bench/healing_kills.py $(ARGS)
 
 bench-tensors-kills: $(READY) .venv/.torch ## a DDP script on two hosts whose aggregators are killed twenty times: how long it stands, the same bits (some 15 minutes)

@@ -231,7 +231,10 @@ def gaps(times: Sequence[Sequence[Done]], killed: Sequence[Killed]) -> dict[str,
     for (kill_s, _, ranks), next_s in zip(killed, ends_s, strict=True):
         end_s = min(next_s, kill_s + LOST_S)
         lived = [
-            after - before for rank, before, after in spans if rank not in ranks and before <= end_s and after >= kill_s
+            after - before
+            for rank, before, after in spans
+            if rank not in ranks and before <= end_s and after >= kill_s
+            if before <= kill_s or after < next_s  # else it is the next kill's
         ]
         took.append(max(lived, default=0.0))
     return {"step_s": statistics.median(after - before for _, before, after in spans), "took_s": took}
