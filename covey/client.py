@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from covey import at_exit
-from covey.errors import CoveyError, StateLost
+from covey.errors import EXIT_STATE_LOST, CoveyError, StateLost
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from covey.job_state import Get, JobState, Load
     from covey.tensors import TensorClient
 
-EXIT_AGAIN = 75
-"""Of a script that asks for its job to be started again."""
 JOIN_S = 10.0
 """How long `join` waits for an agent that is away; then the script goes on, and joins when the agent is back."""
 BACKOFF_S = (0.1, 2.0)
@@ -233,8 +231,8 @@ class JobClient:
         bits; `covey.job_state` says what the script keeps to. `get` gives the arrays that make the state, by name.
         `load` is called here, in a rank that was lost, with these and what `own` gave last: what is this rank's alone,
         such as its random generators, as JSON writes it. `step`: the first one, after a checkpoint. ValueError when
-        there are tensors already. Where nobody has the state of a lost rank, this process says so and ends with 75: the
-        job runs again from its last checkpoint."""
+        there are tensors already. Where nobody has the state of a lost rank, this process says so and ends with 70: the
+        job fails, or with retries left runs again from its last checkpoint."""
         from covey.job_state import begun
 
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
@@ -245,7 +243,7 @@ class JobClient:
             made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, lambda done: self.step(done))
         except StateLost as lost:
             print(f"covey: rank {self.rank}: {lost}", file=sys.stderr, flush=True)
-            raise SystemExit(EXIT_AGAIN) from lost
+            raise SystemExit(EXIT_STATE_LOST) from lost
         self._heals = Heals(made.step)
         if self._agent_heals:
             self._say(self._heals)

@@ -29,5 +29,9 @@ class CoveyError(RuntimeError):
         self.what, self.why, self.next = what, why, next
 
 
+EXIT_STATE_LOST = 70
+"""Exit status of a rank that ends by `StateLost`: its job fails, or is tried again as after any failure."""
+
+
 class StateLost(CoveyError):
     """Nobody has what a rank needs that takes over from one that was lost."""

@@ -214,11 +214,13 @@ class Healing:
             asked, self._asked = self._asked, {}
             for rank in asked:
                 self._hold(rank)
+        failed = True
         try:
             yield
+            failed = False
         finally:
             with self._changed:
-                self._changed.wait_for(lambda: not self._held or self._closed)
+                self._changed.wait_for(lambda: failed or not self._held or self._closed)
                 self._waiting -= 1
 
     def recover(self, tell: Callable[[str], None], has_own: bool, timeout_s: float = HEAL_S) -> Recovered:

@@ -4,7 +4,8 @@
 
     def load(arrays, own):
         w[:] = arrays["w"]
-        rng.bit_generator.state = own
+        if own is not None:                     # None: the job had just begun
+            rng.bit_generator.state = own
 
     state = job.state(lambda: {"w": w}, load, own=lambda: rng.bit_generator.state)
     for step in state.steps(1000):

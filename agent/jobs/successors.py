@@ -8,13 +8,17 @@ more: then it is the step, or this host, and the job ends or runs again as witho
 import msgspec
 
 from agent.jobs.supervision import RankHealing, RankStart, SupervisorState
+from covey.errors import EXIT_STATE_LOST
 from covey.ports import Command
 
 NEVER = 1 << 60
 """The step with which a rank begins whose script is through."""
 LOSSES_IN_A_STEP_MAX = 5
 EXIT_AGAIN = 75
-"""A script asks for the whole job to be started again; so does a successor that cannot go on (`covey.job_state`)."""
+"""A script asks for the whole job to be started again."""
+
+FOR_GOOD = (0, EXIT_AGAIN, EXIT_STATE_LOST, None)
+"""A process that ended so has no successor. None: nobody knows how."""
 
 
 def healing_said(known: RankHealing | None, step: int) -> RankHealing:
@@ -26,7 +30,7 @@ def healing_said(known: RankHealing | None, step: int) -> RankHealing:
 
 def after_loss(known: RankHealing | None, code: int | None) -> RankHealing | None:
     """The successor of a rank's process that ended with `code` (None: nobody knows how); None: there is none."""
-    if known is None or known.step >= NEVER or code in (0, EXIT_AGAIN, None) or known.losses >= LOSSES_IN_A_STEP_MAX:
+    if known is None or known.step >= NEVER or code in FOR_GOOD or known.losses >= LOSSES_IN_A_STEP_MAX:
         return None
     return RankHealing(known.step, known.losses + 1, known.incarnation + 1)
 

@@ -276,3 +276,12 @@ def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.
     until(lambda: read)
     assert "pushes once rank 1 keeps what is its own" in read[0]
     healing.close()
+
+
+def test_a_script_that_fails_while_it_waits_does_not_wait_for_a_successor() -> None:
+    healing = made(Words())
+    healing.begin({"w": np.ones(3, np.float32)})
+    with pytest.raises(ZeroDivisionError), healing.waiting():
+        healing.told(ToldByRank(1, About.NEED, 1, b""))
+        raise ZeroDivisionError
+    assert not healing._waiting

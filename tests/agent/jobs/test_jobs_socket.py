@@ -117,6 +117,7 @@ async def test_a_rank_says_from_when_on_it_may_be_lost_and_when_it_is_through(sh
         await until(lambda: found.runner.healing == {1: NEVER})
         await stream.write(pack(Heals(-1)))
         await until(lambda: found.socket.counters["malformed"])
+        assert found.runner.healing == {1: NEVER}
 
 
 async def test_a_wheel_that_speaks_otherwise_is_refused_with_both_versions(short: str) -> None:

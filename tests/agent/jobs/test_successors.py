@@ -47,7 +47,7 @@ def test_who_did_not_say_that_it_may_be_lost_has_no_successor() -> None:
     assert after_loss(None, -9) is None
 
 
-@pytest.mark.parametrize("code", [0, 75, None])
+@pytest.mark.parametrize("code", [0, 70, 75, None])
 def test_who_is_done_asks_to_run_again_or_ended_unseen_has_none(code: int | None) -> None:
     assert after_loss(RankHealing(3), code) is None
 
