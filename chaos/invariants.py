@@ -170,13 +170,15 @@ class WorkloadsRight:
 class Rank:
     """One rank that really runs."""
 
-    __slots__ = ("epoch", "gpus", "host", "job", "job_class", "process", "rank", "size", "tenant")
+    __slots__ = ("epoch", "gpus", "host", "job", "job_class", "process", "rank", "size", "still", "tenant")
 
     def __init__(self, host: str, process: SimProcess, command: Command) -> None:
         env = command.env
         self.host, self.process = host, process
         self.job, self.epoch, self.rank = env["COVEY_JOB_ID"], int(env["COVEY_EPOCH"]), int(env["COVEY_RANK"])
         self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
+        self.still = process.loop.paused and command.argv[0] == "healer"
+        """It may be lost, and is suspended: another one may run in its place as long as that is so."""
         self.size, self.tenant, self.job_class = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"], env["COVEY_CLASS"]
 
 
@@ -220,8 +222,9 @@ class GpusExclusive(RanksHeld):
         running: dict[tuple[str, int, int], str] = {}
         for rank in ranks:
             once = (rank.job, rank.epoch, rank.rank)
-            assert once not in running, f"{once} runs on {running[once]} and on {rank.host}"
-            running[once] = rank.host
+            if not rank.still:
+                assert once not in running, f"{once} runs on {running[once]} and on {rank.host}"
+                running[once] = rank.host
             for gpu in rank.gpus:
                 other = owner.setdefault(gpu, rank)
                 assert (other.job, other.epoch) == (rank.job, rank.epoch), (
@@ -285,13 +288,14 @@ class QueuesHold:
 
 class RanksOnce(RanksHeld):
     """A rank of a job lives once, under one epoch, wherever that is: also on hosts that are cut off. A job that is
-    to be kept (`on_lost`) is not placed elsewhere, so this holds for it too."""
+    to be kept (`on_lost`) is not placed elsewhere, so this holds for it too. One that may be lost lives as long as it
+    does not stand still, and again when it goes on."""
 
     name = "a rank lives once"
 
     def look(self, ranks: list[Rank]) -> None:
         alive: dict[tuple[str, int], Rank] = {}
-        for rank in ranks:
+        for rank in (rank for rank in ranks if not rank.still):
             other = alive.setdefault((rank.job, rank.rank), rank)
             assert other is rank, (
                 f"rank {rank.rank} of {rank.job} lives on {other.host} under epoch {other.epoch} and on {rank.host} "
@@ -312,7 +316,7 @@ class QuotaHeld(RanksHeld):
 
     def look(self, ranks: list[Rank]) -> None:
         used: dict[str, int] = {}
-        for rank in ranks:
+        for rank in (rank for rank in ranks if not rank.still):
             if rank.job_class != "opportunistic" or self._upgraded(rank.job):
                 used[rank.tenant] = used.get(rank.tenant, 0) + len(rank.gpus)
         for tenant, gpus in used.items():

@@ -24,7 +24,7 @@ from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
 from chaos.pager import QUICK, Oracle, Pace, pager, reader
 from chaos.people import bungler, writer
-from chaos.workload import ring, sleeper, trainer
+from chaos.workload import healer, ring, sleeper, trainer
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
 from covey.core import HostId, JobId, Message
@@ -122,6 +122,7 @@ class SimRack:
             "writer": writer,
             "bungler": bungler,
             "trainer": trainer(self.saw_wrong),
+            "healer": healer(lambda: self.world.now),
         }
         self.invariants = invariants_for(self) if watched else []
         for invariant in self.invariants:

@@ -3,6 +3,7 @@
     sleeper SECONDS [CODE]     computes, pushes nothing; ends with this exit status
     ring SECONDS               exchanges a byte with rank 0 each second, as NCCL would; 1 when that hears nothing
     trainer ROUNDS FLOATS      joins its agent, pushes integer gradients, checks every sum to the bit
+    healer UNTIL               may be lost at any step of a second, and says so to its agent; ends at this time, with 0
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
 The trainer's job side is `covey.tensorstream`: the rounds that real scripts use, on ports instead of threads. Of every
@@ -24,7 +25,7 @@ from covey.ports import ByteStream, Command, Env
 from covey.rounds import Superseded
 from covey.table_owners import TableOwners
 from covey.updates import SGD
-from covey.wire import AggregatorAt, AggregatorLost, Join, Joined, Refusal, Stepped, TableWanted, decoder
+from covey.wire import AggregatorAt, AggregatorLost, Heals, Join, Joined, Refusal, Stepped, TableWanted, decoder
 
 BACKOFF_S = (0.1, 2.0)
 LINGER_S = 60.0
@@ -90,6 +91,23 @@ async def _beat(stream: ByteStream, lost: asyncio.Event) -> None:
         lost.set()
 
 
+def healer(now_s: Callable[[], float]) -> Callable[[Env, Command], Awaitable[int]]:
+    """What `covey.job_state` says of itself; the state is the time of the world, which everybody has."""
+
+    async def heal(env: Env, command: Command) -> int:
+        agent, until_s = AgentLink(env, command), float(command.argv[1])
+        env.spawn("agent link", agent.run())
+        while now_s() < until_s:
+            await agent.heals(Heals(int(now_s())))
+            await agent.send(Stepped(int(now_s()), 1.0, 1.0, 0.0, {}))
+            await asyncio.sleep(1.0)
+        await agent.heals(Heals(int(until_s), over=True))
+        await asyncio.sleep(1.0)
+        return 0
+
+    return heal
+
+
 class AgentLink:
     """A rank's connection to its agent: joins, joins again for ever, and remembers which aggregators it was told of."""
 
@@ -101,6 +119,8 @@ class AgentLink:
         self._stream: ByteStream | None = None
         self.tables = tables_of(len(given["COVEY_NODES"].split(",")))
         self.owners = TableOwners()
+        self._heals: tuple[Heals, ...] = ()
+        """The newest."""
         self.moved: Callable[[AggregatorAt], None] = lambda at: None
         """Told of every aggregator."""
 
@@ -114,7 +134,7 @@ class AgentLink:
                     first = await read_frame(stream, decoder)
                     if isinstance(first, Joined):
                         pause_s, self._stream = BACKOFF_S[0], stream
-                        for said in self.owners.again():
+                        for said in (*self.owners.again(), *self._heals):
                             await stream.write(pack(said))
                         await self._listen(stream)
                     elif isinstance(first, Refusal):
@@ -143,7 +163,12 @@ class AgentLink:
         """This rank has Blocks in it."""
         self.env.spawn("table wanted", self.send(self.owners.wanted(table)))
 
-    async def send(self, frame: AggregatorLost | TableWanted | Stepped) -> None:
+    async def heals(self, said: Heals) -> None:
+        """It may be lost from this step on."""
+        self._heals = (said,)
+        await self.send(said)
+
+    async def send(self, frame: AggregatorLost | TableWanted | Stepped | Heals) -> None:
         """At once if the agent is there; of owners it is told again when it is back."""
         if self._stream is not None:
             try:

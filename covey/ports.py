@@ -208,6 +208,9 @@ class Process(Protocol):
     def signal(self, number: int) -> None:
         """To this process alone, not to its children. Nothing happens when it is gone."""
 
+    def stand_still(self) -> None:
+        """SIGSTOP to its whole group. Nothing happens when it is gone."""
+
     def go_on(self) -> None:
         """SIGCONT to its whole group, which may be suspended. Nothing happens when it is gone."""
 

@@ -91,6 +91,8 @@ class RankLease(msgspec.Struct, frozen=True):
     """None: without end; nobody else could grant anything."""
     grace_s: float
     """Most that lies between SIGTERM and SIGKILL once it is over."""
+    pause_s: float | None = None
+    """Ranks that may be lost are suspended so long after `asked_s`, until a newer one comes; None: they are not."""
 
     @property
     def until_s(self) -> float:
@@ -137,6 +139,10 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Each rank sees its own GPUs only, not those of its siblings here."""
     attach: bool = True
     """`covey.attach` sees the script's steps."""
+    since: int = 0
+    """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
+    may_heal: bool = True
+    """A rank whose script attached state is started again alone when it is lost."""
     shared_memory: int = 0
     """Where GPUs are shared: the memory of each of its GPUs that each rank asked for, bytes; 0: not said."""
     lease: RankLease | None = None
@@ -168,7 +174,8 @@ class Runner(Protocol):
         """The port is free for others again. Idempotent."""
 
     async def start(self, spec: RanksSpec) -> None:
-        """Idempotent: the same job and epoch is started once, also across restarts of the agent."""
+        """Idempotent: the same job and epoch is started once, also across restarts of the agent. Ranks that come back
+        to a host under the same epoch (a larger `since`) start once those of before are over and forgotten."""
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s` seconds. Idempotent;

@@ -66,6 +66,8 @@ class Place(msgspec.Struct, frozen=True):
     """Global ranks, ascending and consecutive."""
     gpus: tuple[str, ...]
     """GPU UUIDs granted there, or parts of GPUs; empty for a job without GPUs."""
+    since: int = 0
+    """How many times places of this grant were exchanged when these ranks came here; 0: they started with the gang."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -74,7 +76,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class JobPlaced(Fact, frozen=True):
-    """The replicated log says: this gang runs here, under this epoch. Told on every host, also after a restart."""
+    """The replicated log says: this gang runs here, under this epoch. Told on every host, also after a restart, and
+    again under the same epoch when some of its ranks go on on another host."""
 
     job: JobId
     epoch: int
@@ -124,6 +127,19 @@ class RanksEnded(Fact, frozen=True):
     """Empty, or why they could not be started or were ended (for people)."""
     lost: bool = False
     """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
+    since: int = 0
+    """Of the place that they had (`Place.since`)."""
+
+
+class RanksHeal(Fact, frozen=True):
+    """Whether this host and all its ranks of a job may be lost: other ranks have what their successors need, and its
+    supervisor suspends them when no leader confirms them (`RankLease.pause_s`)."""
+
+    job: JobId
+    epoch: int
+    since: int
+    """Of their place."""
+    may_be_lost: bool
 
 
 JobKind = Literal["guaranteed", "opportunistic"]

@@ -6,7 +6,7 @@ from agent.jobs.records import Key, StartRecord
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
 from covey.ports import ByteStream
 from plugins.base import RankLease
-from plugins.facts import RankReplaced, RanksEnded, RanksStarted
+from plugins.facts import RankReplaced, RanksEnded, RanksHeal, RanksStarted
 
 
 class Epoch:
@@ -26,6 +26,8 @@ class Epoch:
         """Ranks that may be lost, and from which step on."""
         self.heals_said = False
         """Its supervisor understands that, and was told of those there were."""
+        self.may_be_lost = False
+        """All ranks here may be, and their supervisor suspends them when nobody confirms them; as told last."""
         self.stream: ByteStream | None = None
         self.started = self.ended = self.forgotten = False
         """Whether `RanksStarted` and `RanksEnded` were published, and `forget` came."""
@@ -43,6 +45,10 @@ def replaced_of(key: Key, before: SupervisorState, now: SupervisorState) -> list
     ]
 
 
+def heal_of(key: Key, epoch: Epoch) -> RanksHeal:
+    return RanksHeal(key[0], key[1], epoch.record.spec.since, epoch.may_be_lost)
+
+
 def started_of(key: Key, state: SupervisorState) -> RanksStarted:
     return RanksStarted(key[0], key[1], {rank: pid.pid for rank, pid in state.pids.items()})
 
@@ -51,7 +57,7 @@ def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
     codes = dict(epoch.state.codes)
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, UNKNOWN)
-    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost)
+    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost, epoch.record.spec.since)
 
 
 def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import msgspec
 
 from agent.jobs import supervision
-from agent.jobs.epoch import Epoch, ended_of, lost_of, replaced_of, started_of
+from agent.jobs.epoch import Epoch, ended_of, heal_of, lost_of, replaced_of, started_of
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, file_of, instance_of
+from agent.jobs.successors import may_be_lost
 from agent.jobs.supervision import (
     HealRank,
     RanksStatus,
@@ -37,7 +38,8 @@ RETRY_S = 0.1
 UNREADABLE_S = 1.0
 """Pause before the runner looks again for a supervisor whose state file could not be read."""
 AGAIN_LEASE_S = 10.0
-"""Lease of ranks whose supervisor and agent both died: the rest of their former lease is unknown."""
+"""Lease of ranks whose supervisor and agent both died: the rest of their former lease is unknown. Those that may be
+lost stand still until the next one."""
 
 
 class Following:
@@ -120,7 +122,7 @@ class Following:
         first = epoch.record.spec.lease
         if epoch.lease is not None or first is None:
             return epoch.lease
-        return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s)
+        return RankLease(self._env.clock.boot_s(), AGAIN_LEASE_S, first.grace_s, pause_s=0.0)
 
     def _may_live(self, epoch: Epoch, deadline_s: float) -> bool:
         """Without a recorded process id it may be booting until the deadline."""
@@ -172,6 +174,8 @@ class Following:
                         for rank, step in sorted(epoch.heals.items()):
                             await stream.write(pack(HealRank(rank, step)))
                     await self._heard(key, epoch, heard.state)
+                    if heard.pauses:
+                        self._tell_heals(key, epoch)
         except ConnectionError:
             return True
         finally:
@@ -189,6 +193,13 @@ class Following:
             await self._end(key, epoch, state)
         else:
             self._tell_started(key, epoch, state)
+
+    def _tell_heals(self, key: Key, epoch: Epoch) -> None:
+        """Whenever it changes."""
+        now = epoch.started and not epoch.ended and may_be_lost(list(epoch.state.pids), epoch.state)
+        if now != epoch.may_be_lost and not epoch.ended:
+            epoch.may_be_lost = now
+            self._tell(heal_of(key, epoch))
 
     def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         """Once, when all of them run."""

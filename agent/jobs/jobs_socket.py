@@ -184,8 +184,8 @@ class JobSocket:
     def _welcome(self, peer: ConnectedProcess) -> Joined:
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
         ranks = spec.world_size if spec is not None else 1
-        follows = self._memories.follows(spec)
-        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION, follows, heals=True)
+        follows, heals = self._memories.follows(spec), spec is None or spec.may_heal
+        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION, follows, heals=heals)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1

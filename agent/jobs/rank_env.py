@@ -33,6 +33,9 @@ from covey.core import HostId
 from covey.ports import Devices
 from plugins.base import RankSpec, RanksSpec
 
+INCARNATIONS_BITS = 16
+"""Processes of a rank are numbered: first by how often places of its gang were exchanged when it came to this host, in
+these low bits by the losses here."""
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 """What a submitter may choose otherwise."""
 UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -160,6 +163,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_TOKEN": door.token,
         "COVEY_SOCKET": door.socket,
         "COVEY_PREEMPT_FILE": door.preempt_file,
+        **({"COVEY_INCARNATION": spec.since << INCARNATIONS_BITS} if spec.since else {}),
     }
 
 

@@ -25,11 +25,17 @@ class StartRecord(msgspec.Struct, frozen=True):
 
 
 class Fence(msgspec.Struct, frozen=True):
-    """`jobs/JOB/forgotten`: no epoch up to this one starts here any more."""
+    """`jobs/JOB/forgotten`: no epoch up to this one starts here any more, nor ranks of this epoch that came here no
+    later than these (`Place.since`)."""
 
     epoch: int
     wall_s: float = 0.0
     """When it ended, for people and for how long its output is kept."""
+    since: int = 0
+
+    @property
+    def over(self) -> tuple[int, int]:
+        return self.epoch, self.since
 
     def encode(self) -> bytes:
         return checked.seal(self)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_of, started_of
+from agent.jobs.epoch import Epoch, ended_of, heal_of, started_of
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.launching import Launching
@@ -71,10 +71,10 @@ class SupervisedRunner:
     def _unfence(self, job: JobId) -> None:
         self._forgotten = {other: fence for other, fence in self._forgotten.items() if other != job}
 
-    def _fenced(self, job: JobId) -> int:
-        """The newest epoch of the job that may not start here any more; 0: none."""
+    def _fenced(self, job: JobId) -> tuple[int, int]:
+        """The newest epoch of the job that may not start here any more, and the newest place (`since`) under it."""
         fence = self._forgotten.get(job)
-        return 0 if fence is None else fence.epoch
+        return (0, 0) if fence is None else fence.over
 
     async def stop_up(self) -> None:
         """The agent leaves. Ranks and supervisors stay."""
@@ -115,7 +115,7 @@ class SupervisedRunner:
             if (record.spec.job, record.spec.epoch) == (job, int(found[2])):
                 self._epochs[job, record.spec.epoch] = Epoch(record, found=True)
         for key, epoch in sorted(self._epochs.items()):
-            if key[1] <= self._fenced(key[0]):
+            if (key[1], epoch.record.spec.since) <= self._fenced(key[0]):
                 del self._epochs[key]
                 self._env.spawn(f"runner: forget {key[0]}.{key[1]}", self._delete_if_possible(key))
                 continue
@@ -133,12 +133,12 @@ class SupervisedRunner:
         await self._loaded()
         key = (spec.job, spec.epoch)
         newest = max((e for j, e in self._epochs if j == spec.job), default=0)
-        if spec.epoch <= self._fenced(spec.job) or spec.epoch < newest:
+        if (spec.epoch, spec.since) <= self._fenced(spec.job) or spec.epoch < newest:
             self._env.log.info("not started: a newer epoch is known", job=spec.job, epoch=spec.epoch)
             return
         known = self._epochs.get(key)
         if known is not None:
-            known.found = False
+            known.found = False  # ranks that come back here wait until those of before are over and forgotten
             return
         epoch = self._epochs[key] = Epoch(StartRecord(spec, self._env.entropy(TOKEN_BYTES).hex()), found=False)
         epoch.lease = spec.lease
@@ -223,6 +223,8 @@ class SupervisedRunner:
         for key, epoch in sorted(self._epochs.items()):
             if epoch.started:
                 found.append(started_of(key, epoch.state))
+            if epoch.may_be_lost and not epoch.ended:
+                found.append(heal_of(key, epoch))
             if epoch.ended and not epoch.forgotten:
                 found.append(ended_of(key, epoch))
         return found
@@ -264,7 +266,8 @@ class SupervisedRunner:
         if epoch.stream is not None:
             with contextlib.suppress(ConnectionError):
                 await epoch.stream.write(pack(ForgetRanks()))
-        fence = records.Fence(max(key[1], self._fenced(key[0])), self._env.clock.wall_s())
+        over = max((key[1], epoch.record.spec.since), self._fenced(key[0]))
+        fence = records.Fence(over[0], self._env.clock.wall_s(), over[1])
         self._forgotten = {**self._forgotten, key[0]: fence}
         try:
             await self._env.disk.replace(records.forgotten_of(key[0]), fence.encode())

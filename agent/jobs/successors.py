@@ -5,12 +5,15 @@ is the same command with the next COVEY_INCARNATION. A rank that is lost again a
 more: then it is the step, or this host, and the job ends or runs again as without healing.
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from agent.jobs.supervision import RankHealing, RankStart, SupervisorState
 from covey.errors import EXIT_STATE_LOST
 from covey.ports import Command
 
+INCARNATION = "COVEY_INCARNATION"
 NEVER = 1 << 60
 """The step with which a rank begins whose script is through."""
 LOSSES_IN_A_STEP_MAX = 5
@@ -35,11 +38,18 @@ def after_loss(known: RankHealing | None, code: int | None) -> RankHealing | Non
     return RankHealing(known.step, known.losses + 1, known.incarnation + 1)
 
 
+def may_be_lost(ranks: Collection[int], state: SupervisorState) -> bool:
+    """Whether this host may be lost with all these ranks: none has ended, or is through."""
+    known = state.healing
+    return not state.codes and all(rank in known and known[rank].step < NEVER for rank in ranks)
+
+
 def command_of(start: RankStart, incarnation: int) -> Command:
     """Of one process of a rank. Each has its own files, by which it is found again."""
     if not incarnation:
         return start.command
-    env = {**start.command.env, "COVEY_INCARNATION": str(incarnation)}
+    before = int(start.command.env.get(INCARNATION, "0"))
+    env = {**start.command.env, INCARNATION: str(before + incarnation)}
     run = f"{start.command.run}.{incarnation}" if start.command.run else ""
     return msgspec.structs.replace(start.command, env=env, run=run)
 

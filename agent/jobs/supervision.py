@@ -93,6 +93,8 @@ class RanksStatus(SupervisorFrame, frozen=True, tag="Status"):
     state: SupervisorState
     heals: bool = False
     """It understands `HealRank`."""
+    pauses: bool = False
+    """It suspends ranks that may be lost while nobody confirms them (`RankLease.pause_s`)."""
 
 
 class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):

@@ -17,8 +17,8 @@ status is there: an agent that was away reads the file.
 
 It holds the ranks' lease (`plugins.base.RankLease`), which its agent renews (`Renewed`) with what the log's leader
 says. One that runs out means that this host may be cut off and that another is about to run these ranks, so they get
-the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as lost. Time
-is `Clock.boot_s`, one reading for both processes; a renewal dated in the future counts from now.
+the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be dead or stopped. They count as lost.
+Ranks that may all be lost stand still long before (`agent/jobs/rank_lease.py`); what ends them then is SIGKILL.
 
 Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
 state file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started,
@@ -34,12 +34,13 @@ wait for it for ever; codes are kept in the order in which the ranks ended, so t
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of
+from agent.jobs.claimed_socket import ClaimedSocket
+from agent.jobs.rank_lease import HeldLease
+from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, may_be_lost
 from agent.jobs.supervision import (
     CANNOT_START,
     SIGTERM,
@@ -61,7 +62,7 @@ from agent.jobs.supervision import (
 )
 from covey import checked
 from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Env, Listener, Process, ProcessId
+from covey.ports import ByteStream, Env, Process, ProcessId
 from covey.units import format_seconds
 from plugins.base import Outbox, Program, RankLease
 
@@ -78,9 +79,6 @@ LOOK_S = 0.1
 """Between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
 DISK_RETRY_S = 1.0
 READS_MAX = 5
-SOCKET_CHECK_S = 2.0
-LEASE_CHECK_S = 1.0
-"""Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
 
 
 class Supervisor:
@@ -91,15 +89,16 @@ class Supervisor:
         self._state = self._said = SupervisorState()
         """The state, and the part of it that is on disk (or cannot be written): only that part is sent."""
         self._processes: dict[int, Process] = {}
-        self._lease = config.lease
+        self._lease = HeldLease(config.lease)
+        self._suspended = False
+        """Nobody confirms these ranks, and they may be lost."""
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
         self._forgotten = asyncio.Event()
         self._agents: list[Outbox] = []
-        self._listener: Listener
 
     async def run(self) -> None:
-        async with self._claimed() as first:
+        async with ClaimedSocket(self._env, self._config.socket, self._serve).claimed() as first:
             if not first:
                 return
             if isinstance(self._env.processes, Adopting):
@@ -133,39 +132,6 @@ class Supervisor:
             self._ended(start.rank, CANNOT_START)
         self._state = msgspec.structs.replace(self._state, reason=why)
         await self._save(ended=True)
-
-    @asynccontextmanager
-    async def _claimed(self) -> AsyncIterator[bool]:
-        try:
-            self._listener = await self._env.bytes.listen(self._config.socket, self._serve)
-        except OSError as error:
-            self._env.log.info("another supervisor is at work", why=str(error))
-            yield False
-            return
-        self._env.spawn("socket", self._keep_socket())
-        try:
-            yield True
-        finally:
-            self._over = True
-            await self._listener.close()
-
-    async def _keep_socket(self) -> None:
-        """Somebody may remove the directory of sockets while the agent is away (systemd does when a service stops)."""
-        while not self._over:
-            await asyncio.sleep(SOCKET_CHECK_S)
-            try:
-                (await self._env.bytes.connect(self._config.socket)).close()
-                continue
-            except ConnectionError:
-                if self._over:
-                    return
-            try:
-                again = await self._env.bytes.listen(self._config.socket, self._serve)
-            except OSError as error:
-                self._env.log.warning("no control socket", why=str(error))
-                continue
-            lost, self._listener = self._listener, again
-            await lost.close()
 
     # ---- the ranks ----
 
@@ -299,35 +265,53 @@ class Supervisor:
     # ---- the lease ----
 
     def _renewed(self, lease: RankLease) -> None:
-        asked_s = min(lease.asked_s, self._env.clock.boot_s())
-        if self._lease is None or asked_s >= self._lease.asked_s:
-            self._lease = msgspec.structs.replace(lease, asked_s=asked_s)
+        self._lease.renewed(lease, self._env.clock.boot_s())
+        self._stand_still_or_go_on()
 
     async def _keep_lease(self) -> None:
         """Until the ranks are over, or their lease is. An expired lease stays expired: other ranks may be about to
         start under the next grant, and a renewal that arrives now was requested before."""
         while not self._over:
-            lease, now_s = self._lease, self._env.clock.boot_s()
-            if lease is not None and now_s >= lease.until_s:
-                self._lease_ran_out(lease, now_s)
+            now_s = self._env.clock.boot_s()
+            if self._lease.is_over(now_s):
+                self._lease_ran_out(now_s)
                 return
-            left_s = LEASE_CHECK_S if lease is None else lease.until_s - now_s
-            await asyncio.sleep(min(left_s, LEASE_CHECK_S))
+            self._stand_still_or_go_on()
+            await asyncio.sleep(self._lease.look_in_s(now_s, self._may_be_lost))
 
-    def _lease_ran_out(self, lease: RankLease, now_s: float) -> None:
+    @property
+    def _may_be_lost(self) -> bool:
+        ranks = [start.rank for start in self._config.ranks]
+        return self._state.ending is None and may_be_lost(ranks, self._state)
+
+    def _stand_still_or_go_on(self) -> None:
+        now_s, before = self._env.clock.boot_s(), self._suspended
+        self._suspended = self._may_be_lost and self._lease.stands_still(now_s)
+        if self._suspended != before:
+            silent = format_seconds(self._lease.silent_s(now_s))
+            self._env.log.warning("ranks stand still" if self._suspended else "ranks go on", unconfirmed_for=silent)
+        for process in self._processes.values():
+            if self._suspended:
+                process.stand_still()
+            elif before:
+                process.go_on()
+
+    def _lease_ran_out(self, now_s: float) -> None:
         """Ranks that are being stopped for another reason keep that reason, and get no more grace than the lease's."""
         if self._state.ending is None:
             self._state = msgspec.structs.replace(self._state, lost=True)
         why = (
-            f"no leader has confirmed these ranks for {format_seconds(now_s - lease.asked_s)}: {self._env.host} may be "
-            f"cut off, and another host is to run them"
+            f"no leader has confirmed these ranks for {format_seconds(self._lease.silent_s(now_s))}: {self._env.host} "
+            f"may be cut off, and another host is to run them"
         )
-        self._ask_to_stop(min(lease.grace_s, self._config.grace_s), why, firm=True)
+        grace_s = 0.0 if self._lease.lease is None else self._lease.lease.grace_s
+        self._ask_to_stop(min(grace_s, self._config.grace_s), why, firm=True)
 
     # ---- stopping ----
 
     def _ask_to_stop(self, grace_s: float, why: str, firm: bool = False) -> None:
         """`firm`: no rank may ask for more time. Said again with the same grace it changes nothing."""
+        grace_s = 0.0 if self._suspended else grace_s  # others may run in their place by now
         kill_at_s, ending = self._env.clock.boot_s() + max(0.0, grace_s), self._state.ending
         if ending is None:
             ending = Ending(grace_s, kill_at_s, firm=firm)
@@ -449,7 +433,7 @@ class Supervisor:
 
     def _tell(self, state: SupervisorState) -> None:
         self._said = state
-        status = pack(RanksStatus(self._config.job, self._config.epoch, state, heals=True))
+        status = pack(RanksStatus(self._config.job, self._config.epoch, state, heals=True, pauses=True))
         for agent in self._agents:
             agent.put(status)
 
@@ -458,7 +442,7 @@ class Supervisor:
     async def _serve(self, stream: ByteStream) -> None:
         outbox = Outbox()
         self._agents.append(outbox)
-        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said, heals=True)))
+        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said, heals=True, pauses=True)))
         writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))
         try:
             while True:

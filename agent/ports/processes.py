@@ -100,6 +100,9 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
 
+    def stand_still(self) -> None:
+        self._signal_group(signals.SIGSTOP)
+
     def go_on(self) -> None:
         self._signal_group(signals.SIGCONT)
 
@@ -138,6 +141,9 @@ class FoundProcess:
         if is_alive(self.id):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
+
+    def stand_still(self) -> None:
+        signal_group(self.id, signals.SIGSTOP)
 
     def go_on(self) -> None:
         signal_group(self.id, signals.SIGCONT)

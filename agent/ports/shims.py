@@ -126,6 +126,9 @@ class KeptProcess:
         finally:
             os.close(file)
 
+    def stand_still(self) -> None:
+        signal_group(self.id, signals.SIGSTOP)
+
     def go_on(self) -> None:
         signal_group(self.id, signals.SIGCONT)
 

@@ -211,6 +211,7 @@ class SimProcess:
             self.loop.pause()
         elif number == signal.SIGCONT:
             self.loop.resume()
+            self.world.process_count += 1  # it runs again, as if it began
         elif number and not self._begun:
             self.end(-number)  # it had no time to install a handler
         elif number and self._main is not None:
@@ -326,6 +327,9 @@ class SeenProcess:
 
     def signal(self, number: int) -> None:
         self.process.signal(number)
+
+    def stand_still(self) -> None:
+        self.process.signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self.process.signal(signal.SIGCONT)

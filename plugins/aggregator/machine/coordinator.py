@@ -137,15 +137,12 @@ class JobCoordinator:
     def _placed(self, event: GangPlaced) -> Sequence[Action]:
         known = self.jobs.get(event.job)
         if known is not None and known.placed.grant >= event.grant:
-            known.restay(event)
-            return ()
-        self.jobs[event.job] = self._new(event)
+            known.restay(event)  # some of its ranks may be on other hosts now
+            return self._come_or_go(known, frozenset())
+        self.jobs[event.job] = TrackedJob(event, Profiler(self._settings))
         if known is not None and known.placed.world_size == event.world_size:
             self.jobs[event.job].gauge.demand = known.gauge.demand  # it runs again, and needs the same
         return self._come_or_go(self.jobs[event.job], frozenset())
-
-    def _new(self, placed: GangPlaced) -> TrackedJob:
-        return TrackedJob(placed, Profiler(self._settings))
 
     def _unplaced(self, event: Unplaced) -> Sequence[Action]:
         known = self.jobs.get(event.job)
@@ -204,11 +201,13 @@ class JobCoordinator:
 
     def _look(self, job: TrackedJob, search: OwnerSearch | MoveSearch, why: str) -> Sequence[Action]:
         """It is offered to the best of the hosts that may be asked."""
-        alive = [one for one in self._candidates if one.host not in self._gone]
+        candidates = () if policy.is_old(job.placed.places, job.epoch) else self._candidates
+        alive = [one for one in candidates if one.host not in self._gone]
         hosts = search.hosts_to_ask(job.placed, job.gauge.demand, alive)
         if not hosts:
             return self._stays(job, search) if isinstance(search, MoveSearch) else self._nobody(job, search)
-        epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch)
+        era = policy.era_of(job.placed.places)
+        epoch = policy.next_epoch(job.placed.grant, job.placed.world_size, self._rank(job), job.epoch, era)
         secret, demand = self._entropy(SECRET_BYTES), job.gauge.demand if search.promised else None
         job.offer(search, hosts[0], epoch, secret)
         where = job.refused, hosts[0] == job.home, job.seen[1], demand != job.gauge.demand

@@ -88,8 +88,10 @@ class Directory:
 
     def _place(self, event: GangPlaced, now_s: float) -> Sequence[Action]:
         placed = self._placed.get(event.job)
-        if placed is not None and placed.grant >= event.grant:
+        if placed is not None and (placed.grant > event.grant or placed == event):
             return ()
+        if placed is not None and placed.grant == event.grant:
+            return self._place_anew(event, now_s)
         self._placed[event.job] = event
         known = self.known.get(event.job)
         if known is not None and grant_of(known.epoch) < event.grant:
@@ -100,6 +102,12 @@ class Directory:
         # From disk: ranks may have joined before the log told this host of their run.
         told = (TellRanks(current),) if current is not None else ()
         return (*told, *self._ask(event, now_s))
+
+    def _place_anew(self, event: GangPlaced, now_s: float) -> Sequence[Action]:
+        """Some of its ranks go on on other hosts; here, if they come here."""
+        came = self._is_here(event) and not self._is_here(self._placed[event.job])
+        self._placed[event.job] = event
+        return self._ask(event, now_s) if came else ()
 
     def _unplace(self, event: Unplaced) -> Sequence[Action]:
         placed = self._placed.get(event.job)

@@ -139,9 +139,32 @@ def coordinator_place(places: Sequence[Place], gone: Collection[HostId]) -> Plac
     return min(alive, key=lambda place: place.ranks[0], default=None)
 
 
-def next_epoch(grant: int, world_size: int, rank: int, above: int) -> int:
-    """The lowest epoch of this grant above `above` that only the coordinator with this lowest rank may use."""
-    base = max(above, grant << 32) + 1
+ERA_BITS = 24
+"""Low bits of an epoch that count within an era."""
+ERA_MAX = (1 << 32 - ERA_BITS) - 1
+
+
+def era_of(places: Sequence[Place]) -> int:
+    """How often places of this gang were exchanged. Who knows of fewer times may take a rank to be on a host that it
+    has left, and is no coordinator to those who know of more."""
+    return min(ERA_MAX, max((place.since for place in places), default=0))
+
+
+def era_in(epoch: int) -> int:
+    """Of the coordinator that chose this epoch."""
+    return epoch >> ERA_BITS & ERA_MAX
+
+
+def is_old(places: Sequence[Place], epoch: int) -> bool:
+    """Whether another coordinator knows of later places than these, by the epoch that it chose: the log is behind
+    here."""
+    return era_in(epoch) > era_of(places)
+
+
+def next_epoch(grant: int, world_size: int, rank: int, above: int, era: int = 0) -> int:
+    """The lowest epoch of this grant above `above` that only the coordinator with this lowest rank may use in this era,
+    which is not below that of `above`."""
+    base = max(above, grant << 32 | era << ERA_BITS) + 1
     return base + (rank - (base & 0xFFFFFFFF)) % world_size
 
 

@@ -1,13 +1,39 @@
 """What the queue answers when it does not do what a command asks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.beside import guaranteed_on
 from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.messages.commands import AboutJob, CancelAsked, NotApplied, Placed
+from plugins.scheduler.messages.commands import (
+    AboutJob,
+    Applied,
+    Attained,
+    CancelAsked,
+    Command,
+    Elapsed,
+    Leads,
+    NotApplied,
+    Placed,
+    QuotaSet,
+    Result,
+    Submitted,
+)
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.shared import device_of, is_part
+
+
+def touched(command: Command, result: Result) -> Iterable[JobId]:
+    """Jobs that this command may have changed."""
+    match command:
+        case Attained():
+            return {**command.service_gpu_s, **command.tensors, **command.heals}
+        case QuotaSet() | Elapsed() | Leads():
+            return ()
+        case Submitted():
+            return (result.job,) if isinstance(result, Applied) and result.job is not None else ()
+        case _:
+            return (command.job,)
 
 
 def unknown(job: JobId, was: bool) -> NotApplied:

@@ -8,6 +8,9 @@ The view may be old, so each host is asked, and a host that refuses says how man
 plans with that number. GPUs that the log keeps for another gang meanwhile are closed to the plan too. Nothing starts
 here: committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the
 grant.
+
+A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places,
+which has no rank of it yet; Replaced is the start then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +20,33 @@ import msgspec
 
 from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
 from plugins.facts import Place
-from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Result
+from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Replaced, Result
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
-from plugins.scheduler.policy.place import place, spread
+from plugins.scheduler.policy.place import place, spread, stand_in
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 RETRY_S = (0.2, 0.5, 1.0)
 """Wait before the 2nd, 3rd, ... attempt."""
+ATTEMPTS = 1000
+"""Numbers of attempts of one search; those of the next one for the same grant are higher."""
+Placement = Placed | PlaceFailed | Replaced
+"""What a coordinator says in the log."""
 REFUSALS_KEPT_S = 10.0
 """How long a host's own answer about its free GPUs counts before gossip."""
+
+
+class PlacesSought(msgspec.Struct, frozen=True):
+    """Places of a running gang that go on elsewhere."""
+
+    places: tuple[tuple[Place, HostId | None], ...]
+    """And the host that somebody wants for it."""
+    avoid: tuple[HostId, ...]
+    """Where ranks of it are."""
+    since: int
+    """Of the new places (`Place.since`)."""
+    number: int
+    """Grows with each time that places of this grant are looked for."""
 
 
 class GrantSeen(msgspec.Struct, frozen=True):
@@ -41,6 +61,8 @@ class GrantSeen(msgspec.Struct, frozen=True):
     """As the job is now."""
     apart_from: tuple[JobId, ...] = ()
     """See `JobTable.apart_from`."""
+    sought: PlacesSought | None = None
+    """It runs, and only these places are looked for."""
 
 
 class GrantOver(msgspec.Struct, frozen=True):
@@ -90,14 +112,14 @@ class TryAgain(msgspec.Struct, frozen=True):
 class PlacementProposed(msgspec.Struct, frozen=True):
     """Event: what the log said to a proposal; None while nobody knows."""
 
-    command: Placed | PlaceFailed
+    command: Placement
     result: Result | None
 
 
 class ProposePlacement(msgspec.Struct, frozen=True):
     """Action: offer this to the log, and come back with `PlacementProposed`."""
 
-    command: Placed | PlaceFailed
+    command: Placement
 
 
 Event = (
@@ -115,13 +137,30 @@ class HostSearch(msgspec.Struct):
     skew: float | None = None
     opportunistic: bool = False
     apart_from: tuple[JobId, ...] = ()
+    sought: PlacesSought | None = None
+    goes: dict[HostId, Place] = {}
+    """Of the plan: host -> the place that it takes over."""
     attempt: int = 0
     plan: dict[HostId, int] = {}
     """Workers per host, in rank order; empty between attempts."""
     yes: dict[HostId, Reserved] = {}
-    proposed: Placed | PlaceFailed | None = None
+    proposed: Placement | None = None
     trouble: str = ""
     """Why the newest attempt failed."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Epoch, and which search under it."""
+        return self.epoch, self.number
+
+    @property
+    def number(self) -> int:
+        return self.sought.number if self.sought is not None else 0
+
+    @property
+    def tries(self) -> int:
+        """Attempts so far."""
+        return self.attempt - ATTEMPTS * self.number
 
 
 class Gangs:
@@ -173,17 +212,23 @@ class Gangs:
             if isinstance(search.proposed, Placed):
                 assert [place.host for place in search.proposed.places] == list(search.plan) == sorted(search.yes)
                 assert sum(len(place.ranks) for place in search.proposed.places) == search.spec.workers
+            if isinstance(search.proposed, Replaced):
+                assert search.sought is not None and set(search.plan) == set(search.yes)
+                assert not set(search.plan) & set(search.sought.avoid), "a host has two places of one gang"
+                assert set(search.proposed.places) == {place.host for place, _ in search.sought.places}
 
     # ---- events ----
 
     def _seen(self, event: GrantSeen, now_s: float) -> Sequence[Action]:
         known = self.searches.get(event.job)
-        if known is not None and known.epoch >= event.epoch:
+        search = HostSearch(
+            event.job, event.epoch, event.spec, event.skew, event.opportunistic, event.apart_from, event.sought
+        )
+        if known is not None and known.key >= search.key:
             return ()
         before = self._release(known) if known is not None else []
-        search = self.searches[event.job] = HostSearch(
-            event.job, event.epoch, event.spec, event.skew, event.opportunistic, event.apart_from
-        )
+        search.attempt = ATTEMPTS * search.number
+        self.searches[event.job] = search
         return [*before, *self._attempt(search, now_s)]
 
     def _grant_over(self, event: GrantOver) -> Sequence[Action]:
@@ -207,9 +252,10 @@ class Gangs:
         plan = self._plan(search, now_s)
         if not plan:
             have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
-            return self._fail(search, f"free GPUs by host are {have or 'none'}: the gang does not fit whole")
+            misfit = "the gang does not fit whole" if search.sought is None else "no other host has room"
+            return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}")
         search.plan, search.yes = dict(sorted(plan.items())), {}
-        first = next(iter(search.plan))
+        first = next(iter(search.plan)) if search.sought is None else None
         asks: list[Action] = [
             Send(
                 host,
@@ -219,7 +265,7 @@ class Gangs:
                     search.attempt,
                     workers,
                     search.spec.gpus_per_worker,
-                    host == first,
+                    host == first or (host in search.goes and 0 in search.goes[host].ranks),
                     self.settings.reservation_lease_s,
                     search.opportunistic,
                     search.spec.gpu_memory,
@@ -255,7 +301,7 @@ class Gangs:
         if len(search.yes) < len(search.plan):
             return []
         search.yes = dict(sorted(search.yes.items()))
-        search.proposed = self._placed(search)
+        search.proposed = self._placed(search) if search.sought is None else self._replaced(search, search.sought)
         return [ProposePlacement(search.proposed)]
 
     def _placed_with(self, answer: Reserved, host: HostId) -> bool:
@@ -318,10 +364,36 @@ class Gangs:
 
     def _plan(self, search: HostSearch, now_s: float) -> Mapping[HostId, int] | None:
         spec = search.spec
+        if search.sought is not None:
+            return self._stand_ins(search, search.sought, now_s)
         if not spec.gpus_per_worker:
             return spread(self.ranks, spec.workers, spec.pack)
         free = self._known_free(search, now_s)
         return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
+
+    def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:
+        each = search.spec.gpus_per_worker
+        free = self._known_free(search, now_s) if each else self.ranks
+        room = {host: count // each if each else -count for host, count in free.items() if host not in sought.avoid}
+        needs = [(len(place.ranks) if each else 0, to) for place, to in sought.places]
+        hosts = stand_in(room, needs)
+        if hosts is None:
+            return None
+        search.goes = {host: place for host, (place, _) in zip(hosts, sought.places, strict=True)}
+        return {host: len(place.ranks) for host, place in search.goes.items()}
+
+    def _replaced(self, search: HostSearch, sought: PlacesSought) -> Replaced:
+        goes = search.goes.items()
+        new = {old.host: Place(host, old.ranks, search.yes[host].gpus, sought.since) for host, old in goes}
+        first = next((search.yes[host] for host, old in goes if 0 in old.ranks), None)
+        return Replaced(
+            wall_s=0.0,
+            job=search.job,
+            epoch=search.epoch,
+            places=new,
+            master_addr=first.address if first is not None else "",
+            master_port=first.port if first is not None else 0,
+        )
 
     def _placed(self, search: HostSearch) -> Placed:
         places, rank = [], 0
@@ -342,10 +414,10 @@ class Gangs:
         """This attempt is over and no host holds GPUs for it; another one after a pause, or back to the queue."""
         actions = self._release(search)
         search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
-        if search.attempt >= self.settings.place_attempts:
+        if search.tries >= min(self.settings.place_attempts, ATTEMPTS - 1):
             search.proposed = PlaceFailed(wall_s=0.0, job=search.job, epoch=search.epoch, reason=why[:1000])
             return [*actions, ProposePlacement(search.proposed)]
-        wait_s = RETRY_S[min(search.attempt, len(RETRY_S)) - 1]
+        wait_s = RETRY_S[min(search.tries, len(RETRY_S)) - 1]
         timer = TryAgain(search.job, search.epoch, search.attempt)
         return [*actions, SetTimer[AttemptOver | TryAgain](wait_s, timer)]
 

@@ -16,9 +16,10 @@ from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
 """Ended jobs kept."""
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 6
 """Version 1 knew no classes, reservation, clock or models, version 2 no leases, version 3 no parts of GPUs
-(`policy/shared.py`), version 4 no models that do not pair; they are read as states without them."""
+(`policy/shared.py`), version 4 no models that do not pair, version 5 no gangs that go on without a host; they are read
+as states without them."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -39,6 +40,7 @@ class QueueState(msgspec.Struct, frozen=True):
     leading_term: int = 0
     leases_over_s: float = 0.0
     pairs: dict[str, dict[str, float]] = {}
+    pauses_over_s: float = 0.0
 
 
 FEED_MAX = 200_000
@@ -99,6 +101,8 @@ class JobTable:
         """Of the newest leader that decides."""
         self.leases_over_s = 0.0
         """Within which the leases of leaders up to that one are certainly over."""
+        self.pauses_over_s = 0.0
+        """Within which ranks that may be lost certainly stand still without them; 0: not known."""
         self._changed: dict[JobId, None] = {}
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._rebuild()
@@ -115,10 +119,8 @@ class JobTable:
         for job in self.jobs.values():
             if job.state in HOLDING:
                 self._add(job, 1)
-            if job.placed:
-                for place in job.places:
-                    if job.awaits(place.host):
-                        self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
+            for place in job.awaited:
+                self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
 
     # ---- reading ----
 
@@ -203,7 +205,7 @@ class JobTable:
 
     def _free(self, job: Job, host: HostId) -> None:
         """The GPUs of one of its hosts are the job's no longer."""
-        place = job.place_on(host)
+        place = job.place_on(host) or job.left_on(host)
         held = self.holders.get(host, {})
         for gpu in place.gpus if place else ():
             if held.get(gpu) == job.id:
@@ -231,6 +233,7 @@ class JobTable:
             self.leading_term,
             self.leases_over_s,
             self.models.pairs,
+            self.pauses_over_s,
         )
         return msgspec.msgpack.encode(state)
 
@@ -245,6 +248,7 @@ class JobTable:
         self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
+        self.pauses_over_s = state.pauses_over_s
         self._rebuild()
 
     def check(self) -> None:
@@ -255,8 +259,11 @@ class JobTable:
         for job in self.jobs.values():
             if job.state in HOLDING and job.counts and job.spec.gpus:
                 used[job.spec.tenant] = used.get(job.spec.tenant, 0) + job.spec.gpus
-            for place in job.places if job.placed else ():
-                for gpu in place.gpus if job.awaits(place.host) else ():
+            hosts = [place.host for place in (*job.places, *job.leaving)]
+            assert len(hosts) == len(set(hosts)), f"{job.id} has two places on a host"
+            assert not job.seeks or job.state == "running", f"{job.id} is {job.state} and looks for places"
+            for place in job.awaited:
+                for gpu in place.gpus:
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
                     holders[place.host, gpu] = job.id
                     if job.counts:

@@ -5,6 +5,7 @@ passes through `stopping`, and the job is over only when each of its hosts has s
 more, or is lost.
 """
 
+from collections.abc import Container
 from typing import Literal, assert_never, get_args
 
 import msgspec
@@ -143,6 +144,20 @@ class Job(msgspec.Struct, kw_only=True):
     """Bytes of its largest tensor, and of all; (0, 0): not seen."""
     env: SealedEnv | None = None
     """Where the submitter's environment is; None: it is empty."""
+    healing: tuple[HostId, ...] = ()
+    """Hosts of this grant that may be lost, with all its ranks there: others have what their successors need."""
+    healed: int = 0
+    """Times that places of this grant were exchanged (`Place.since`)."""
+    missing: tuple[HostId, ...] = ()
+    """Hosts among its places that are lost; their ranks are to go on elsewhere, and all others wait for them."""
+    moving: dict[HostId, HostId] = {}
+    """Hosts that its ranks are to leave, and where to; empty: wherever there is room."""
+    leaving: tuple[Place, ...] = ()
+    """Places that it had: ranks there end, and their successors, which stand in `places`, start after that."""
+    sought: int = 0
+    """Times that somebody was to find places for ranks of this grant anew."""
+    losses: tuple[int, int] = (0, 0)
+    """The newest step that was known when it last lost a host, and how often it has lost one since it came so far."""
 
     @property
     def attained_gpu_s(self) -> float:
@@ -189,18 +204,33 @@ class Job(msgspec.Struct, kw_only=True):
 
     def awaits(self, host: HostId) -> bool:
         """Whether this host still has to report the end of its ranks."""
-        there = any(place.host == host for place in self.places)
-        return self.placed and there and host not in self.codes and host not in self.lost
+        return any(place.host == host for place in self.awaited)
 
     @property
     def awaited(self) -> list[Place]:
         """Places of the hosts that still have to report the end of their ranks."""
         if not self.placed:
             return []
-        return [place for place in self.places if place.host not in self.codes and place.host not in self.lost]
+        away = {*self.codes, *self.lost, *self.missing}
+        return [*(place for place in self.places if place.host not in away), *self.leaving]
 
     def place_on(self, host: HostId) -> Place | None:
         return next((place for place in self.places if place.host == host), None)
+
+    def left_on(self, host: HostId) -> Place | None:
+        """What it had there, and is about to end."""
+        return next((place for place in self.leaving if place.host == host), None)
+
+    @property
+    def seeks(self) -> bool:
+        """Whether some of its ranks are to go on on other hosts, which its coordinator looks for."""
+        return self.state == "running" and bool(self.missing or self.moving)
+
+    def heals_without(self, hosts: Container[HostId]) -> bool:
+        """Whether the rest of the gang goes on when all these are lost: it has what their successors need."""
+        rest = [place.host for place in self.places if place.host not in hosts and place.host not in self.missing]
+        ready = all(place.host in self.healing or place.host in self.missing for place in self.places)
+        return self.state == "running" and not self.codes and self.spec.on_lost == "stop" and ready and bool(rest)
 
 
 def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:

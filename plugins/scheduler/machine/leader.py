@@ -27,6 +27,7 @@ from plugins.scheduler.messages.commands import (
     Demoted,
     Elapsed,
     Leads,
+    PlacesLost,
     Promoted,
     QuotaSet,
     TakenBack,
@@ -50,6 +51,8 @@ class RackHost(msgspec.Struct, frozen=True):
     """Seconds since it was last known alive; None while it is."""
     shared: SharedGpus | None = None
     """What it says of its GPUs where these are shared; None: nothing, and none is counted then."""
+    away: bool = False
+    """Gone on purpose: its agent restarts, and said when it is back."""
 
 
 class ScheduleTick(msgspec.Struct, frozen=True):
@@ -79,7 +82,7 @@ class Leader:
         default = {} if settings.default_quota is None else {"*": settings.default_quota}
         self.initial_quotas = sorted((default | settings.quotas).items())
         """(tenant, GPUs) for the log of a rack that has none yet."""
-        self.terms = terms(settings.host_lost_after_s)
+        self.terms = terms(settings.host_lost_after_s, settings.heal_pause_s)
         self.feed = queue.follow()
         self.forget()
 
@@ -89,6 +92,8 @@ class Leader:
         self.waits = StarvationTimers(self.queue, self.settings)
         self.placing_since: dict[JobId, tuple[int, float]] = {}
         """Epoch and since when."""
+        self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
+        """Of gangs some of whose ranks are to go on elsewhere: epoch, how often that was so, since when."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
         self.failures: dict[JobId, int] = {}
@@ -108,6 +113,8 @@ class Leader:
         """Running gangs that wait for a host that is not alive."""
         self.gone: dict[HostId, float] = {}
         """Of those hosts, the ones that are gone, and for how many seconds."""
+        self.restarting: frozenset[HostId] = frozenset()
+        """Of those, the ones that said so before."""
         self.quotas = dict(self.queue.quotas)
 
     def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
@@ -178,6 +185,7 @@ class Leader:
         """Gossip says something else of the rack. Jobs on hosts that came or went."""
         self.rack = rack
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
+        self.restarting = frozenset(host.host for host in rack if host.away)
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = {host.host: host.gpus for host in rack if host.gone_s is None}
         if totals == self.capacity.totals and self._same_gpus():
@@ -212,6 +220,10 @@ class Leader:
             self.placing_since.pop(id, None)
         elif self.placing_since.get(id, (0, 0.0))[0] != job.epoch:
             self.placing_since[id] = job.epoch, now_s
+        if not job.seeks:
+            self.seeking_since.pop(id, None)
+        elif self.seeking_since.get(id, ((0, 0), 0.0))[0] != (job.epoch, job.sought):
+            self.seeking_since[id] = (job.epoch, job.sought), now_s
         self.waits.put(job, now_s, self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0)
         failures = job.place_failures + job.requeues + job.failures + job.unfit
         if failures > self.failures.get(id, 0):
@@ -223,7 +235,7 @@ class Leader:
         self._entry(job)
 
     def _drop(self, id: JobId) -> None:
-        for remembered in (self.placing_since, self.failures, self.retry_at, self.away):
+        for remembered in (self.placing_since, self.seeking_since, self.failures, self.retry_at, self.away):
             remembered.pop(id, None)
         self.waits.drop(id)
         self.roll.drop(id)
@@ -257,17 +269,23 @@ class Leader:
             if tenant not in known
         ]
 
-    def _lost(self, gone: dict[HostId, float], event: ScheduleTick, now_s: float) -> list[TakenBack]:
-        """Gangs on hosts that are gone and where, by the leases, nothing can be left of them; gangs without a
-        coordinator."""
-        commands: list[TakenBack] = []
+    def _lost(self, gone: dict[HostId, float], event: ScheduleTick, now_s: float) -> list[TakenBack | PlacesLost]:
+        """Gangs on hosts that are gone and where, by the leases, nothing can be left of them, or what is left stands
+        still and may be lost; gangs without a coordinator."""
+        commands: list[TakenBack | PlacesLost] = []
         wall_s, lost_on = event.wall_s, self._lost_on(gone, now_s)
-        for job in self.roll.by_age({**lost_on, **self.roll.placing}):
-            if job.placed:
+        for job in self.roll.by_age({**lost_on, **self.roll.placing, **self.seeking_since}):
+            if job.id in lost_on:
                 lost = [place.host for place in job.awaited if place.host in lost_on[job.id]]
                 said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                 self.leases.close(lost, (job.id, job.epoch))
-                commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost), event.term))
+                heir = self._heir(job, lost)
+                if heir is None:
+                    commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost), event.term))
+                else:
+                    commands.append(places_lost(job, lost, heir, said, event))
+            elif job.placed:
+                commands += self._not_found(job, gone, event, now_s)
             elif job.coordinator is not None:
                 if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
                     said = f"{job.coordinator}, which looked for its GPUs, is gone"
@@ -278,12 +296,36 @@ class Leader:
                     )
         return commands
 
+    def _heir(self, job: Job, lost: Sequence[HostId]) -> HostId | None:
+        """Who finds new places for the ranks of these hosts: the host of its lowest rank that is left and alive. None:
+        the gang does not go on without them."""
+        if not job.heals_without(lost):
+            return None
+        left = [place.host for place in job.places if place.host not in (*lost, *job.missing)]
+        return next((host for host in left if host in self.capacity.totals), None)
+
+    def _not_found(self, job: Job, gone: Mapping[HostId, float], event: ScheduleTick, now_s: float) -> list[PlacesLost]:
+        """A gang some of whose ranks are to go on elsewhere, which its coordinator looks for, unless it is gone."""
+        lost = job.coordinator is not None and gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s
+        late = now_s - self.seeking_since[job.id][1] > self.settings.placing_limit_s
+        heir = self._heir(job, ()) if lost or late else None
+        if heir is None:
+            return []
+        why = f"{job.coordinator}, which looked for new places, {'is gone' if lost else 'found none'}"
+        return [places_lost(job, job.missing, heir, why, event)]
+
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
         """Job -> hosts on which it is lost. What was decided once stays so until the log has it."""
         after_s = self.settings.host_lost_after_s
-        over = [host for host, s in gone.items() if s >= after_s and not self.leases.over_in_s(host, now_s)]
-        on_them = [(host, id) for host in over for id in self.roll.awaited.get(host, ())]
-        ends = [(host, id) for host, id in on_them if self.queue.jobs[id].spec.on_lost == "stop"]
+        over = {host for host, s in gone.items() if s >= after_s and not self.leases.over_in_s(host, now_s)}
+        still = {host for host in gone if host not in self.restarting and not self.leases.still_in_s(host, now_s)}
+        on_them = [(host, id) for host in (*over, *still) for id in self.roll.awaited.get(host, ())]
+        ends = [
+            (host, id)
+            for host, id in on_them
+            if (job := self.queue.jobs[id]).spec.on_lost == "stop"
+            and (host in over or self._heir(job, tuple(still)) is not None)
+        ]
         found: dict[JobId, dict[HostId, None]] = {}
         for host, id in [*ends, *self.leases.about_to_close()]:
             found.setdefault(id, {})[host] = None
@@ -293,9 +335,13 @@ class Leader:
         """Earlier leaders gave longer leases than this one does: once these are over, the next leader need not wait for
         them."""
         led_s = now_s if self.leases.led_s is None else self.leases.led_s
-        if self.queue.leases_over_s <= self.terms.over_s or now_s - led_s < self.leases.earlier_s:
+        queue, terms = self.queue, self.terms
+        said = queue.pauses_over_s > 0 or not queue.leases_over_s
+        shortest = queue.leases_over_s <= terms.over_s and queue.pauses_over_s <= terms.paused_s
+        if (shortest and said) or now_s - led_s < self.leases.earlier_s:
             return []
-        return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.terms.over_s)]
+        leads = Leads(wall_s=event.wall_s, term=event.term, leases_over_s=terms.over_s, pauses_over_s=terms.paused_s)
+        return [leads]
 
     def _time_limit_reached(self, wall_s: float) -> list[TimeLimitReached]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
@@ -361,6 +407,18 @@ class Leader:
             wall_s=wall_s,
         )
         return look.decide()
+
+
+def places_lost(job: Job, hosts: Sequence[HostId], heir: HostId, said: str, event: ScheduleTick) -> PlacesLost:
+    return PlacesLost(
+        wall_s=event.wall_s,
+        job=job.id,
+        epoch=job.epoch,
+        hosts=tuple(hosts),
+        coordinator=heir,
+        reason=said[:1000],
+        term=event.term,
+    )
 
 
 def _all_of(awaited: Mapping[HostId, Mapping[JobId, None]]) -> dict[JobId, None]:

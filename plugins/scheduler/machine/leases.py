@@ -42,12 +42,15 @@ class Leases:
         """Since when this host leads."""
         self.earlier_s = 0.0
         """The longest lease of earlier leaders, grace and margin included."""
+        self.earlier_pause_s = 0.0
+        """Within which ranks that may be lost stand still without a lease of theirs."""
         self.closed: dict[tuple[HostId, Grant], None] = {}
 
     def begin(self, now_s: float) -> None:
         """This host leads, now for the first time."""
         if self.led_s is None:
             self.led_s, self.earlier_s = now_s, max(self.queue.leases_over_s, self.terms.over_s)
+            self.earlier_pause_s = self.pauses_over_s
 
     def handle(self, event: LeaseAsked, now_s: float) -> Sequence[Given]:
         """Only while this host leads and knows all that was decided."""
@@ -62,12 +65,26 @@ class Leases:
         mine = job is not None and job.epoch == grant[1] and job.awaits(host)
         return mine and (host, grant) not in self.closed
 
+    @property
+    def pauses_over_s(self) -> float:
+        """What a leader's first word in the log says: of leases of before that did not say, nobody stands still before
+        they are over. In a new log nobody gave any."""
+        before_s = self.queue.pauses_over_s or (self.queue.leases_over_s if self.queue.leading_term else 0.0)
+        return max(before_s, self.terms.paused_s)
+
     def over_in_s(self, host: HostId, now_s: float) -> float:
         """Seconds until no rank of any grant can be left on this host; 0 once that is so."""
+        return self._in_s(host, now_s, self.earlier_s, self.terms.over_s)
+
+    def still_in_s(self, host: HostId, now_s: float) -> float:
+        """Seconds until every rank on this host that may be lost stands still, or is gone; 0 once that is so."""
+        return self._in_s(host, now_s, self.earlier_pause_s, self.terms.paused_s)
+
+    def _in_s(self, host: HostId, now_s: float, earlier_s: float, own_s: float) -> float:
         led_s = now_s if self.led_s is None else self.led_s
-        until_s = led_s + self.earlier_s
+        until_s = led_s + earlier_s
         if host in self.given_s:
-            until_s = max(until_s, self.given_s[host] + self.terms.over_s)
+            until_s = max(until_s, self.given_s[host] + own_s)
         return max(0.0, until_s - now_s)
 
     def close(self, hosts: Iterable[HostId], grant: Grant) -> None:

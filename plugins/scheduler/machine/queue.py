@@ -15,17 +15,16 @@ waits (`Elapsed`), and a job remembers what that clock showed when its wait bega
 Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and environments go with them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-import msgspec
-
 from covey.core import JobId, LogEvent
-from plugins.scheduler.machine import answers
+from plugins.scheduler.machine import answers, replacing
 from plugins.scheduler.machine.beside import beside, guaranteed_beside
-from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
-from plugins.scheduler.machine.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, State
-from plugins.scheduler.machine.kept_bytes import ENDED_BYTES_MAX, LIVE_BYTES_MAX, size_of
+from plugins.scheduler.machine.job_endings import all_ranks
+from plugins.scheduler.machine.jobs import HOLDING, Cause, FirstFailure, Job, State
+from plugins.scheduler.machine.kept_bytes import LIVE_BYTES_MAX, size_of
+from plugins.scheduler.machine.replacing_jobs import ReplacingJobs
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Applied,
@@ -37,19 +36,21 @@ from plugins.scheduler.messages.commands import (
     GpusKept,
     Granted,
     Leads,
+    MoveAsked,
     NotApplied,
     Placed,
     PlaceFailed,
+    PlacesLost,
     Promoted,
     QuotaSet,
     RanksReported,
+    Replaced,
     Result,
     Submitted,
     TakenBack,
     TimeLimitReached,
     Upgraded,
 )
-from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.policy import classes, explain
 
 LIVE_MAX = 10_000
@@ -63,7 +64,10 @@ CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
 FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     Granted: ("queued",),
     Placed: ("placing",),
-    PlaceFailed: ("placing",),
+    PlaceFailed: ("placing", "running"),
+    PlacesLost: ("running",),
+    MoveAsked: ("running",),
+    Replaced: ("running",),
     RanksReported: ("running", "stopping"),
     TimeLimitReached: ("running",),
     TakenBack: HOLDING,
@@ -76,12 +80,8 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
 command is a grant."""
 
 
-class Queue(JobTable):
+class Queue(ReplacingJobs):
     """Every job, as the log tells it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._notes: list[LogEvent] = []
 
     # ---- applying ----
 
@@ -90,7 +90,7 @@ class Queue(JobTable):
         self.index = index
         self._notes = []
         result = self._dispatch(command)
-        touched = _touched(command, result)
+        touched = answers.touched(command, result)
         for feed in self._feeds:
             feed.note(touched)
         return result, self._notes
@@ -120,6 +120,8 @@ class Queue(JobTable):
             return self._cancel_asked(job, command)
         if isinstance(command, Placed) and job.placed and (job.epoch, job.places) == (command.epoch, command.places):
             return Applied(job.id)  # it was heard before
+        if isinstance(command, Replaced) and replacing.was_replaced(job, command):
+            return Applied(job.id)
         grants = isinstance(command, Granted)
         if job.state not in FINDS[type(command)] or command.epoch != job.epoch + grants:
             return None
@@ -130,6 +132,12 @@ class Queue(JobTable):
                 return self._placed(job, command)
             case PlaceFailed():
                 return self._place_failed(job, command)
+            case PlacesLost():
+                return self._places_lost(job, command)
+            case MoveAsked():
+                return self._move_asked(job, command)
+            case Replaced():
+                return self._replaced(job, command)
             case RanksReported():
                 return self._ranks_reported(job, command)
             case TimeLimitReached():
@@ -211,16 +219,24 @@ class Queue(JobTable):
             self._note(other, "shares GPUs", explain.shares(job.id, job.job_class, hosts))
         return Applied(job.id)
 
-    def _place_failed(self, job: Job, command: PlaceFailed) -> Result:
+    def _place_failed(self, job: Job, command: PlaceFailed) -> Result | None:
+        if job.state == "running":
+            return self._not_replaced(job, command)
         job.place_failures += 1
         self._use(job, -1)
         self._enter(job, "queued", "not placed", command.reason)
         return Applied(job.id)
 
     def _ranks_reported(self, job: Job, command: RanksReported) -> Result:
-        if job.place_on(command.host) is None:
+        place = job.left_on(command.host) or job.place_on(command.host)
+        if place is None or place.since != command.since:
             return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not taken", "nothing")
         if not job.awaits(command.host):
+            return Applied(job.id)
+        if place in job.leaving:
+            self._left(job, command.host)
+            self._note(job.id, "ranks ended", f"{command.host} has none of it any more")
+            self._end_when_all_reported(job, command.wall_s)
             return Applied(job.id)
         job.codes = {**job.codes, command.host: dict(command.codes)}
         job.asked = job.asked or command.asked or command.lost
@@ -242,7 +258,7 @@ class Queue(JobTable):
             self._weigh_loss(job, command, failure)
             return
         if failure is None:
-            self._note(job.id, "ranks ended", f"{_all(len(command.codes))} on {command.host} exited with 0")
+            self._note(job.id, "ranks ended", f"{all_ranks(len(command.codes))} on {command.host} exited with 0")
             return
         rank, code = failure
         said = explain.ended_words(rank, command.host, code, explain.SIGNALS.get(-code))
@@ -294,10 +310,7 @@ class Queue(JobTable):
             self._use(job, -1)
             self._enter(job, "queued", "taken back", f"{command.cause}: {command.reason}")
             return Applied(job.id)
-        lost = [host for host in command.lost if job.awaits(host)]
-        job.lost = (*job.lost, *sorted(set(lost)))
-        for host in lost:
-            self._free(job, host)
+        lost = self._lose(job, command.lost)
         if job.state == "running":
             cause = CAUSES.get(command.cause, "host lost")
             job.preemptions += cause == "preempted"
@@ -361,11 +374,6 @@ class Queue(JobTable):
         self._note(job.id, "keeps GPUs", explain.keeps(job.spec.gpus, self.kept))
         return Applied(job.id)
 
-    def _give_back(self, job: Job) -> None:
-        """What was kept for this job is open to all again."""
-        if self.keeper == job.id:
-            self.keeper, self.kept = None, {}
-
     def _quota_set(self, command: QuotaSet) -> Result:
         if command.if_absent and command.tenant in self.quotas:
             return Applied()
@@ -391,6 +399,9 @@ class Queue(JobTable):
             if job is not None and (total, largest) > (job.tensors[1], job.tensors[0]):
                 job.tensors = (largest, total)
                 self.models.saw_tensors(job.spec, largest, total)
+        for id, said in sorted(command.heals.items()):
+            if (job := self.jobs.get(id)) is not None:
+                replacing.heals(job, command.host, said)
         for id, steps in sorted(command.steps.items()):
             job = self.jobs.get(id)
             if job is not None and job.placed and job.epoch == steps.epoch and job.place_on(command.host) is not None:
@@ -403,90 +414,5 @@ class Queue(JobTable):
             why = f"the leader of term {self.leading_term} decides by now"
             return NotApplied(75, f"the leader of term {command.term} decides nothing", why, "nothing: it steps down")
         self.leading_term, self.leases_over_s = command.term, command.leases_over_s
+        self.pauses_over_s = command.pauses_over_s
         return Applied()
-
-    # ---- steps that several commands share ----
-
-    def _again(self, job: Job, cause: Cause, said: str) -> None:
-        """It stops because of this, which is counted, and is queued again unless that happened too often."""
-        count, allowed = job.happened(cause)
-        if allowed is None or count <= allowed:
-            self._stop(job, "queued", said)
-        else:
-            self._stop(job, "failed", f"{said}{explain.too_often(cause, count, allowed)}")
-
-    def _stop(self, job: Job, after: After, reason: str) -> None:
-        job.after = after
-        self._enter(job, "stopping", "stopping", reason)
-
-    def _end_when_all_reported(self, job: Job, wall_s: float) -> None:
-        if job.awaited:
-            return
-        if job.step_s is not None:
-            self.models.saw_steps(job.spec, len(job.places), job.step_s)
-        codes = [code for reported in job.codes.values() for code in reported.values()]
-        if (not job.lost and not job.asked and not any(codes)) or job.after is None:
-            self._end(job, "done", f"{_all(job.spec.workers)} exited with 0", wall_s, 0)
-            return
-        code = (
-            explain.job_code(job.blame.code) if job.blame else explain.EXIT_LOST if job.lost else explain.EXIT_CANCELLED
-        )
-        match job.after:
-            case "failed":
-                self._end(job, "failed", job.reason, wall_s, code)
-            case "cancelled":
-                self._end(job, "cancelled", job.reason, wall_s, code)
-            case "queued":
-                self._use(job, -1)
-                job.queued_s = self.clock_s
-                self._enter(job, "queued", "queued again", job.reason)
-            case _:
-                assert_never(job.after)
-
-    def _end(self, job: Job, state: State, reason: str, wall_s: float, code: int) -> None:
-        if job.state in HOLDING:
-            self._use(job, -1)
-        self._give_back(job)
-        job.exit_code, job.ended_wall_s = code, wall_s
-        job.spec = msgspec.structs.replace(job.spec, env={})
-        job.env = SealedEnv(job.env.digest) if job.env is not None else None
-        self._enter(job, state, state, reason)
-        self.ended.append(job.id)
-        self.kept_bytes.over(job)
-        while len(self.ended) > ENDED_MAX or self.kept_bytes.ended > ENDED_BYTES_MAX:
-            gone = self.jobs.pop(self.ended.pop(0))
-            del self.keys[gone.key]
-            self.kept_bytes.forgotten(gone.id)
-
-    def _enter(self, job: Job, state: State, event: str, reason: str) -> None:
-        if state == "queued" or state == "placing":
-            job.codes, job.lost, job.asked, job.after, job.blame = {}, (), False, None, None
-        job.state = TRANSITIONS.next(job.state, state)
-        self._say(job, event, reason)
-
-    def _say(self, job: Job, event: str, reason: str) -> None:
-        """Why it is in its state."""
-        job.reason = reason
-        self._changed[job.id] = None
-        self._note(job.id, event, reason)
-
-    def _note(self, job: JobId, event: str, reason: str) -> None:
-        key = f"log/{self.index}.{len(self._notes)}" if self._notes else f"log/{self.index}"
-        self._notes.append(LogEvent(job, event, reason, key))
-
-
-def _touched(command: Command, result: Result) -> Iterable[JobId]:
-    """Jobs that this command may have changed."""
-    match command:
-        case Attained():
-            return {**command.service_gpu_s, **command.tensors}
-        case QuotaSet() | Elapsed() | Leads():
-            return ()
-        case Submitted():
-            return (result.job,) if isinstance(result, Applied) and result.job is not None else ()
-        case _:
-            return (command.job,)
-
-
-def _all(ranks: int) -> str:
-    return "its rank" if ranks == 1 else f"all {ranks} ranks"

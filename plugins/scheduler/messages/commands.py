@@ -97,6 +97,46 @@ class RanksReported(CommandBase, frozen=True, kw_only=True, tag="RanksReported")
     """Median time of its newest steps; None when there were few."""
     unreachable: Annotated[tuple[HostId, ...], Meta(max_length=UNREACHABLE_MAX)] = ()
     """Other hosts of the gang that did not answer this one when its ranks had failed."""
+    since: Count = 0
+    """Of the place that they had: a report of ranks that were replaced is not one of those that took over."""
+
+
+class PlacesLost(CommandBase, frozen=True, kw_only=True, tag="PlacesLost"):
+    """Leader: these hosts are lost, and nothing of this grant runs there any more. The rest of the gang goes on: it
+    has what successors need. `coordinator` finds a host for each."""
+
+    job: JobId
+    epoch: Epoch
+    hosts: Annotated[tuple[HostId, ...], Meta(max_length=4096)]
+    coordinator: HostId
+    reason: Text
+    term: Count
+    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`)."""
+
+
+class MoveAsked(CommandBase, frozen=True, kw_only=True, tag="MoveAsked"):
+    """Somebody: this job's ranks on `host` are to go on elsewhere, while the rest of the gang waits for them."""
+
+    job: JobId
+    epoch: Epoch
+    host: HostId
+    to: HostId | None
+    """None: wherever there is room."""
+    coordinator: HostId
+    by: Text = ""
+
+
+class Replaced(CommandBase, frozen=True, kw_only=True, tag="Replaced"):
+    """Coordinator: a host said yes for each place that is lost or moves. Applying this starts these ranks there, under
+    the same grant."""
+
+    job: JobId
+    epoch: Epoch
+    places: Annotated[dict[HostId, Place], Meta(min_length=1, max_length=4096)]
+    """Host that they leave -> where they go on."""
+    master_addr: Id = ""
+    """If rank 0 is among them."""
+    master_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
 class CancelAsked(CommandBase, frozen=True, kw_only=True, tag="CancelAsked"):
@@ -135,6 +175,8 @@ class Leads(CommandBase, frozen=True, kw_only=True, tag="Leads"):
     term: Count
     leases_over_s: Seconds
     """Within which every lease given by it, or still by an earlier one, is certainly over."""
+    pauses_over_s: Seconds = 0.0
+    """Within which ranks that may be lost certainly stand still without such a lease; 0: not known."""
 
 
 class Promoted(CommandBase, frozen=True, kw_only=True, tag="Promoted"):
@@ -191,6 +233,15 @@ class JobSteps(msgspec.Struct, frozen=True):
     timing: StepTiming
 
 
+class JobHeals(msgspec.Struct, frozen=True):
+    """Whether a host that runs a job, and all its ranks there, may be lost."""
+
+    epoch: Epoch
+    since: Count
+    """Of their place."""
+    may_be_lost: bool
+
+
 class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
     """A host: what its GPUs have done for each job since ever, GPU·s. Only ever grows (max-merge)."""
 
@@ -202,9 +253,12 @@ class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
     """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
     steps: Annotated[dict[JobId, JobSteps], Meta(max_length=4096)] = {}
     """Of jobs that run there and report steps."""
+    heals: Annotated[dict[JobId, JobHeals], Meta(max_length=4096)] = {}
+    """What changed of that."""
 
 
-AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack
+AboutPlaces = PlacesLost | MoveAsked | Replaced
+AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
 Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed | Leads

@@ -22,7 +22,7 @@ lives."""
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
 
-OnLost = Literal["stop", "keep"]
+OnLost = Literal["stop", "restart", "keep"]
 """What becomes of ranks on a host that no leader reaches: `stop` ends them there and the job is placed again; `keep`
 lets them run, and the job waits for that host."""
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
@@ -146,7 +146,7 @@ EXPECTED: dict[str, str] = {
     "time_limit_s": "a number of seconds over 0, or nothing for no limit",
     "grace_s": "a number of seconds from 0 to 3600",
     "pack": "one of few, host, any, apart",
-    "on_lost": "one of stop, keep",
+    "on_lost": "one of stop, restart, keep",
     "retries": "a whole number from 0 to 1000000",
     "retries_lost": "a whole number from 0 to 1000000",
     "retries_again": "a whole number from 0 to 1000000",

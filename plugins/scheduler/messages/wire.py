@@ -141,6 +141,8 @@ class LeasesRenewed(Message, frozen=True, tag="LeasesRenewed"):
     lease_s: Annotated[float, Meta(gt=0, le=1e9)] | None
     """None: without end, as `host` is the only voter and nobody else can ever lead."""
     grace_s: Annotated[float, Meta(ge=0, le=1e9)]
+    pause_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    """After which ranks that may be lost are suspended; None: not before the lease is over."""
 
 
 class Leaderless(Message, frozen=True, tag="Leaderless"):

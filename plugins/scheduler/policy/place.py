@@ -15,7 +15,7 @@ submitter asked for:
     apart   one worker on each host (torchrun and other launchers: `--nodes`)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from covey.core import HostId
 from plugins.scheduler.messages.spec import Pack
@@ -81,6 +81,22 @@ def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
             chosen[host] = take
             workers -= take
     return chosen
+
+
+def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]]) -> list[HostId] | None:
+    """A host of its own for each place of a gang that goes on elsewhere; None: not all of them find one. `room`: slots
+    of each host that may be taken, or minus its ranks for a job without GPUs, which needs 0; `needs`: slots, and the
+    host that somebody wants. The widest place chooses first, the tightest host that has room."""
+    left, chosen = dict(sorted(room.items())), dict[int, HostId]()
+    for at in sorted(range(len(needs)), key=lambda at: (needs[at][1] is None, -needs[at][0])):
+        slots, wanted = needs[at]
+        able = [host for host, count in left.items() if (count >= slots or not slots) and wanted in (None, host)]
+        if not able:
+            return None
+        tightest = min if slots else max
+        chosen[at] = tightest(able, key=lambda host: left[host])
+        del left[chosen[at]]
+    return [chosen[at] for at in range(len(needs))]
 
 
 def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:

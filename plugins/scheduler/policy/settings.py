@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import msgspec
 
+from plugins.scheduler.policy.leases import HEAL_PAUSE_S
 from plugins.scheduler.policy.rules import COVEY
 from plugins.scheduler.policy.shared import BUSY
 
@@ -42,6 +43,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     host_lost_after_s: float = 60.0
     """A host gone for longer loses its jobs (chosen: an agent's restart and a switch's reboot fit in). Ranks that no
     leader confirms are asked to end after half of it, and are gone after three quarters (`policy/leases.py`)."""
+    heal_pause_s: float = HEAL_PAUSE_S
+    """Ranks of a job that heals are suspended when no leader has confirmed them for so long, and go on once one does.
+    1.7 s after that others may start in their place, if their host is dead to gossip (`policy/leases.py`)."""
     coordinator_lost_after_s: float = 3.0
     """The same for the host that looks for a gang's GPUs: nothing runs yet, so waiting gains nothing."""
     placing_limit_s: float = 60.0
@@ -88,7 +92,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for name in ("host_lost_after_s", "coordinator_lost_after_s", "placing_limit_s", "reservation_lease_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0")
-        for name in ("reserve_deadline_s", "checkpoint_s", "current_s"):
+        for name in ("reserve_deadline_s", "checkpoint_s", "current_s", "heal_pause_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be over 0")
         for name in ("starve_limit_s", "demote_after_s", "promote_knob"):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from covey.core import HostId, JobId, Send, SetTimer
 from covey.errors import NoLeader, OutcomeUnknown
 from plugins.base import Host
-from plugins.scheduler.machine import gang
+from plugins.scheduler.machine import gang, replacing
 from plugins.scheduler.machine.admission import packlimit
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.shared_capacity import SharedCapacity
-from plugins.scheduler.messages.commands import Placed, PlaceFailed
+from plugins.scheduler.messages.commands import PlaceFailed
 from plugins.scheduler.messages.wire import APART_MAX
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import shared_gpus, views
@@ -53,21 +53,18 @@ class CoordinatedGangs:
         for id in sorted({**seen, **dict.fromkeys(self.gangs.searches)}):
             job = self.queue.jobs.get(id)
             search = self.gangs.searches.get(id)
-            if search is not None and (job is None or job.state != "placing" or job.epoch != search.epoch):
-                placed = job is not None and job.placed and job.epoch == search.epoch
-                self.feed(gang.GrantOver(id, search.epoch, placed))
-            if (
-                job is not None
-                and job.state == "placing"
-                and job.coordinator == self.host.id
-                and id not in self.gangs.searches
-            ):
+            mine = job is not None and job.coordinator == self.host.id and (job.state == "placing" or job.seeks)
+            if search is not None and (job is None or not mine or search.key != (job.epoch, job.sought)):
+                found = search.proposed is not None and job is not None and job.placed and job.epoch == search.epoch
+                self.feed(gang.GrantOver(id, search.epoch, found))
+            if job is not None and mine and id not in self.gangs.searches:
                 self._see_grant(job)
         self._look_at_what_is_kept()
 
     def _see_grant(self, job: Job) -> None:
-        """Look for its GPUs, once its environment is here: a gang that could not start keeps nobody's."""
-        if job.env is None:
+        """Look for its GPUs, once its environment is here: a gang that could not start keeps nobody's. One that runs
+        has it on each of its hosts."""
+        if job.env is None or job.seeks:
             self._begin(job)
         elif (job.id, job.epoch) not in self._fetching:
             self._fetching[job.id, job.epoch] = None
@@ -89,7 +86,8 @@ class CoordinatedGangs:
     def _begin(self, job: Job) -> None:
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
         apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
-        self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, apart_from))
+        sought = sought_places(job) if job.seeks else None
+        self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, apart_from, sought))
 
     def _look_at_what_is_kept(self) -> None:
         """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
@@ -127,7 +125,7 @@ class CoordinatedGangs:
         said = self.gangs.said(not job.counts, now_s)
         return shared_gpus.where(capacity, job, skew, limit, said)
 
-    async def _propose_for_gang(self, command: Placed | PlaceFailed) -> None:
+    async def _propose_for_gang(self, command: gang.Placement) -> None:
         try:
             result = await self.queue_log.propose(command)
         except (NoLeader, OutcomeUnknown):
@@ -135,3 +133,9 @@ class CoordinatedGangs:
             self.feed(gang.PlacementProposed(command, None))
             return
         self.feed(gang.PlacementProposed(command, result))
+
+
+def sought_places(job: Job) -> gang.PlacesSought:
+    """What a gang that has lost hosts, or is to leave some, looks for."""
+    avoid = tuple(dict.fromkeys(place.host for place in (*job.places, *job.leaving)))
+    return gang.PlacesSought(replacing.sought_places(job), avoid, job.healed + 1, job.sought)

@@ -51,7 +51,9 @@ class Leadership:
             async with asyncio.timeout(KNOW_S):
                 await self.log.barrier()
                 over_s = max(self.queue.leases_over_s, self.leader.terms.over_s)
-                result = await self.log.propose(Leads(wall_s=0.0, term=term, leases_over_s=over_s))
+                pauses_s = self.leader.leases.pauses_over_s
+                leads = Leads(wall_s=0.0, term=term, leases_over_s=over_s, pauses_over_s=pauses_s)
+                result = await self.log.propose(leads)
         except (TimeoutError, NoLeader, OutcomeUnknown):
             return False
         return isinstance(result, Applied)
@@ -82,7 +84,9 @@ class Leadership:
         (given,) = self.leader.leases.handle(LeaseAsked(question.host, question.grants), self.host.env.clock.now_s())
         alone = tuple(log.voters) == (question.host,)
         terms = self.leader.terms
-        return LeasesRenewed(given.grants, None if alone else terms.lease_s, terms.grace_s)
+        return LeasesRenewed(
+            given.grants, None if alone else terms.lease_s, terms.grace_s, None if alone else terms.pause_s
+        )
 
 
 async def set_within(event: asyncio.Event, timeout_s: float) -> None:

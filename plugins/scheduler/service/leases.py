@@ -22,7 +22,7 @@ from covey.errors import Refused
 from plugins.base import Host, RankLease
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
-from plugins.scheduler.policy.leases import RENEWALS, Terms
+from plugins.scheduler.policy.leases import PAUSE_RENEWALS, RENEWALS, Terms
 from plugins.scheduler.service.leadership import set_within
 
 ASK_S = 2.0
@@ -45,9 +45,16 @@ class HostLeases:
         """The newest of everything that runs here or is about to."""
         self._wanted: dict[Key, None] = {}
         """About to start."""
+        self._may_be_lost: set[Key] = set()
+        """Ranks that stand still when they are not confirmed within seconds."""
         self.news = asyncio.Event()
         """Set when something that was wanted has its lease."""
         self._wake = asyncio.Event()
+
+    def look(self) -> None:
+        """Somebody else leads: ranks that stand still soon are confirmed there."""
+        if self._may_be_lost:
+            self._wake.set()
 
     def valid(self, key: Key) -> RankLease | None:
         """A lease under which these ranks may start now; None when there is none yet: it is being asked for."""
@@ -58,6 +65,14 @@ class HostLeases:
         self.leases.pop(key, None)
         self._wake.set()
         return None
+
+    def may_be_lost(self, key: Key, may: bool) -> None:
+        """Whether these ranks here stand still when they are not confirmed in time; then they are asked for at once."""
+        if may:
+            self._may_be_lost.add(key)
+            self._wake.set()
+        else:
+            self._may_be_lost.discard(key)
 
     async def keep(self) -> None:
         """For as long as the plugin lives."""
@@ -71,6 +86,7 @@ class HostLeases:
         lacking = [key for key in wanted if key not in self.leases]
         keys = [key for key in dict.fromkeys([*self.host.runner.running(), *wanted]) if self._needs(*key)]
         self.leases = {key: lease for key, lease in self.leases.items() if key in keys}
+        self._may_be_lost &= set(keys)
         if not keys:
             return AGAIN_S
         pauses_s = [await self._renew_some(tuple(keys[at : at + GRANTS_MAX])) for at in range(0, len(keys), GRANTS_MAX)]
@@ -84,30 +100,42 @@ class HostLeases:
 
     async def _renew_some(self, keys: tuple[Key, ...]) -> float:
         asked_s, question = self.host.env.clock.boot_s(), RenewLeases(self.host.id, keys)
-        answer = await self._ask(question) or await self._while_nobody_leads(question)
+        hurry = not self._may_be_lost.isdisjoint(keys)
+        answer = await self._ask(question, self.terms.pause_s / PAUSE_RENEWALS if hurry else ASK_S)
         if answer is None:
             self._wanted |= dict.fromkeys(keys)
-            return AGAIN_S
-        lease = RankLease(asked_s, answer.lease_s, answer.grace_s)
+            return AGAIN_S / PAUSE_RENEWALS if hurry else AGAIN_S
+        lease = RankLease(asked_s, answer.lease_s, answer.grace_s, answer.pause_s)
         given = {key: lease for key in answer.grants if key in keys}
         self.leases |= given
         await self.host.runner.renew(given)
-        return AGAIN_S if answer.lease_s is None else answer.lease_s / RENEWALS
+        if answer.lease_s is None:
+            return AGAIN_S
+        if answer.pause_s is not None and hurry:
+            return min(answer.lease_s / RENEWALS, answer.pause_s / PAUSE_RENEWALS)
+        return answer.lease_s / RENEWALS
 
-    async def _ask(self, question: RenewLeases) -> LeasesRenewed | None:
-        """The leader's answer, on whichever way; None when there is none now."""
+    async def _ask(self, question: RenewLeases, within_s: float) -> LeasesRenewed | None:
+        """The leader's answer, on whichever way, or the terms of old while nobody leads; None: neither. `within_s`: how
+        long the leader may take."""
         own = self._here(question)
         if own is not None:
             return own
         leader = self.host.log.leader
         if leader is not None and leader != self.host.id:
-            answer = await self._ask_one(leader, question, ASK_S)
+            answer = await self._ask_one(leader, question, within_s)
             if answer is not None:
                 return answer
+        relayed, leaderless = await asyncio.gather(
+            self._ask_others(question, leader, 2 * within_s), self._while_nobody_leads(question, within_s)
+        )
+        return relayed or leaderless
+
+    async def _ask_others(self, question: RenewLeases, leader: HostId | None, within_s: float) -> LeasesRenewed | None:
         others = [view.host for view in self.host.hosts() if view.state == "alive"]
         others = [host for host in others if host not in (self.host.id, leader)]
         relays = self.host.env.rng.sample(others, min(RELAYS, len(others)))
-        answers = await asyncio.gather(*(self._ask_one(relay, question, 2 * ASK_S) for relay in relays))
+        answers = await asyncio.gather(*(self._ask_one(relay, question, within_s) for relay in relays))
         return next((answer for answer in answers if answer is not None), None)
 
     async def _ask_one(self, to: HostId, question: RenewLeases, deadline_s: float) -> LeasesRenewed | None:
@@ -120,11 +148,11 @@ class HostLeases:
         except (TimeoutError, Refused):
             return None
 
-    async def _while_nobody_leads(self, question: RenewLeases) -> LeasesRenewed | None:
+    async def _while_nobody_leads(self, question: RenewLeases, within_s: float) -> LeasesRenewed | None:
         """The terms of old for what runs, when a majority of voters knows no leader."""
         voters, me = self.host.log.voters, self.host.id
         direct = msgspec.structs.replace(question, relayed=True)
-        answers = await asyncio.gather(*(self._answer(voter, direct, ASK_S) for voter in voters if voter != me))
+        answers = await asyncio.gather(*(self._answer(voter, direct, within_s) for voter in voters if voter != me))
         confirmed = next((answer for answer in answers if isinstance(answer, LeasesRenewed)), None)
         if confirmed is not None:
             return confirmed
@@ -133,7 +161,7 @@ class HostLeases:
             return None
         running = self.host.runner.running()
         grants = tuple(grant for grant in question.grants if grant in running)
-        return LeasesRenewed(grants, self.terms.lease_s, self.terms.grace_s)
+        return LeasesRenewed(grants, self.terms.lease_s, self.terms.grace_s, self.terms.pause_s)
 
 
 def knows_no_leader(host: Host) -> bool:

@@ -22,6 +22,7 @@ from plugins.facts import (
     PairHarms,
     RankReplaced,
     RanksEnded,
+    RanksHeal,
     RanksMayStart,
     RanksStarted,
     RanksUnfit,
@@ -156,6 +157,10 @@ class SchedulerService(PluginService):
         elif isinstance(fact, RankReplaced):
             said = f"rank {fact.rank} was lost; process {fact.pid} takes its place, and the others wait for it"
             self.host.note(fact.job, "rank replaced", f"{said} (epoch {fact.epoch}, successor {fact.incarnation})")
+        elif isinstance(fact, RanksHeal):
+            self.ranks.told_by.may_be_lost(fact)
+            self.leases.may_be_lost((fact.job, fact.epoch), fact.may_be_lost)
+            self.env.spawn(f"{fact.job} may lose ranks here", self.ranks.checkpoint(fact.job))
         elif isinstance(fact, JobJoined):
             self.ranks.told_by.joined(fact)
         elif isinstance(fact, StepTimed):
@@ -175,6 +180,8 @@ class SchedulerService(PluginService):
         elif isinstance(fact, HostGone | HostSeen | LeaderChanged):
             self._lead.set()
             self._look.set()
+            if isinstance(fact, LeaderChanged):
+                self.leases.look()
 
     async def on_message(self, sender: HostId, message: Any) -> None:
         if isinstance(message, ToHost):

@@ -27,6 +27,7 @@ from plugins.facts import (
 )
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.replacing import waits_for
 from plugins.scheduler.machine.reservations import (
     Action,
     Event,
@@ -82,6 +83,8 @@ class LocalRanks:
         self.journal = ReservationJournal(host.env)
         self.fences: dict[JobId, int] = {}
         self.told: dict[JobId, int] = {}
+        self.told_since: dict[JobId, int] = {}
+        """`Job.healed` when its places were told last; not known: 0."""
         self.asked: dict[tuple[JobId, int], None] = {}
         self.ends: dict[tuple[JobId, int], RanksEnded] = {}
         """Ended here, not yet in the log."""
@@ -205,7 +208,7 @@ class LocalRanks:
         await self._tell(id, job)
         if job is not None and job.placed and job.awaits(self.host.id):
             place = job.place_on(self.host.id)
-            if place is not None and (id, job.epoch) not in self.ends:
+            if place is not None and (id, job.epoch) not in self.ends and waits_for(job, place) is None:
                 await self._run(job, place)
         elif job is None or not job.placed:
             await self._unfence(id)
@@ -215,7 +218,9 @@ class LocalRanks:
         for hold in list(self.reservations.holds.get(id, [])):
             mine = job is not None and job.epoch == hold.epoch
             here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
-            elsewhere = mine and job is not None and job.placed and job.place_on(self.host.id) is None
+            sought = mine and job is not None and job.seeks and not hold.started
+            here = here or sought
+            elsewhere = mine and not here and job is not None and job.placed and job.place_on(self.host.id) is None
             over = elsewhere or self.queue.over(id, hold.epoch)
             guaranteed = mine and job is not None and job.counts
             await self.dispatch(GrantNews(id, hold.epoch, live=here, over=over, guaranteed=guaranteed))
@@ -235,11 +240,22 @@ class LocalRanks:
             stopping = job is not None and job.epoch == epoch and job.state == "stopping"
             if self.queue.over(id, epoch) or stopping:
                 await self._stop(id, epoch, job)
+            elif job is not None and job.epoch == epoch and job.state == "running" and self._are_replaced(job):
+                await self._note_asked(id, epoch)
+                await self.host.runner.stop(id, epoch, 0.0, f"they go on elsewhere, not on {self.host.id}")
 
-    async def _stop(self, id: JobId, epoch: int, job: Job | None) -> None:
+    def _are_replaced(self, job: Job) -> bool:
+        """Its ranks here go on elsewhere, or are to: nothing that they could save is needed."""
+        place = job.place_on(self.host.id)
+        return place is None or self.host.id in job.missing or job.left_on(self.host.id) is not None
+
+    async def _note_asked(self, id: JobId, epoch: int) -> None:
         if (id, epoch) not in self.asked:
             self.asked[id, epoch] = None
             await self.save()
+
+    async def _stop(self, id: JobId, epoch: int, job: Job | None) -> None:
+        await self._note_asked(id, epoch)
         why = job.reason if job is not None and job.epoch == epoch else "its grant is over"
         await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
 
@@ -248,22 +264,29 @@ class LocalRanks:
         before = self.told.get(id)
         placed = job.epoch if job is not None and job.placed else None
         if before == placed:
+            if job is not None and placed is not None and self.told_since.get(id, 0) != job.healed:
+                self._tell_placed(job)  # some of its ranks go on on another host
             return
         if before is not None:
             ended = job is None or job.exit_code is not None
             self.host.publish(JobUnplaced(id, before, ended))
             del self.told[id]
+            self.told_since.pop(id, None)
         if job is not None and placed is not None:
             self.told[id] = placed
-            self.host.publish(JobPlaced(id, placed, job.spec.tenant, job.spec.workers, job.places))
+            self._tell_placed(job)
         await self.save()
+
+    def _tell_placed(self, job: Job) -> None:
+        self.told_since[job.id] = job.healed
+        self.host.publish(JobPlaced(job.id, job.epoch, job.spec.tenant, job.spec.workers, job.places))
 
     def tell_again(self) -> None:
         """After a restart of the agent: plugins that start anew may have forgotten what was told: again."""
         for id, epoch in sorted(self.told.items()):
             job = self.queue.jobs.get(id)
             if job is not None and job.placed and job.epoch == epoch:
-                self.host.publish(JobPlaced(id, epoch, job.spec.tenant, job.spec.workers, job.places))
+                self._tell_placed(job)
 
     async def _run(self, job: Job, place: Place) -> None:
         hold = self.reservations.find(job.id, job.epoch)
@@ -402,15 +425,19 @@ class LocalRanks:
             for id, seen in self.told_by.tensors.items()
             if (job := jobs.get(id)) and job.tensors[::-1] < seen[::-1]
         }
-        if not news and not tensors:
+        heals = self.told_by.heals_news(only)
+        if not news and not tensors and not heals:
             return
         steps = self.steps.news({id: job.epoch for id in news if (job := self.queue.jobs.get(id)) is not None})
-        attained = Attained(wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps)
+        attained = Attained(
+            wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps, heals=heals
+        )
         try:
             await self.log.propose(attained)
         except (NoLeader, OutcomeUnknown):
             return
         self.reported |= news
+        self.told_by.heals_told(heals)
 
     async def report(self, fact: RanksEnded) -> None:
         """Until the log knows this end, however long nobody leads; then the runner may forget it."""
@@ -451,6 +478,7 @@ class LocalRanks:
             metrics=steps.metrics,
             step_s=steps.step_s(),
             unreachable=silent,
+            since=fact.since,
         )
 
     def _awaited(self, id: JobId, epoch: int) -> bool:

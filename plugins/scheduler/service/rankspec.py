@@ -34,6 +34,8 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         grace_s=job.spec.grace_s,
         bind_gpus=job.spec.bind_gpus,
         attach=job.spec.attach,
+        since=place.since,
+        may_heal=job.spec.on_lost == "stop",
         shared_memory=job.spec.gpu_memory if shares else 0,
     )
 

@@ -2,7 +2,8 @@
 
 from covey.core import JobId
 from plugins.base import Host
-from plugins.facts import JobJoined, TensorsAssigned, TensorsSeen
+from plugins.facts import JobJoined, RanksHeal, TensorsAssigned, TensorsSeen
+from plugins.scheduler.messages.commands import JobHeals
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.service.step_times import StepTimes
 
@@ -19,6 +20,10 @@ class TellingRanks:
         """Bytes of the largest tensor and of all, of what runs here."""
         self.sums_at: dict[JobId, TensorsAssigned] = {}
         """Who sums the tensors of what runs here."""
+        self.heals: dict[JobId, JobHeals] = {}
+        """Whether this host may be lost, with what runs here."""
+        self._heals_told: dict[JobId, JobHeals] = {}
+        """What of that the log knows."""
         self.kernels: dict[tuple[JobId, int, int], str] = {}
         """Job, epoch and rank -> what that rank computes with."""
 
@@ -26,6 +31,18 @@ class TellingRanks:
         """This job is over, and nothing of it is here."""
         self.tensors.pop(id, None)
         self.sums_at.pop(id, None)
+        self.heals.pop(id, None)
+        self._heals_told.pop(id, None)
+
+    def may_be_lost(self, fact: RanksHeal) -> None:
+        self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost)
+
+    def heals_news(self, only: JobId | None) -> dict[JobId, JobHeals]:
+        """Of all jobs, or of this one: what the log does not know yet."""
+        return {id: said for id, said in self.heals.items() if only in (None, id) and self._heals_told.get(id) != said}
+
+    def heals_told(self, news: dict[JobId, JobHeals]) -> None:
+        self._heals_told |= news
 
     def joined(self, fact: JobJoined) -> None:
         if fact.kernel:

@@ -361,7 +361,8 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
         gpus = view.value("gpus", GpusNow)
         if isinstance(gpus, GpusNow):
             gone_s = None if view.state in ("alive", "suspect") else max(0.0, now_s - view.since_s)
-            found.append(RackHost(view.host, gpus.total, gone_s, shared_gpus.heard(view) if shared else None))
+            heard = shared_gpus.heard(view) if shared else None
+            found.append(RackHost(view.host, gpus.total, gone_s, heard, view.state == "away"))
     return tuple(found)
 
 

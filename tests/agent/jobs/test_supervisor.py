@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.jobs import supervisor
+from agent.jobs.claimed_socket import SOCKET_CHECK_S
 from agent.jobs.supervision import (
     CANNOT_START,
     UNKNOWN,
@@ -28,7 +29,7 @@ from agent.jobs.supervision import (
     decoder,
     read_state,
 )
-from agent.jobs.supervisor import DISK_RETRY_S, EXTENSION_MAX_S, NOTICE_S, SOCKET_CHECK_S
+from agent.jobs.supervisor import DISK_RETRY_S, EXTENSION_MAX_S, NOTICE_S
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.checked import seal

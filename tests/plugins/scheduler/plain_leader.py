@@ -44,6 +44,7 @@ class PlainLeader:
         """The log's clock, counted on since `clock_at`."""
         self.clock_at: float | None = None
         self.over_s = terms(settings.host_lost_after_s).over_s
+        self.paused_s = terms(settings.host_lost_after_s).paused_s
         self.led_s: float | None = None
         self.earlier_s = 0.0
         self.confirmed_s: dict[HostId, float] = {}
@@ -163,7 +164,7 @@ class PlainLeader:
         over = now_s >= self.led_s + self.earlier_s
         if not over or self.queue.leases_over_s <= self.over_s:
             return []
-        return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.over_s)]
+        return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.over_s, pauses_over_s=self.paused_s)]
 
     def _is_lost(self, job: Job, host: HostId, gone_s: float, now_s: float) -> bool:
         if (host, job.id, job.epoch) in self.closed:

@@ -15,6 +15,7 @@ from plugins.scheduler.machine.gang import (
     GrantOver,
     GrantSeen,
     KeptForAnother,
+    Placement,
     PlacementProposed,
     ProposePlacement,
     RackSeen,
@@ -63,7 +64,7 @@ def released(actions: list[Action]) -> list[HostId]:
     return [action.to for action in actions if isinstance(action, Send) and isinstance(action.message, Release)]
 
 
-def proposals(actions: list[Action]) -> list[Placed | PlaceFailed]:
+def proposals(actions: list[Action]) -> list[Placement]:
     return [action.command for action in actions if isinstance(action, ProposePlacement)]
 
 
@@ -226,7 +227,7 @@ ANSWERS = st.lists(
 def test_in_whatever_order_nothing_half_is_proposed_and_nothing_stays_unreleased(script: Any) -> None:
     coordinator = Coordinator()
     kept: set[tuple[HostId, int]] = set()
-    log: list[Placed | PlaceFailed] = []
+    log: list[Placement] = []
     home_free = {H1: 2, H2: 2, H3: 2}
     plans: dict[int, dict[HostId, Reserve]] = {}
 

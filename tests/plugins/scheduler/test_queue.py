@@ -6,6 +6,7 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place, StepTiming
+from plugins.scheduler.machine import job_endings
 from plugins.scheduler.machine import queue as queue_module
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
@@ -369,7 +370,7 @@ def test_the_newest_step_and_its_metrics_are_kept_with_the_end() -> None:
 
 
 def test_ended_jobs_are_kept_up_to_a_bound_and_their_keys_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "ENDED_MAX", 3)
+    monkeypatch.setattr(job_endings, "ENDED_MAX", 3)
     told = Told()
     for _ in range(5):
         told.say(CancelAsked(wall_s=1.0, job=told.submit()))
@@ -408,7 +409,7 @@ def test_jobs_that_are_large_together_are_refused_before_their_snapshot_is_too_l
 
 
 def test_ended_jobs_that_are_large_are_forgotten_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "ENDED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(job_endings, "ENDED_BYTES_MAX", 100_000)
     told = Told()
     for number in range(4):
         spec = JobSpec.parse({"argv": ["train", *["x" * 1000] * 45]})

@@ -11,15 +11,20 @@ from plugins.facts import Place
 from plugins.scheduler.machine.jobs import HOLDING
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import (
+    Applied,
     Attained,
     CancelAsked,
     Command,
     Granted,
+    JobHeals,
+    MoveAsked,
     Placed,
     PlaceFailed,
+    PlacesLost,
     Promoted,
     QuotaSet,
     RanksReported,
+    Replaced,
     Result,
     Submitted,
     TakenBack,
@@ -29,7 +34,7 @@ from plugins.scheduler.messages.spec import JobSpec
 
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
 TENANTS = ("alice", "bob")
-HOSTS = (H1, H2, H3)
+HOSTS = (H1, H2, H3, HostId("h4"))
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -92,10 +97,73 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def report(self, number: int, host: HostId, code: int, asked: bool, stale: int) -> None:
         job = self.queue.jobs.get(self.some(number))
-        place = job.place_on(host) if job else None
+        place = (job.left_on(host) or job.place_on(host)) if job else None
         codes = dict.fromkeys(place.ranks if place else (0,), code)
         epoch = max(0, (job.epoch if job else 1) - stale)
-        self.say(RanksReported(wall_s=1.0, job=self.some(number), epoch=epoch, host=host, codes=codes, asked=asked))
+        said: dict[str, Any] = {
+            "job": self.some(number),
+            "epoch": epoch,
+            "host": host,
+            "since": place.since if place else 0,
+        }
+        self.say(RanksReported(wall_s=1.0, codes=codes, asked=asked, **said))
+
+    @rule(key=st.integers(31, 40), hosts=st.permutations(HOSTS), workers=st.integers(2, 3))
+    def begin(self, key: int, hosts: list[HostId], workers: int) -> None:
+        """A gang that runs on a host for each worker, and may lose some."""
+        spec = JobSpec.parse({"argv": ["x"], "workers": workers, "tenant": "alice"})
+        said = self.say(Submitted(wall_s=1.0, key=f"key{key:05}", spec=spec))
+        job = self.queue.jobs.get(said.job) if isinstance(said, Applied) and said.job is not None else None
+        if job is None:
+            return
+        self.say(Granted(wall_s=1.0, job=job.id, epoch=job.epoch + 1, coordinator=H1))
+        places = tuple(Place(host, (n,), (f"g{key}",)) for n, host in enumerate(hosts[:workers]))
+        self.say(Placed(wall_s=1.0, job=job.id, epoch=job.epoch, places=places, master_addr="", master_port=1))
+        self.heal(job.number, True)
+
+    @rule(number=st.integers(1, 6), may=st.sampled_from([True, True, True, False]))
+    def heal(self, number: int, may: bool) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        for place in job.places if job else ():
+            said = {self.some(number): JobHeals(job.epoch if job else 0, place.since, may)}
+            self.say(Attained(wall_s=1.0, host=place.host, service_gpu_s={}, heals=said))
+
+    @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS), max_size=2), stale=st.sampled_from([0, 0, 1]))
+    def lose(self, number: int, lost: set[HostId], stale: int) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        epoch, hosts = max(0, (job.epoch if job else 1) - stale), tuple(sorted(lost))
+        said: dict[str, Any] = {"job": self.some(number), "epoch": epoch, "coordinator": H1, "reason": "r", "term": 0}
+        self.say(PlacesLost(wall_s=1.0, hosts=hosts, **said))
+
+    @rule(number=st.integers(1, 6), host=st.sampled_from(HOSTS), to=st.sampled_from([None, *HOSTS]))
+    def move(self, number: int, host: HostId, to: HostId | None) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        epoch = job.epoch if job else 1
+        self.say(MoveAsked(wall_s=1.0, job=self.some(number), epoch=epoch, host=host, to=to, coordinator=H1))
+
+    @rule(number=st.integers(1, 6), to=st.permutations(HOSTS), gpu=st.integers(0, 3), wild=st.booleans())
+    def replace(self, number: int, to: list[HostId], gpu: int, wild: bool) -> None:
+        job = self.queue.jobs.get(self.some(number))
+        if job is None or not job.seeks:
+            return
+        left = [place for place in job.places if place.host in (*job.missing, *job.moving)]
+        taken = () if wild else [place.host for place in (*job.places, *job.leaving)]
+        hosts, since = [host for host in to if host not in taken], job.healed + 1
+        places = {
+            place.host: Place(host, place.ranks, tuple(f"g{gpu}.{n}" for n in place.ranks), since)
+            for place, host in zip(left, hosts, strict=False)
+        }
+        if places:
+            self.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places=places))
+
+    @rule(lost=st.sampled_from(HOSTS), move=st.booleans())
+    def lose_or_leave(self, lost: HostId, move: bool) -> None:
+        """By every gang there that runs."""
+        for job in list(self.queue.jobs.values()):
+            if job.state == "running" and move:
+                self.move(job.number, lost, None)
+            elif job.state == "running":
+                self.lose(job.number, {lost}, 0)
 
     @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS)), stale=st.sampled_from([0, 0, 1]))
     def take_back(self, number: int, lost: set[HostId], stale: int) -> None:
@@ -152,9 +220,9 @@ class AnyOrder(RuleBasedStateMachine):
             self.epochs[job.id] = job.epoch
             if job.placed:
                 assert sorted(rank for place in job.places for rank in place.ranks) == list(range(job.spec.workers))
-                assert any(job.awaits(place.host) for place in job.places), "a gang of which nothing is left"
+                assert job.awaited, "a gang of which nothing is left"
             assert job.state not in HOLDING or job.epoch > 0
 
 
-AnyOrder.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=50, deadline=None)
 test_in_any_order_of_commands_the_promises_hold_and_copies_agree = AnyOrder.TestCase

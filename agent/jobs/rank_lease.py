@@ -1,0 +1,50 @@
+"""The lease of one supervisor's ranks (`plugins.base.RankLease`): how long they run without news, when they stop.
+
+Ranks that may all be lost stand still long before their lease is over, so that others may take their place; a renewal
+lets them go on.
+"""
+
+import msgspec
+
+from plugins.base import RankLease
+
+LOOK_S = 1.0
+"""Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
+STILL_LOOK_S = 0.2
+"""The same while ranks stand still: somebody else may let them go on."""
+LEAST_S = 0.001
+
+
+class HeldLease:
+    """The newest one. Times are `Clock.boot_s`."""
+
+    def __init__(self, lease: RankLease | None) -> None:
+        self.lease = lease
+
+    def renewed(self, lease: RankLease, now_s: float) -> None:
+        """A renewal dated in the future counts from now."""
+        asked_s = min(lease.asked_s, now_s)
+        if self.lease is None or asked_s >= self.lease.asked_s:
+            self.lease = msgspec.structs.replace(lease, asked_s=asked_s)
+
+    def is_over(self, now_s: float) -> bool:
+        return self.lease is not None and now_s >= self.lease.until_s
+
+    def silent_s(self, now_s: float) -> float:
+        """Since when nobody has confirmed it."""
+        return 0.0 if self.lease is None else now_s - self.lease.asked_s
+
+    def stands_still(self, now_s: float) -> bool:
+        """Whether ranks that may be lost are suspended by now."""
+        pause_s = None if self.lease is None else self.lease.pause_s
+        return pause_s is not None and self.silent_s(now_s) >= pause_s
+
+    def look_in_s(self, now_s: float, may_be_lost: bool) -> float:
+        """When something may have to be done."""
+        if self.lease is None:
+            return LOOK_S
+        left_s = min(LOOK_S, self.lease.until_s - now_s)
+        if may_be_lost and self.lease.pause_s is not None:
+            still = self.stands_still(now_s)
+            left_s = min(left_s, STILL_LOOK_S if still else self.lease.asked_s + self.lease.pause_s - now_s)
+        return max(LEAST_S, left_s)

@@ -1,0 +1,54 @@
+"""A host of a gang that heals is cut off, its agent stopped or killed besides, with clocks that drift, in one direction
+only, or its power fails; now and then it is the leader, or is back while others look for a place, or a person has just
+asked to move its ranks. Another host takes these over within seconds, under the same grant, and no rank runs twice at
+any moment (`RanksOnce`): those of before stand still by then. Nobody begins anew."""
+
+from chaos import faults
+from chaos.faults import Kill
+from chaos.rackworld import SimRack
+from chaos.stories.classes import known, state
+from chaos.stories.cut_off import TROUBLES, ranks, troubles
+from chaos.story import ended
+from covey.core import HostId, JobId
+from plugins.scheduler.messages.commands import MoveAsked
+
+LOST_S = 40.0
+"""By then others run in its place, also when the leader was lost with it; 8 s when nothing else happens."""
+LASTS_S = 200.0
+
+
+def play(rack: SimRack) -> None:
+    rack.settle()
+    workers = rack.rng.randint(2, len(rack.hosts) - 1)
+    spec = {"argv": ["healer", str(int(rack.world.now + LASTS_S))], "tenant": "red", "workers": workers}
+    job = rack.submit({**spec, "cwd": "/", "pack": "apart"}, f"healer-{rack.world.seed}")
+    rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost")
+    rack.run(rack.rng.uniform(0.0, 15.0))
+    host = rack.rng.choice(ranks(rack, job))
+    if rack.rng.random() < 0.25:
+        move(rack, job, host)
+        rack.run(rack.rng.uniform(0.0, 1.0))
+    kind = rack.rng.choice((*(each for each in TROUBLES if each != "with a voter"), "power"))
+    for fault in [Kill("host", host, 100.0)] if kind == "power" else troubles(rack, host, kind):
+        faults.strike(rack.world, fault)
+    rack.until(lambda: whole(rack, job, workers, host), LOST_S, f"{job} goes on without {host} ({kind})")
+    rack.run(rack.rng.uniform(0.0, 60.0))
+    ended(rack, {job: ("done",)})
+    assert known(rack, job).attempt == 1, f"it was started {known(rack, job).attempt} times"
+
+
+def move(rack: SimRack, job: JobId, host: str) -> None:
+    """What `agentctl move` does, at any agent."""
+    scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
+    asked = known(rack, job)
+    first = next(place.host for place in asked.places)
+    command = MoveAsked(wall_s=0.0, job=job, epoch=asked.epoch, host=HostId(host), to=None, coordinator=first)
+    if scheduler is not None:
+        scheduler.env.spawn("move", scheduler.queue_log.insist(command))
+
+
+def whole(rack: SimRack, job: JobId, workers: int, without: str) -> bool:
+    """All its ranks run, none of them there."""
+    where = [name for name in ranks(rack, job) if name != without]
+    hosts = [place.host for place in known(rack, job).places]
+    return state(rack, job) == "running" and len(where) == workers == len(hosts) and without not in hosts
