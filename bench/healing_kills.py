@@ -2,14 +2,15 @@
 
     python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--json FILE]
 
-Four hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches), or
-`examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has one rank on each. Each kill is one of, as a seed
+Five hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches), or
+`examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has a rank on each of four. Each kill is one of, as a seed
 chooses: any rank; two at once; a rank, and its successor while that starts; a rank with the `aggd` that sums; a rank
-with its host's agent, which may lead. Agents are started again as systemd would. The next kill waits until all ranks
-have done a step: what is a rank's own is with two others. GAP: how much longer the step took in which it happened than
-the median step, by the clock of ranks that lived through it, ms; what a successor needs to start is in it. OTHERS:
-processes of ranks that ended and were not killed. Afterwards the same script runs without kills. (Needs root and
-iproute2.)
+with its host's agent, which may lead; a whole host, whose power fails, so that the one without a rank takes over; or no
+kill: `agentctl move`. Agents are started again as systemd would, hosts once others have taken over. The next kill waits
+until all ranks have done a step: what is a rank's own is with two others. GAP: how much longer the step took in which
+it happened than the median step, by the clock of ranks that lived through it, ms; what a successor needs to start is in
+it, and to notice that a host is gone. OTHERS: processes of ranks that ended and were not killed. Afterwards the same
+script runs without kills. (Needs root and iproute2.)
 """
 
 import os
@@ -28,11 +29,12 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from agent.jobs.rank_env import INCARNATIONS_BITS  # noqa: E402
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
-HOSTS = 4
+RANKS = 4
 PAUSE_S = 0.02
 """Of each step, besides what it computes; s."""
 KINDS = (
@@ -42,8 +44,11 @@ KINDS = (
     "a rank and its successor",
     "a rank and its aggregator",
     "a rank and its agent",
+    "a whole host",
+    "a move",
 )
-LOST_S = 6.0
+LOST_S = {"a whole host": 30.0}
+"""How long after it a kill may still be felt; others: 6 s."""
 END_S = 900.0
 TRAIN = """
 import os, runpy, sys, time
@@ -87,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     json_option(parser)
     args = parser.parse_args(argv)
-    with Laboratory(HOSTS) as lab:
+    with Laboratory(RANKS + 1) as lab:
         rack = AgentRack(lab, gpus=1, voters=3)
         rack.start()
         rack.wait_up()
@@ -99,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         without = digest(rack, submit(rack, args.script, args.steps, 0.0))
     found = gaps(times, killed)
     deaths = Counter(rank for each in killed for rank in each.ranks)
-    others = sum(abs(each[-1].incarnation - deaths[rank]) for rank, each in enumerate(times))
+    others = sum(abs(lost(each) - deaths[rank]) for rank, each in enumerate(times))
     same = with_kills == without and '"attempt": 1,' in attempts
     print_head("killed | times | median step, ms | GAP, median | GAP, 9 of 10 | GAP, worst | OTHERS | the same bits")
     for kind in (*dict.fromkeys(KINDS), ""):
@@ -121,22 +126,22 @@ def submit(rack: AgentRack, script: str, count: int, pause_s: float) -> str:
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
     words = f"python train.py {ROOT / 'examples' / script}.py {pause_s} {SCRIPTS[script].format(count)}"
-    said = rack.hosts[0].shell(f"agentctl submit --workers {HOSTS} -- {words}")
+    said = rack.hosts[0].shell(f"agentctl submit --workers {RANKS} -- {words}")
     if said.returncode:
         raise SystemExit(said.stdout + said.stderr)
     return str(said.stdout.split()[0])
 
 
 def told(rack: AgentRack, job: str) -> str:
-    first = rack.hosts[0]
+    first = next(host for host in rack.hosts if host.is_up)
     return "\n".join(first.shell(words).stdout for words in (f"agentctl why {job}", f"agentctl logs {job} --rank 0"))
 
 
 def steps(rack: AgentRack) -> list[list[Done]]:
     """By rank, in the order in which it did them."""
-    found: list[list[Done]] = [[] for _ in range(HOSTS)]
+    found: list[list[Done]] = [[] for _ in range(RANKS)]
     for host in rack.hosts:
-        for rank in range(HOSTS):
+        for rank in range(RANKS):
             file = host.folder / "root" / f"steps{rank}"
             lines = file.read_text().splitlines() if file.exists() else []
             words = [line.split() for line in lines]
@@ -147,27 +152,46 @@ def steps(rack: AgentRack) -> list[list[Done]]:
 class Kills:
     def __init__(self, rack: AgentRack, job: str, draws: random.Random) -> None:
         self._rack, self._job, self._draws = rack, job, draws
-        self._kills: Counter[int] = Counter()
+        self._before = [-1] * RANKS
+        """Of each rank, the newest process that was killed."""
 
     def all(self, kills: int, every_s: float) -> list[Killed]:
         killed = []
         for number in range(kills):
             time.sleep(every_s * self._draws.uniform(0.6, 1.4))
             kind = self._draws.choice(KINDS)
-            ranks = self._draws.sample(range(HOSTS), 2 if kind == "two ranks" else 1)
-            all_ranks = [self._process(rank) for rank in range(HOSTS)]
+            ranks = self._draws.sample(range(RANKS), 2 if kind == "two ranks" else 1)
+            all_ranks = [self._process(rank) for rank in range(RANKS)]
             lost = [all_ranks[rank] for rank in ranks]
-            for pid in [*self._besides(kind, lost[0][0]), *(pid for _, pid in lost)]:
-                os.kill(pid, signal.SIGKILL)
+            newest = steps(self._rack)
+            for rank in ranks:
+                self._before[rank] = newest[rank][-1].incarnation
             killed.append(Killed(time.monotonic(), kind, ranks))
+            if kind == "a whole host":
+                self._lose_host(ranks[0], lost[0][0])
+            elif kind == "a move":
+                self._move(ranks[0], lost[0][0])
+            else:
+                for pid in [*self._besides(kind, lost[0][0]), *(pid for _, pid in lost)]:
+                    os.kill(pid, signal.SIGKILL)
             if kind == "a rank and its successor":
                 self._lose_successor(ranks[0], lost[0][1])
-                ranks = ranks * 2
-                killed[-1] = killed[-1]._replace(ranks=ranks)
-            self._kills.update(ranks)
+                killed[-1] = killed[-1]._replace(ranks=ranks * 2)
             print(f"  kill {number + 1} of {kills}: {kind}", file=sys.stderr, flush=True)
             self._rack.start()
         return killed
+
+    def _lose_host(self, rank: int, host: Host) -> None:
+        """Its power fails, and is back once another host has its rank."""
+        host.power_off()
+        self._process(rank)
+        host.power_on()
+        self._rack.start()
+        self._rack.wait_up()
+
+    def _move(self, rank: int, host: Host) -> None:
+        said = host.shell(f"agentctl move {self._job} {rank}")
+        assert said.returncode == 0, said.stdout + said.stderr + told(self._rack, self._job)
 
     def _process(self, rank: int) -> tuple[Host, int]:
         """Of a rank, once it has done a step: it has what it needs."""
@@ -177,7 +201,7 @@ class Kills:
     def _living(self, rank: int) -> tuple[Host, int] | None:
         self._rack.start()  # an agent that was just killed may have been there still
         done = steps(self._rack)[rank]
-        if not done or done[-1].incarnation != self._kills[rank]:
+        if not done or done[-1].incarnation <= self._before[rank]:
             return None
         found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py") if _rank_of(pid) == rank]
         return found[0] if found else None
@@ -210,12 +234,21 @@ def _rank_of(pid: int) -> int | None:
 
 def digest(rack: AgentRack, job: str) -> str:
     """Once the job has ended."""
-    first = rack.hosts[0]
+    first = next(host for host in rack.hosts if host.is_up)
     waited = first.shell(f"agentctl wait {job}", timeout_s=END_S)
     match = RESULT.search(first.shell(f"agentctl logs {job} --rank 0").stdout)
     if waited.returncode or match is None:
         raise SystemExit(waited.stdout + waited.stderr + told(rack, job))
     return match[1]
+
+
+def lost(done: Sequence[Done]) -> int:
+    """Processes of a rank that ended before its newest one. They are numbered on each host that it came to, from the
+    bits on that say how often the job's ranks had moved."""
+    newest: dict[int, int] = {}
+    for each in done:
+        newest[each.incarnation >> INCARNATIONS_BITS] = each.incarnation & (1 << INCARNATIONS_BITS) - 1
+    return sum(newest.values()) + len(newest) - 1
 
 
 def gaps(times: Sequence[Sequence[Done]], killed: Sequence[Killed]) -> dict[str, Any]:
@@ -226,10 +259,10 @@ def gaps(times: Sequence[Sequence[Done]], killed: Sequence[Killed]) -> dict[str,
         for before, after in pairwise(each)
         if before.incarnation == after.incarnation
     ]
-    ends_s = [each.at_s for each in killed[1:]] + [killed[-1].at_s + LOST_S]
+    ends_s = [each.at_s for each in killed[1:]] + [killed[-1].at_s + 30.0]
     took = []
-    for (kill_s, _, ranks), next_s in zip(killed, ends_s, strict=True):
-        end_s = min(next_s, kill_s + LOST_S)
+    for (kill_s, kind, ranks), next_s in zip(killed, ends_s, strict=True):
+        end_s = min(next_s, kill_s + LOST_S.get(kind, 6.0))
         lived = [
             after - before
             for rank, before, after in spans

@@ -86,9 +86,19 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("kernels", job.get("unlike")),
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
         ("started again", started_again(job)),
-        ("on lost host", "its ranks go on there (keep)" if job.get("on_lost") == "keep" else ""),
+        ("on lost host", on_lost(job)),
         ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
+
+
+def on_lost(job: dict[str, Any]) -> str:
+    """What becomes of it if one of its hosts is lost now."""
+    if job.get("on_lost") == "keep":
+        return "its ranks go on there (keep)"
+    if job["state"] != "running":
+        return ""
+    why = job.get("heals_not", "")
+    return f"it begins again: {why}" if why else "the rest goes on, and another host takes its ranks over"
 
 
 def step_takes(job: dict[str, Any]) -> str:

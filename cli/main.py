@@ -33,6 +33,7 @@ NOUNS = {
     "status": (LOOK, "the answering agent and its plugins"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
     "cancel": (ACT, "end a job"),
+    "move": (ACT, "have ranks go on on another host: agentctl move j1 gpu2"),
     "wait": (ACT, "wait for a job and return its exit code"),
     "attach": (ACT, "make a remote memory volume: agentctl attach NAME 64MiB"),
     "detach": (ACT, "forget a volume and everything in it"),

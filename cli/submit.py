@@ -42,8 +42,9 @@ PACK_HELP = (
     "default: the fewest hosts that have room now, and gaps once a model has shown that spreading does not slow it"
 )
 ON_LOST_HELP = (
-    "on a host that is cut off, stop (default): ranks end there and the job goes on elsewhere; keep: they go on, and "
-    "the job waits until the host is back or is given up"
+    "when a host is lost, heal (default): another one takes its ranks over and the rest of the job goes on, if the "
+    "script attached its state, else as restart: the whole job begins again; stop: it fails; keep: ranks on a host "
+    "that is cut off go on, and the job waits until it is back or is given up"
 )
 GPU_MEMORY_HELP = (
     "what each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, one that has less now is not taken "
@@ -77,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
     parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
     parser.add_argument("--retries", type=int, metavar="N", help="starts again after a failure (default 0)")
-    parser.add_argument("--on-lost", choices=("stop", "keep"), help=ON_LOST_HELP)
+    parser.add_argument("--on-lost", choices=("heal", "restart", "stop", "keep"), help=ON_LOST_HELP)
     parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)")
     parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
     parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
@@ -145,7 +146,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         ("tenant", args.tenant),
         ("class", args.job_class),
         ("retries", args.retries),
-        ("on_lost", args.on_lost),
+        ("on_lost", "restart" if args.on_lost == "stop" else args.on_lost),
+        ("retries_lost", 0 if args.on_lost == "stop" else None),
     )
     for field, value in given:
         if value is not None:

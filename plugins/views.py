@@ -161,8 +161,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     retries: dict[str, int | None] = {}
     """How often it is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`;
     None: always."""
-    on_lost: str = "stop"
-    """What becomes of its ranks on a host that is cut off: `stop` or `keep`."""
+    on_lost: str = "heal"
+    """What becomes of its ranks on a host that is cut off: `heal`, `restart` or `keep`."""
+    heals_not: str = ""
+    """Why it would begin again if it lost a host now; empty: it would go on, or does not run."""
     away: dict[HostId, float] = {}
     """Hosts of it that are gone, and for how many seconds."""
     coordinator: HostId | None = None

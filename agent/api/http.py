@@ -196,6 +196,7 @@ class HttpApi:
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_id))
         post("/v1/jobs", self._ask("scheduler.submit", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
+        post("/v1/jobs/{id}/move", self._ask("scheduler.move", _path_and_body))
         post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
         post("/v1/volumes", self._ask("memory.attach", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
@@ -330,6 +331,10 @@ async def _whether_all(request: web.Request) -> dict[str, Any]:
 
 async def _path_id(request: web.Request) -> dict[str, Any]:
     return {"id": _id(request)}
+
+
+async def _path_and_body(request: web.Request) -> dict[str, Any]:
+    return {**await _body(request), "id": _id(request)}
 
 
 async def _path_volume(request: web.Request) -> dict[str, Any]:

@@ -323,7 +323,7 @@ class Leader:
         ends = [
             (host, id)
             for host, id in on_them
-            if (job := self.queue.jobs[id]).spec.on_lost == "stop"
+            if (job := self.queue.jobs[id]).spec.on_lost != "keep"
             and (host in over or self._heir(job, tuple(still)) is not None)
         ]
         found: dict[JobId, dict[HostId, None]] = {}

@@ -20,7 +20,7 @@ class ReplacingJobs(JobEndings):
 
     def _places_lost(self, job: Job, command: PlacesLost) -> Result | None:
         """Said again with hosts that are missing already, it names another coordinator."""
-        if command.term != self.leading_term:
+        if command.term not in (0, self.leading_term):
             return None
         lost = sorted({host for host in command.hosts if job.awaits(host) and job.left_on(host) is None})
         if lost and not job.heals_without(lost):
@@ -63,8 +63,7 @@ class ReplacingJobs(JobEndings):
             said = f"no place for its ranks of {', '.join(job.missing)}: {command.reason}"
             return self._stops(job, said, command.wall_s)
         replacing.whole_again(job)
-        self._changed[job.id] = None
-        self._note(job.id, "not moved", command.reason)
+        self._say(job, "not moved", command.reason)
         return Applied(job.id)
 
     def _stops(self, job: Job, said: str, wall_s: float, hosts: tuple[HostId, ...] = ()) -> Result:

@@ -110,8 +110,9 @@ class PlacesLost(CommandBase, frozen=True, kw_only=True, tag="PlacesLost"):
     hosts: Annotated[tuple[HostId, ...], Meta(max_length=4096)]
     coordinator: HostId
     reason: Text
-    term: Count
-    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`)."""
+    term: Count = 0
+    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
+    knows."""
 
 
 class MoveAsked(CommandBase, frozen=True, kw_only=True, tag="MoveAsked"):

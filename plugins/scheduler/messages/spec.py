@@ -23,8 +23,9 @@ GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
 
 OnLost = Literal["stop", "restart", "keep"]
-"""What becomes of ranks on a host that no leader reaches: `stop` ends them there and the job is placed again; `keep`
-lets them run, and the job waits for that host."""
+"""What becomes of ranks on a host that no leader reaches. `stop`, which people call `heal`: another host takes them
+over and the rest of the job goes on, if its script attached its state; if not, as `restart`: they end there, and the
+whole job is placed again. `keep` lets them run, and the job waits for that host."""
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
 guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
@@ -114,6 +115,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         if not isinstance(given, Mapping):
             raise _wrong("spec", given, "an object with fields such as argv, workers and gpus_per_worker")
         fields = {("class" if name == "job_class" else name): value for name, value in given.items()}
+        if fields.get("on_lost") == "heal":
+            fields["on_lost"] = "stop"
         for name in fields:
             if name not in EXPECTED:
                 raise _unknown(name)
@@ -146,7 +149,7 @@ EXPECTED: dict[str, str] = {
     "time_limit_s": "a number of seconds over 0, or nothing for no limit",
     "grace_s": "a number of seconds from 0 to 3600",
     "pack": "one of few, host, any, apart",
-    "on_lost": "one of stop, restart, keep",
+    "on_lost": "one of heal, restart, keep",
     "retries": "a whole number from 0 to 1000000",
     "retries_lost": "a whole number from 0 to 1000000",
     "retries_again": "a whole number from 0 to 1000000",

@@ -96,7 +96,7 @@ class HostLeases:
 
     def _needs(self, id: JobId, epoch: int) -> bool:
         job = self.queue.jobs.get(id)
-        return job is None or job.epoch != epoch or job.spec.on_lost == "stop"
+        return job is None or job.epoch != epoch or job.spec.on_lost != "keep"
 
     async def _renew_some(self, keys: tuple[Key, ...]) -> float:
         asked_s, question = self.host.env.clock.boot_s(), RenewLeases(self.host.id, keys)

@@ -31,7 +31,6 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
-from plugins.scheduler.machine.admission import taken_back
 from plugins.scheduler.machine.jobs import STATES, Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
@@ -55,6 +54,7 @@ from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
+from plugins.scheduler.service.moves import RunningMoves
 from plugins.scheduler.service.ranks import LocalRanks
 from plugins.scheduler.service.shared_gpus import GpuGossip
 from plugins.views import JobView, QuotaView
@@ -89,6 +89,7 @@ class SchedulerService(PluginService):
             host, self.queue, self.queue_log, self.settings, self.envs, self._standing, self.perform
         )
         self.gangs = self.coordinated_gangs.gangs
+        self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.gossip = GpuGossip(host, self.settings)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
@@ -241,6 +242,7 @@ class SchedulerService(PluginService):
             "job": self._job,
             "cancel": self._cancel,
             "give_up": self._give_up,
+            "move": self._move,
             "logs": self._logs,
             "quotas": self._quotas,
             "quota_set": self._quota_set,
@@ -362,21 +364,12 @@ class SchedulerService(PluginService):
             await self.queue_log.until(lambda: job.after == "cancelled" or job.over, SHOWN_S)
         return await self._job(given)
 
+    async def _move(self, given: Mapping[str, Any]) -> JobView:
+        await self.moves.move(await self._seek(given), given)
+        return await self._job(given)
+
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:
-        """A person says that nothing runs on a host that is gone: its jobs are taken back now. Those jobs."""
-        host = HostId(str(given.get("id", "")))
-        view = next((view for view in self.host.hosts() if view.host == host), None)
-        on_it = [job for job in self.queue.live() if job.awaits(host)]
-        if view is None and not on_it:
-            raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")
-        if view is not None and view.state in ("alive", "suspect"):
-            why = f"it is {view.state}, and {len(on_it)} jobs have ranks on it"
-            raise Refused(4, f"{host} was not given up", why, "stop its agent first, or agentctl cancel its jobs")
-        by = str(given.get("by", ""))[:100] or "a person"
-        for job in on_it:
-            command = taken_back(job, "host lost", f"{host} was given up by {by}", 0.0, (host,))
-            await self.queue_log.change(command, f"give up {host}")
-        jobs = [self.queue.jobs[job.id] for job in on_it if job.id in self.queue.jobs]
+        jobs = await self.moves.give_up(HostId(str(given.get("id", ""))), given)
         return [views.job_view(job, self._standing(), self.host.log.age_s, self._seen()) for job in jobs]
 
     async def _logs(self, given: Mapping[str, Any]) -> views.LogPart:

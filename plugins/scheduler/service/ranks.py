@@ -340,7 +340,7 @@ class LocalRanks:
     async def _start(self, job: Job, place: Place, env: Mapping[str, str]) -> bool:
         """Whether its ranks may start now: under a lease, unless it wants to be kept whatever happens."""
         lease = None
-        if job.spec.on_lost == "stop":
+        if job.spec.on_lost != "keep":
             lease = self.leases.valid((job.id, job.epoch))
             if lease is None:
                 return False

@@ -14,6 +14,7 @@ from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.replacing import why_not
 from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
 from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.messages.wire import JobNowAnswer
@@ -259,7 +260,8 @@ def job_view(
         requeues=job.requeues,
         failures=job.failures,
         retries={cause: job.happened(cause)[1] for cause in CAUSES},
-        on_lost=job.spec.on_lost,
+        on_lost="heal" if job.spec.on_lost == "stop" else job.spec.on_lost,
+        heals_not="" if job.state != "running" or job.heals_without(()) else why_not(job),
         away=away,
         coordinator=job.coordinator,
         exit_code=job.exit_code,

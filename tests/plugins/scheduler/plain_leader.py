@@ -170,7 +170,7 @@ class PlainLeader:
         if (host, job.id, job.epoch) in self.closed:
             return True
         gone = gone_s >= self.settings.host_lost_after_s
-        return gone and job.spec.on_lost == "stop" and self._over(host, now_s)
+        return gone and job.spec.on_lost != "keep" and self._over(host, now_s)
 
     def _time_limit_reached(self, live: list[Job], wall_s: float) -> list[TimeLimitReached]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""

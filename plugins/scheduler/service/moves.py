@@ -1,0 +1,96 @@
+"""What people ask of ranks that run: to go on elsewhere, or not to wait for a host that is gone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from covey.core import HostId
+from covey.errors import Refused
+from plugins.base import Host
+from plugins.scheduler.machine.admission import taken_back
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import MoveAsked, PlacesLost
+from plugins.scheduler.service.log import QueueLog
+
+MOVED_S = 8.0
+"""How long a move is waited for: asking a host takes milliseconds, three attempts that fail some seconds."""
+BY_MAX = 100
+
+
+class RunningMoves:
+    """Of the gangs that the log knows here."""
+
+    def __init__(self, host: Host, queue: Queue, log: QueueLog) -> None:
+        self.host, self.queue, self.log = host, queue, log
+
+    async def move(self, job: Job, given: Mapping[str, Any]) -> None:
+        """Once the log has the new place. `given`: `what`, a rank or a host of the job; `to`, a host, or nothing.
+        Refused says why they stay."""
+        leaves, to = self._leaves(job, str(given.get("what", ""))), self._wanted(given.get("to"))
+        what, by = f"ranks of {job.id} on {leaves} were not moved", str(given.get("by", ""))[:BY_MAX]
+        alive = [place.host for place in job.places if self._state(place.host) == "alive"]
+        if job.state != "running" or not alive:
+            raise Refused(4, what, f"{job.id} is {job.state}", f"agentctl job {job.id}")
+        asked = MoveAsked(wall_s=0.0, job=job.id, epoch=job.epoch, host=leaves, to=to, coordinator=alive[0], by=by)
+        await self.log.change(asked, f"move ranks of {job.id}")
+        sought = job.sought
+
+        def settled() -> bool:
+            return job.sought > sought and leaves not in job.moving
+
+        await self.log.until(settled, MOVED_S)
+        if job.place_on(leaves) is None:
+            return
+        if leaves in job.moving:
+            raise Refused(75, what, "no host has answered yet; it may still happen", f"agentctl why {job.id}")
+        raise Refused(4, what, job.reason, f"name another host, or none: agentctl move {job.id} {leaves}")
+
+    def _leaves(self, job: Job, what: str) -> HostId:
+        """The host that is named, or that has this rank."""
+        found = [
+            place.host
+            for place in job.places
+            if place.host == what or (what.isdecimal() and int(what[:6]) in place.ranks)
+        ]
+        if found:
+            return found[0]
+        where = ", ".join(f"{place.host} ({' '.join(map(str, place.ranks))})" for place in job.places) or "nowhere"
+        why = f"{what[:80]!r} is no rank and no host of it; its ranks are on {where}"
+        raise Refused(3, f"nothing of {job.id} was moved", why, f"agentctl move {job.id} 0")
+
+    def _wanted(self, given: Any) -> HostId | None:
+        if given in (None, ""):
+            return None
+        host = HostId(str(given)[:63])
+        state = self._state(host)
+        if state != "alive":
+            why = "nobody has heard of it" if state is None else f"it is {state}"
+            raise Refused(3 if state is None else 4, f"no rank can move to {host!r}", why, "agentctl hosts")
+        return host
+
+    def _state(self, host: HostId) -> str | None:
+        return next((view.state for view in self.host.hosts() if view.host == host), None)
+
+    async def give_up(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
+        """A person says that nothing runs on a host that is gone: jobs that heal go on without it now, others are taken
+        back. Those jobs."""
+        state, on_it = self._state(host), [job for job in self.queue.live() if job.awaits(host)]
+        if state is None and not on_it:
+            raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")
+        if state in ("alive", "suspect"):
+            why = f"it is {state}, and {len(on_it)} jobs have ranks on it"
+            raise Refused(4, f"{host} was not given up", why, "stop its agent first, or agentctl cancel its jobs")
+        by = str(given.get("by", ""))[:BY_MAX] or "a person"
+        for job in on_it:
+            said = f"{host} was given up by {by}"
+            left = [place.host for place in job.places if self._state(place.host) == "alive"]
+            if job.heals_without((host,)) and left:
+                await self.log.change(
+                    PlacesLost(
+                        wall_s=0.0, job=job.id, epoch=job.epoch, hosts=(host,), coordinator=left[0], reason=said
+                    ),
+                    f"give up {host}",
+                )
+            else:
+                await self.log.change(taken_back(job, "host lost", said, 0.0, (host,)), f"give up {host}")
+        return [self.queue.jobs[job.id] for job in on_it if job.id in self.queue.jobs]
