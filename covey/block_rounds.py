@@ -63,6 +63,7 @@ class BlockRounds:
         lost: Callable[[int, str, int], None],
         *,
         tables: int = 1,
+        incarnation: int = 0,
         wanted: Callable[[int], None] = lambda table: None,
         heard: Callable[[], None] = lambda: None,
         part_bytes: int = PART_BYTES,
@@ -70,7 +71,7 @@ class BlockRounds:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
         `heard` when a result may be there; `wanted(table)` when the owner of a table other than 0 is needed for the
         first time."""
-        self.tables, self.part_bytes = tables, part_bytes
+        self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
         """By name: what was declared."""
@@ -226,6 +227,7 @@ class BlockRounds:
             if rounds is not None:
                 return rounds
             of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
+            of.incarnation = self._incarnation
             lost = partial(self._table_lost, table)
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
             rounds.rounds.order = self._order

@@ -215,6 +215,7 @@ class JobClient:
                 self._owner_lost,
                 tables=self._me.tables,
                 wanted=self._table_wanted,
+                incarnation=self._me.incarnation,
                 undecided=True,
                 shared=self._tensors_shared,
             )

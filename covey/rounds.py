@@ -213,6 +213,8 @@ class Rounds:
         """Of the additions of tensors that are declared from now on."""
         self.epoch = 0
         self.tensors: dict[str, TensorRounds] = {}
+        self.incarnation = 0
+        """How many processes of this rank were lost before this one; an aggregator hears the newest."""
         self.ignored = 0
         """Late and repeated frames."""
         self._hash = job_hash(job)
@@ -312,7 +314,7 @@ class Rounds:
 
     def hello(self, secret: bytes, nonce: bytes) -> Frame:
         """The first frame of a new connection. `nonce` is new; the secret itself is never sent."""
-        said = frame(TensorOp.HELLO, self._hash, self.epoch, rank=self.rank, payload=nonce)
+        said = frame(TensorOp.HELLO, self._hash, self.epoch, rank=self.rank, round=self.incarnation, payload=nonce)
         self._secret, self._hello = secret, said[0] + nonce
         return said
 
@@ -386,6 +388,8 @@ class Rounds:
             case TensorOp.FAULT:
                 self._tensor(header).fault = bytes(payload).decode("utf-8", "replace")
             case TensorOp.STALE:
+                if header.round > self.incarnation:
+                    raise Superseded(f"another process runs as rank {self.rank} of {self.job} now: this one is to end")
                 if self.epoch and grant_of(header.epoch) > grant_of(self.epoch):
                     raise Superseded(self._superseded(header.epoch))
                 raise Stale(header.epoch)

@@ -121,6 +121,7 @@ class TensorClient:
         lost: Callable[[int, str, int], None],
         *,
         tables: int = 1,
+        incarnation: int = 0,
         wanted: Callable[[int], None] = lambda table: None,
         undecided: bool = False,
         shared: Callable[[int, int], None] = lambda largest_bytes, total_bytes: None,
@@ -129,8 +130,8 @@ class TensorClient:
         say: TextIO | None = None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
-        `tables`: as `covey.blocks.tables_of` the job's hosts; `wanted` is told whose owner is needed. `undecided`: the
-        first tensors wait for `memory_is`. `shared` is told what goes through shared memory."""
+        `tables`: as `covey.blocks.tables_of` the job's hosts; `incarnation`: of this rank; `wanted` is told whose owner
+        is needed. `undecided`: the first tensors wait for `memory_is`. `shared` hears what goes by shared memory."""
         self.rank, self.world_size = rank, world_size
         self.communicate_s = 0.0
         """Seconds the script has spent in calls here."""
@@ -148,12 +149,10 @@ class TensorClient:
         """Tensors of which it was said, once, that a sum has NaN or infinity."""
         self._healing: Healing | None = None
         self._own: Callable[[], object] | None = None
-        self._ways: dict[str, SharedTensor | None] = {}
-        """Of each tensor: through shared memory, or through an aggregator."""
+        self._ways: dict[str, SharedTensor | None] = {}  # through shared memory, or through an aggregator
         self._closed = self.left = False
-        self._far = BlockRounds(
-            job, rank, world_size, lost, tables=tables, wanted=wanted, heard=self._far_heard, part_bytes=part_bytes
-        )
+        far = {"tables": tables, "incarnation": incarnation, "part_bytes": part_bytes}
+        self._far = BlockRounds(job, rank, world_size, lost, wanted=wanted, heard=self._far_heard, **far)
 
     # ---- from the script ----
 

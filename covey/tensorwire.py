@@ -5,10 +5,10 @@ much it will ever allocate before it allocates. The checksum covers header and p
 `TensorWireError`, and the connection is closed: the next frame's start cannot be found.
 
     worker                                aggd
-      HELLO(job, epoch, rank, nonce) ->
+      HELLO(job, epoch, rank, incarnation, nonce) ->
                                        <- CHALLENGE, or STALE(epoch it serves)
       PROOF ->
-                                       <- WELCOME, or STALE
+                                       <- WELCOME, or STALE(epoch, and the rank's newest incarnation if this is older)
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
       STATE(key, version, part) ...   ->

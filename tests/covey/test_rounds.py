@@ -162,6 +162,19 @@ def test_stale_is_told_apart_by_whether_this_run_is_over() -> None:
         rounds.heard(head, rounds.destination(head))
 
 
+def test_a_process_in_whose_place_another_one_runs_is_told_to_end() -> None:
+    rounds = ready()
+    rounds.incarnation = 3
+    said = parse(rounds.hello(bytes(16), bytes(16))[0])
+    assert said.round == 3
+    head = parse(frame(TensorOp.STALE, job_hash(JOB), EPOCH, round=3)[0])
+    with pytest.raises(Stale):
+        rounds.heard(head, rounds.destination(head))
+    head = parse(frame(TensorOp.STALE, job_hash(JOB), EPOCH, round=4)[0])
+    with pytest.raises(Superseded, match="another process runs as rank 1 of j1 now"):
+        rounds.heard(head, rounds.destination(head))
+
+
 def test_a_tensor_with_a_fault_is_not_named_to_the_next_aggregator() -> None:
     rounds = ready()
     say(rounds, TensorOp.FAULT, "w", payload=b"shapes differ")

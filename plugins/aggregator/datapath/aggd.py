@@ -228,6 +228,10 @@ class Aggd:
         if head.rank >= job.workers or not proven or self.jobs.get(job.job) is not job:
             await self._refuse(stream, head.job, 0)
             return None
+        newest = job.newest[head.rank] = max(head.round, job.newest.get(head.rank, 0))
+        if head.round < newest:  # it was lost to its host, and does not know it
+            await self._refuse(stream, head.job, job.epoch, newest)
+            return None
         link = WorkerLink(job, head.rank, stream)
         job.join(link)
         link.send(TensorOp.WELCOME, round=TELLS_SINCE)
@@ -253,9 +257,9 @@ class Aggd:
         _, found = await self._hear(stream, TensorOp.PROOF, PROOF_BYTES)
         return handshake.is_proof(found[HEADER_BYTES:], handshake.proof_of_client(job.secret, hello, ours))
 
-    async def _refuse(self, stream: ByteStream, job: int, epoch: int) -> None:
+    async def _refuse(self, stream: ByteStream, job: int, epoch: int, newest: int = 0) -> None:
         self.counters.refused += 1
-        await stream.write(*frame(TensorOp.STALE, job, epoch))
+        await stream.write(*frame(TensorOp.STALE, job, epoch, round=newest))
 
 
 def _job_now(job: JobSums) -> JobCounters:

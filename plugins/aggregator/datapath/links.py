@@ -91,6 +91,8 @@ class JobSums:
         self._in_advance = MemoryInAdvance(env, f"aggd gets memory ready for {order.job}")
         self._in_advance.add(self._arena.touch())
         self.links: dict[int, WorkerLink] = {}
+        self.newest: dict[int, int] = {}
+        """Of each rank, the newest process that was connected: its incarnation."""
         self.received_bytes = self.sent_bytes = 0
         self.busy_s = 0.0
         """Seconds of a core spent on this job's checksums, additions and headers."""

@@ -319,6 +319,28 @@ async def test_an_epoch_older_than_a_known_one_is_not_started_though_it_was_neve
     assert [(told.epoch, told.codes) for told in host.told(RanksEnded)] == [(3, {0: 5})]
 
 
+async def test_ranks_that_come_back_under_one_epoch_start_again_and_late_ones_do_not(host: Here) -> None:
+    """A gang that heals may leave a host and come back under the same grant."""
+    runner = host.runner()
+
+    async def starts(since: int) -> bool:
+        spec = msgspec.structs.replace(ranks("j1", "/bin/sh", "-c", "echo $COVEY_INCARNATION"), since=since)
+        before = len(host.told(RanksEnded))
+        await runner.start(spec)
+        if not runner.knows(J1, 1):
+            return False
+        await until(lambda: len(host.told(RanksEnded)) > before)
+        assert host.told(RanksEnded)[-1].since == since
+        await runner.start(msgspec.structs.replace(spec, since=since + 1))
+        assert len(host.told(RanksEnded)) == before + 1, "those of before are not forgotten yet"
+        runner.forget(J1, 1)
+        await until(lambda: not runner.knows(J1, 1))
+        return True
+
+    assert [await starts(since) for since in (0, 0, 2, 1, 2, 3)] == [True, False, True, False, False, True]
+    assert (await runner.read_log(J1, 0, 0, 100)).data == b"\n131072\n196608\n"
+
+
 async def test_a_record_that_outlived_its_forgetting_is_told_to_nobody_and_removed(host: Here) -> None:
     """The agent died between writing what is forgotten and deleting the record."""
     record, state = StartRecord(ranks("j1", "/bin/true"), "token"), SupervisorState(codes={0: 0}, ended=True)

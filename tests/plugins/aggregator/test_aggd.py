@@ -152,6 +152,27 @@ def test_who_does_not_know_the_secret_or_is_no_rank_is_told_stale(aggd: AggdThre
     assert aggd.now().refused == before + 1
 
 
+def test_the_newest_process_of_a_rank_is_heard_and_an_older_one_is_told_so(aggd: AggdThread) -> None:
+    at = served(aggd)
+
+    def joined(incarnation: int) -> tuple[Raw, Header]:
+        worker = Raw(at, b"")
+        worker.prove(say(TensorOp.HELLO, bytes(16), round=incarnation), SECRET)
+        return worker, worker.hear()[0]
+
+    first, header = joined(1)
+    assert header.op is TensorOp.WELCOME
+    second, header = joined(1 << 16)
+    assert header.op is TensorOp.WELCOME and first.dropped(), "one speaks for its rank at a time"
+    first, header = joined(1)
+    assert (header.op, header.epoch, header.round) == (TensorOp.STALE, EPOCH, 1 << 16) and first.dropped()
+    second.socket.sendall(say(TensorOp.PING))
+    assert second.hear()[0].op is TensorOp.PONG
+    again, header = joined(1 << 16)
+    assert header.op is TensorOp.WELCOME and second.dropped(), "the same process may connect again"
+    again.socket.close()
+
+
 OPEN = say(TensorOp.OPEN, pack_declared(DECLARED), flags=WANT)
 BAD = {
     "not a frame": b"\xff" * 40,

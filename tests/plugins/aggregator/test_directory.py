@@ -1,10 +1,13 @@
 """Directory by story: what the ranks of a host are told of who sums their tensors."""
 
+import msgspec
+
 from covey.core import Heard, Send, Undelivered
 from plugins.aggregator.machine.directory import ASK_S, Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import GangPlaced, Keep, TellRanks, Unplaced
 from plugins.aggregator.messages import Lost, OwnerWanted
-from tests.plugins.aggregator.play import HIGH, JOB, LOW, PLACED, PLACES, A, B, Play, directory, rack, sends
+from plugins.facts import Place
+from tests.plugins.aggregator.play import HIGH, JOB, LOW, PLACED, PLACES, A, B, C, Play, directory, rack, sends
 
 
 def test_ranks_are_told_of_a_higher_epoch_and_the_sender_of_a_lower_one_is_put_right() -> None:
@@ -30,6 +33,16 @@ def test_ranks_that_join_before_the_log_tells_of_their_run_are_told_when_it_does
         "and there may be a newer one"
     )
     assert coordinator(PLACED) == other(PLACED) == []
+
+
+def test_ranks_that_come_to_a_host_under_the_same_grant_are_told_who_sums() -> None:
+    play = Play(Directory(C))
+    assert play(PLACED) == [], "none of its ranks is here"
+    moved = msgspec.structs.replace(PLACED, places=(*PLACES[:-1], Place(C, PLACES[-1].ranks, (), since=1)))
+    play.now_s += 10
+    assert sends(play(moved)) == [(A, OwnerWanted(JOB, 0))]
+    assert play(moved) == [] and sends(play(RankJoined(JOB))) == [(A, OwnerWanted(JOB, 0))]
+    assert play(Heard(A, LOW)) == [Keep(), TellRanks(LOW)]
 
 
 def test_while_nothing_is_known_the_coordinator_is_asked_every_two_seconds() -> None:

@@ -64,6 +64,27 @@ def test_no_two_coordinators_ever_use_the_same_epoch(grant: int, world: int, abo
     assert all(above < epoch <= above + world and grant_of(epoch) == grant for epoch in epochs)
 
 
+@given(st.integers(1, 1000), st.integers(1, 64), st.lists(st.booleans(), max_size=30), st.data())
+def test_a_rank_on_two_hosts_one_after_the_other_never_uses_one_epoch_twice(
+    grant: int, world: int, turns: list[bool], data: st.DataObject
+) -> None:
+    """The one that it was on knows of no later places, and hears only now and then what the other one chose."""
+    rank, used = data.draw(st.integers(0, world - 1)), (set[int](), set[int]())
+    known = [grant << 32, grant << 32]
+    places = [(Place(A, (rank,), ()),), (Place(B, (rank,), (), since=3),)]
+    for new in turns:
+        if policy.is_old(places[new], known[new]):
+            known[new] = grant << 32  # it offers nothing, and may have forgotten why after a restart
+            continue
+        epoch = policy.next_epoch(grant, world, rank, known[new], policy.era_of(places[new]))
+        assert grant_of(epoch) == grant
+        used[new].add(epoch)
+        known[new] = epoch
+        if data.draw(st.booleans()):
+            known[0] = max(known)
+    assert used[0].isdisjoint(used[1])
+
+
 def test_an_epoch_of_a_later_run_is_above_all_of_earlier_ones() -> None:
     assert policy.next_epoch(2, 4, 0, 0) > policy.next_epoch(1, 4, 3, (1 << 32) + 10**6)
 
