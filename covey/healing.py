@@ -34,6 +34,7 @@ import msgspec
 
 from covey.errors import CoveyError, StateLost
 from covey.held_state import HeldState, Kept
+from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
 from covey.rounds import Tell, ToldByRank
 from covey.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
 from covey.taking_over import (
@@ -51,6 +52,8 @@ OWN_BYTES_MAX = 32 << 10
 """Of what is a rank's own, as JSON."""
 SAY_S = 1.0
 """A rank that waits for a successor says so as often."""
+CANNOT_HEAL = "one that takes over with the other's would end"
+WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
 KEPT = 2
 """Of a neighbour's own state: at the beginning of its step, and of the next."""
 
@@ -74,9 +77,11 @@ class Healing:
         step: int,
         incarnation: int,
         people: Callable[[str], None] = lambda text: None,
+        like: Likeness | None = None,
     ) -> None:
         """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
-        unless it is a successor: `incarnation` says of how many. `people` read for what it waits."""
+        unless it is a successor: `incarnation` says of how many. `people` read for what it waits.
+        `like`: of this process; None: none is compared."""
         self._people = people
         self.step = step
         """The one that the script is in."""
@@ -96,6 +101,10 @@ class Healing:
         """Of each neighbour: up to which step it keeps what is ours."""
         self._kept: dict[int, dict[int, bytes]] = {}
         """What is another rank's own, by rank and step."""
+        self._like, self._likes = like, dict[int, Likeness]()
+        """Of this process, and of those that told theirs."""
+        self._liked: set[int] = set()
+        """Neighbours that know this one's."""
         self._closed = False
         self._waiting = 0
         """Threads of the script that wait for a tensor."""
@@ -125,6 +134,7 @@ class Healing:
             raise CoveyError(what, why, "wait for the handles of all tensors first")
         with self._changed:
             self._state, self._rounds_before, self._has_said_own = state, rounds, False
+        self._say_like()
 
     def end(self, state: Mapping[str, Array]) -> None:
         """This step is done: the next one begins."""
@@ -144,6 +154,12 @@ class Healing:
             if not self._has_said_own:
                 self._say_own(own)
                 self._has_said_own = True
+
+    def _say_like(self) -> None:
+        """Once a step, until they know."""
+        for neighbour in self._neighbours if self._like is not None else ():
+            if neighbour not in self._liked:
+                self._tells.tell(Tell(neighbour, About.LIKE, self._incarnation, encode_likeness(self._like)))
 
     def _say_own(self, own: Callable[[], Any]) -> None:
         data = json.dumps(own()).encode()
@@ -205,7 +221,7 @@ class Healing:
         """What this successor goes on with. Errors as of `TakingOver.state`, and StateLost when nobody kept what is its
         own. `say`: to people, for what it waits; `has_own`: something is this rank's own; `known`: arrays into which
         the state goes, where they are like it."""
-        have, taken = self._taking.state(say, known or {}, timeout_s, within_s)
+        have, taken = self._taking.state(say, known or {}, timeout_s, within_s, self._like)
         own = self._own_at(have) if has_own else None
         found = None if own is None else _parsed(own)
         if own is not None:
@@ -246,6 +262,11 @@ class Healing:
                         return  # nobody waits for one piece
                 case About.DONE:
                     self._done(told.rank, told.step)
+                case About.LIKE:
+                    self._compare(told.rank, likeness_decoder.decode(told.data))
+                    self._tells.tell(Tell(told.rank, About.LIKED, told.step))
+                case About.LIKED:
+                    self._liked.add(told.rank)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -267,6 +288,14 @@ class Healing:
             self._hold(rank)
         else:
             self._asked[rank] = None
+
+    def _compare(self, rank: int, like: Likeness) -> None:
+        if self._like is None or self._likes.get(rank) == like:
+            return
+        self._likes[rank] = like
+        why = unlike_versions(self._like, like)
+        if why := f"{why}: {CANNOT_HEAL}" if why else unlike_bits(self._like, like):
+            self._people(f"is not like rank {rank}: {why}; next: {WHERE_ALIKE}")
 
     def _keep_all(self, kept: Kept) -> None:
         for rank, own in kept.items():
@@ -292,7 +321,8 @@ class Healing:
     def _say_what_is_here(self, rank: int, gives: HeldState) -> None:
         kept = {**self._kept, self._rank: dict(self._own)}
         own = kept.pop(rank, {})
-        for have in gives.haves(self._newest[rank], self.step, self._first, own, kept):
+        yours = self._likes.get(rank)
+        for have in gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours):
             self._tells.tell(Tell(rank, About.HAVE, self.step, encode_have(have)))
 
     def _say_on(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from covey.likeness import Likeness
 from covey.state_pieces import Contents, Have, Item, Stream, Which, bytes_of_state, encode_contents, piece_of
 from covey.tensor_arrays import Array
 from covey.tensorwire import Payload
@@ -36,8 +37,18 @@ class HeldState:
         """Takes a second for 10 GB; by any thread."""
         self._state_sum = self._state.checksum()
 
-    def haves(self, to: int, step: int, first: int, own: dict[int, bytes], kept: Kept) -> list[Have]:
-        """What is said to process `to` of a lost rank: what is its `own`, and what is `kept` of others."""
+    def haves(
+        self,
+        to: int,
+        step: int,
+        first: int,
+        own: dict[int, bytes],
+        kept: Kept,
+        like: Likeness | None = None,
+        yours: Likeness | None = None,
+    ) -> list[Have]:
+        """What is said to process `to` of a lost rank: what is its `own`, what is `kept` of others, this rank's
+        likeness and that of the lost one."""
         each = list(_frames(kept))
         return [
             Have(
@@ -52,6 +63,8 @@ class HeldState:
                 part,
                 len(each),
                 self._state_sum,
+                like,
+                yours,
             )
             for part, others in enumerate(each)
         ]

@@ -29,6 +29,7 @@ from typing import Any
 from covey.block_rounds import BlockRounds
 from covey.errors import EXIT_STATE_LOST, CoveyError
 from covey.healing import Healing, neighbours_of
+from covey.likeness import likeness
 from covey.taking_over import WITHIN_S
 from covey.tensor_arrays import Array
 from covey.tensors import TensorClient
@@ -82,8 +83,12 @@ def begun(
     ranks, neighbours = tensors.world_size, neighbours_of(tensors.rank, here, tensors.world_size)
 
     def make(far: BlockRounds) -> Healing:
-        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, tensors.tell)
+        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, tensors.tell, likeness())
 
+    if ranks == 1 and not incarnation:
+        tensors.tell(
+            "has nobody who holds its state: this job has one rank, which begins from its checkpoint when lost"
+        )
     healing, far = tensors.heal(make, own)
     if incarnation:
         try:

@@ -17,6 +17,7 @@ import numpy as np
 
 from covey.checksum import crc32
 from covey.errors import StateLost
+from covey.likeness import Likeness
 from covey.tensor_arrays import Array
 from covey.tensorwire import Payload
 from covey.units import format_seconds, format_size
@@ -35,6 +36,7 @@ JUDGED_AFTER = 0.1
 """Of the time allowed: then the rate is known."""
 SUMMED_BYTES = 16 << 20
 """Of which a checksum is made at a time."""
+SAME = "start it as the ranks that are there were started"
 CANNOT = "this rank cannot go on where it was lost"
 FROM_CHECKPOINT = "start from its last checkpoint"
 _PIECE = struct.Struct("<BQI")
@@ -49,6 +51,8 @@ class About(enum.IntEnum):
     PIECE = 5
     DONE = 6
     MIRRORED = 7
+    LIKE = 8
+    LIKED = 9
 
 
 class Which(enum.IntEnum):
@@ -97,6 +101,10 @@ class Have(msgspec.Struct, frozen=True):
     """In which `others` come."""
     state_sum: int | None = None
     """CRC-32 of the state; None: it is being made."""
+    like: Likeness | None = None
+    """This rank's `covey.likeness`."""
+    yours: Likeness | None = None
+    """That of the lost rank, if it was told."""
 
 
 encode_have = msgspec.msgpack.Encoder().encode

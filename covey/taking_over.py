@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 
 from covey.errors import StateLost
 from covey.held_state import Kept, contents_sum
+from covey.likeness import Likeness, unlike_bits, unlike_versions
 from covey.rounds import Tell
 from covey.state_pieces import (
     CANNOT,
     FROM_CHECKPOINT,
+    SAME,
     About,
     Have,
     PieceFetch,
@@ -129,9 +131,12 @@ class TakingOver:
         """Those that wait until this rank is done."""
         return [rank for rank, have in self._haves.items() if not have.is_new]
 
-    def state(self, say: Say, known: Mapping[str, Array], timeout_s: float, within_s: float) -> tuple[Have, Taken]:
+    def state(
+        self, say: Say, known: Mapping[str, Array], timeout_s: float, within_s: float, like: Likeness | None = None
+    ) -> tuple[Have, Taken]:
         """What those that are furthest hold, in arrays that are `known` here where they are alike. StateLost when
-        nobody has it, or it did not come `within_s` seconds; HealingClosed. `say`: to people, for what this waits."""
+        nobody has it, or it did not come `within_s` seconds; HealingClosed. `say`: to people, for what this waits, and
+        where this process, which is `like` this, computes other bits than the lost one."""
         began_s, alone = time.monotonic(), False
         while True:
             self._ask_all(say, began_s, timeout_s)
@@ -144,6 +149,8 @@ class TakingOver:
                     alone, self._haves, self._parts = True, {}, {}
                     continue
                 alone, have = False, self._haves[sources[0]]
+            if like is not None:
+                self._compare(say, like, sources[0])
             found = self._taken(say, sources, have, known, within_s)
             if found is not None:
                 return have, found
@@ -166,6 +173,16 @@ class TakingOver:
         if not self._fetch(Which.STATE, places, sources, say, within_s):
             return None
         return Taken(arrays, contents.rounds) if self._is_theirs(Stream(places).checksum(), sources) else None
+
+    def _compare(self, say: Say, like: Likeness, source: int) -> None:
+        """With who gives, and with the lost rank, if somebody knows it. StateLost when versions differ."""
+        with self._changed:
+            other = self._haves[source].like
+            lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
+        if other is not None and (why := unlike_versions(like, other)):
+            raise StateLost(CANNOT, f"compared with rank {source}, {why}", SAME)
+        if lost is not None and (why := unlike_bits(like, lost)):
+            say(f"takes over from a rank that computed otherwise, and last bits of the result will differ: {why}")
 
     def _ask_all(self, say: Say, began_s: float, timeout_s: float) -> None:
         told_s, pause_s = time.monotonic(), FIRST_ASK_S

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from covey.errors import CoveyError
-from covey.state_pieces import CANNOT
+from covey.state_pieces import CANNOT, SAME
 from covey.tensor_arrays import Array
 from covey.torch_types import array_of_tensor, bytes_of_tensor, tensor_of_array
 
 REST, MADE = "covey/rest", "covey/made"
-SAME = "start it as the ranks that are there were started"
 
 
 class TrainingState:
