@@ -203,7 +203,7 @@ class Kills:
         done = steps(self._rack)[rank]
         if not done or done[-1].incarnation <= self._before[rank]:
             return None
-        found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py") if _rank_of(pid) == rank]
+        found = [(host, pid) for host in self._rack.hosts for pid in host.find("train.py") if rank_of(pid) == rank]
         return found[0] if found else None
 
     def _lose_successor(self, rank: int, lost: int) -> None:
@@ -215,7 +215,7 @@ class Kills:
         os.kill(found[0], signal.SIGKILL)
 
     def _processes(self, rank: int) -> list[int]:
-        return [pid for host in self._rack.hosts for pid in host.find("train.py") if _rank_of(pid) == rank]
+        return [pid for host in self._rack.hosts for pid in host.find("train.py") if rank_of(pid) == rank]
 
     def _besides(self, kind: str, host: Host) -> list[int]:
         if kind == "a rank and its aggregator":
@@ -224,7 +224,7 @@ class Kills:
         return [] if pid is None else [pid]
 
 
-def _rank_of(pid: int) -> int | None:
+def rank_of(pid: int) -> int | None:
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -123,7 +123,7 @@ class AggregatorRounds:
             link = self._link if self.rounds.can_tell else None
             frame = self.rounds.tell(said) if link is not None else None
         if link is not None and frame is not None:
-            link.say((frame,), at_once=False)
+            link.say((frame,), at_once=len(said.data) <= SMALL_BYTES)
 
     def adopt(self, declared: Declared, version: int) -> None:
         """As of `Rounds`."""

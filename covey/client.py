@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from covey import at_exit
-from covey.errors import EXIT_STATE_LOST, CoveyError, StateLost
+from covey.errors import CoveyError
 from covey.frames import FrameError, body_size, pack, unpack
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
@@ -226,25 +225,28 @@ class JobClient:
         return made
 
     def state(
-        self, get: "Get", load: "Load", *, own: "Callable[[], object] | None" = None, step: int = 0
+        self,
+        get: "Get",
+        load: "Load",
+        *,
+        own: "Callable[[], object] | None" = None,
+        step: int = 0,
+        within_s: float = 300.0,
     ) -> "JobState":
         """From now on this rank may be lost: it is started again alone, and goes on where the others wait, to the same
         bits; `covey.job_state` says what the script keeps to. `get` gives the arrays that make the state, by name.
         `load` is called here, in a rank that was lost, with these and what `own` gave last: what is this rank's alone,
-        such as its random generators, as JSON writes it. `step`: the first one, after a checkpoint. ValueError when
-        there are tensors already. Where nobody has the state of a lost rank, this process says so and ends with 70: the
-        job fails, or with retries left runs again from its last checkpoint."""
+        such as its random generators, as JSON writes it. `step`: the first one, after a checkpoint. `within_s`: how
+        long the state may be on its way, while the others wait. ValueError when there are tensors already. Where nobody
+        has the state of a lost rank, this process says so and ends with 70: the job fails, or with retries left runs
+        again from its last checkpoint."""
         from covey.job_state import begun
 
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
         if self._follows:
             self._cannot_share(why)
         me = self._me
-        try:
-            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, lambda done: self.step(done))
-        except StateLost as lost:
-            print(f"covey: rank {self.rank}: {lost}", file=sys.stderr, flush=True)
-            raise SystemExit(EXIT_STATE_LOST) from lost
+        made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s)
         self._heals = Heals(made.step)
         if self._agent_heals:
             self._say(self._heals)

@@ -12,8 +12,8 @@ before both have it. So whoever has a result of a step need not have it alone: n
                                         <- MIRRORED(step + 1); only then something is pushed
     successor
       NEED ->                              once its script waits for a tensor; from then on it waits until DONE
-                                        <- HAVE(step, rounds, arrays, what was the successor's own)
-      FETCH(array, where) ->               those that are furthest
+                                        <- HAVE(step, what was the successor's own, and others')
+      FETCH(where) ->                      those that are furthest (`covey.taking_over`)
                                         <- PIECE
       DONE ->                              the script goes on
 
@@ -27,42 +27,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import msgspec
-import numpy as np
 
 from covey.errors import CoveyError, StateLost
+from covey.held_state import HeldState, Kept
+from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
 from covey.rounds import Tell, ToldByRank
-from covey.state_pieces import (
-    CANNOT,
-    FROM_CHECKPOINT,
-    About,
-    Have,
-    Item,
-    PieceFetch,
-    array_of,
-    bytes_of_state,
-    encode_have,
-    have_decoder,
-    piece_of,
+from covey.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
+from covey.taking_over import (
+    ASK_S,
+    FIRST_ASK_S,
+    HEAL_S,
+    PATIENCE_S,
+    WITHIN_S,
+    Recovered,
+    TakingOver,
 )
 from covey.tensor_arrays import Array
-from covey.units import format_seconds
 
 OWN_BYTES_MAX = 32 << 10
 """Of what is a rank's own, as JSON."""
-ARRAYS_MAX = 6000
-"""Of the state: their names, types and shapes are said in one frame."""
-ASK_S = 0.5
-"""A question without an answer is asked again after so long; the first ones sooner: there may be no connection yet."""
-FIRST_ASK_S = 0.02
 SAY_S = 1.0
 """A rank that waits for a successor says so as often."""
-PATIENCE_S = 30.0
-"""People read after so long for what it waits."""
-HEAL_S = 600.0
-"""How long a successor asks: others may compute for a while before they wait."""
+CANNOT_HEAL = "one that takes over with the other's would end"
+WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
 KEPT = 2
 """Of a neighbour's own state: at the beginning of its step, and of the next."""
 
@@ -71,21 +62,6 @@ class Tells(Protocol):
     """How ranks reach one another; whatever is said may be lost. Methods may be called from any thread."""
 
     def tell(self, said: Tell) -> None: ...
-
-
-class Recovered(NamedTuple):
-    """What a successor begins with."""
-
-    step: int
-    arrays: dict[str, Array]
-    own: Any
-    """As JSON has it; None: nothing was kept."""
-    rounds: bytes
-    """Of each Block, as who gave it says it."""
-
-
-class HealingClosed(RuntimeError):
-    """The client was closed while its rank asked for what it needs."""
 
 
 class Healing:
@@ -101,13 +77,15 @@ class Healing:
         step: int,
         incarnation: int,
         people: Callable[[str], None] = lambda text: None,
+        like: Likeness | None = None,
     ) -> None:
         """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
-        unless it is a successor: `incarnation` says of how many. `people` read for what it waits."""
+        unless it is a successor: `incarnation` says of how many. `people` read for what it waits.
+        `like`: of this process; None: none is compared."""
         self._people = people
         self.step = step
         """The one that the script is in."""
-        self._rank, self._others = rank, [other for other in range(world_size) if other != rank]
+        self._rank = rank
         self._neighbours, self._tells, self._rounds = tuple(neighbours), tells, rounds
         self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
         self._pushing = threading.Lock()
@@ -123,6 +101,10 @@ class Healing:
         """Of each neighbour: up to which step it keeps what is ours."""
         self._kept: dict[int, dict[int, bytes]] = {}
         """What is another rank's own, by rank and step."""
+        self._like, self._likes = like, dict[int, Likeness]()
+        """Of this process, and of those that told theirs."""
+        self._liked: set[int] = set()
+        """Neighbours that know this one's."""
         self._closed = False
         self._waiting = 0
         """Threads of the script that wait for a tensor."""
@@ -132,19 +114,17 @@ class Healing:
         """Successors that ask, while the script does not wait."""
         self._held: dict[int, None] = {}
         """Successors for which the script waits on."""
-        self._bytes: list[memoryview] = []
-        """Of the state, for them."""
+        self._gives: HeldState | None = None
+        """Of this rank, to them."""
         self._saying: threading.Thread | None = None
-        self._haves: dict[int, Have] = {}
-        self._fetching = PieceFetch(())
+        self._taking = TakingOver(
+            rank, world_size, incarnation, tells.tell, self._changed, lambda: self._closed, self._keep_all
+        )
 
     # ---- from the script ----
 
     def begin(self, state: Mapping[str, Array]) -> None:
         """A step: `state` is not changed until all of its results are here. CoveyError when a round is under way."""
-        if len(state) > ARRAYS_MAX:
-            why = f"it has {len(state)} arrays; at most {ARRAYS_MAX} are possible"
-            raise CoveyError("the state of a job is in too many arrays", why, "put several into one")
         rounds = self._rounds()
         if rounds is None:
             what, why = (
@@ -154,6 +134,7 @@ class Healing:
             raise CoveyError(what, why, "wait for the handles of all tensors first")
         with self._changed:
             self._state, self._rounds_before, self._has_said_own = state, rounds, False
+        self._say_like()
 
     def end(self, state: Mapping[str, Array]) -> None:
         """This step is done: the next one begins."""
@@ -173,6 +154,12 @@ class Healing:
             if not self._has_said_own:
                 self._say_own(own)
                 self._has_said_own = True
+
+    def _say_like(self) -> None:
+        """Once a step, until they know."""
+        for neighbour in self._neighbours if self._like is not None else ():
+            if neighbour not in self._liked:
+                self._tells.tell(Tell(neighbour, About.LIKE, self._incarnation, encode_likeness(self._like)))
 
     def _say_own(self, own: Callable[[], Any]) -> None:
         data = json.dumps(own()).encode()
@@ -223,45 +210,38 @@ class Healing:
                 self._changed.wait_for(lambda: failed or not self._held or self._closed)
                 self._waiting -= 1
 
-    def recover(self, tell: Callable[[str], None], has_own: bool, timeout_s: float = HEAL_S) -> Recovered:
-        """What this successor goes on with. StateLost when nobody has it, HealingClosed. `tell`: people, for what it
-        waits; `has_own`: something is this rank's own."""
-        began_s, alone = time.monotonic(), False
-        while True:
-            self._ask_all(tell, began_s, timeout_s)
-            with self._changed:
-                sources = self._sources()
-                if not sources and alone:
-                    why = "all ranks of this job were lost, and with them what it had learnt"
-                    raise StateLost(CANNOT, why, FROM_CHECKPOINT)
-                if not sources:  # another one may have what it needs by now
-                    alone, self._haves = True, {}
-                    continue
-                alone, have = False, self._haves[sources[0]]
-                arrays = {item.name: array_of(item) for item in have.items}
-                rounds = bytearray(have.rounds_bytes)
-                self._fetching = PieceFetch([*map(bytes_of_state, arrays.values()), memoryview(rounds)])
-            if self._fetch(sources):
-                break
+    def recover(
+        self,
+        say: Callable[[str], None],
+        has_own: bool,
+        known: Mapping[str, Array] | None = None,
+        timeout_s: float = HEAL_S,
+        within_s: float = WITHIN_S,
+    ) -> Recovered:
+        """What this successor goes on with. Errors as of `TakingOver.state`, and StateLost when nobody kept what is its
+        own. `say`: to people, for what it waits; `has_own`: something is this rank's own; `known`: arrays into which
+        the state goes, where they are like it."""
+        have, taken = self._taking.state(say, known or {}, timeout_s, within_s, self._like)
         own = self._own_at(have) if has_own else None
+        found = None if own is None else _parsed(own)
         if own is not None:
             self._own.append((have.step, own))
             for neighbour in self._neighbours:
                 self._tells.tell(Tell(neighbour, About.MIRROR, have.step, own))
         with self._changed:
             self._is_new, self.step, self._first = False, have.step, have.first
-            self._fetching = PieceFetch(())
-            survivors = [rank for rank, each in self._haves.items() if not each.is_new]
+            survivors = self._taking.survivors
         for rank in survivors:
             self._tells.tell(Tell(rank, About.DONE, self._incarnation))
-        return Recovered(have.step, arrays, None if own is None else json.loads(own), bytes(rounds))
+        return Recovered(have.step, taken.arrays, found, taken.rounds)
 
     # ---- from a link ----
 
     def told(self, told: ToldByRank) -> None:
         """Another rank said something. What no rank says is left alone."""
         with self._changed, suppress(ValueError, msgspec.DecodeError, RecursionError):
-            match About(told.about):
+            about = About(told.about)
+            match about:
                 case About.MIRROR:
                     self._keep(told.rank, told.step, bytes(told.data))
                     self._tells.tell(Tell(told.rank, About.MIRRORED, told.step))
@@ -274,10 +254,19 @@ class Healing:
                 case About.FETCH:
                     self._give(told)
                 case About.PIECE:
-                    if told.step == self._incarnation:
-                        self._fetching.came(told.data)
+                    if (
+                        not self._is_new
+                        or told.step != self._incarnation
+                        or not self._taking.came(told.rank, told.data)
+                    ):
+                        return  # nobody waits for one piece
                 case About.DONE:
                     self._done(told.rank, told.step)
+                case About.LIKE:
+                    self._compare(told.rank, likeness_decoder.decode(told.data))
+                    self._tells.tell(Tell(told.rank, About.LIKED, told.step))
+                case About.LIKED:
+                    self._liked.add(told.rank)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -294,12 +283,24 @@ class Healing:
         self._newest[rank] = incarnation
         if self._is_new:
             self._tells.tell(Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True))))
-            if rank in self._haves and not self._haves[rank].is_new:
-                self._haves[rank] = Have(is_new=True)  # it was lost since it answered
+            self._taking.lost(rank)
         elif self._waiting:
             self._hold(rank)
         else:
             self._asked[rank] = None
+
+    def _compare(self, rank: int, like: Likeness) -> None:
+        if self._like is None or self._likes.get(rank) == like:
+            return
+        self._likes[rank] = like
+        why = unlike_versions(self._like, like)
+        if why := f"{why}: {CANNOT_HEAL}" if why else unlike_bits(self._like, like):
+            self._people(f"is not like rank {rank}: {why}; next: {WHERE_ALIKE}")
+
+    def _keep_all(self, kept: Kept) -> None:
+        for rank, own in kept.items():
+            for step, data in own.items():
+                self._keep(rank, step, data)
 
     def _keep(self, rank: int, step: int, data: bytes) -> None:
         """What is another rank's own, of its newest steps."""
@@ -309,36 +310,45 @@ class Healing:
             del kept[old]
 
     def _hold(self, rank: int) -> None:
-        if not self._held:
-            self._bytes = [bytes_of_state(np.ascontiguousarray(array)) for array in self._state.values()]
-            self._bytes.append(memoryview(self._rounds_before))
+        if self._gives is None:
+            self._gives = HeldState(self._state, self._rounds_before)
         self._held[rank] = None
-        self._say_what_is_here(rank)
+        self._say_what_is_here(rank, self._gives)
         if self._saying is None:
             self._saying = threading.Thread(target=self._say_on, name="covey-heal", daemon=True)
             self._saying.start()
 
-    def _say_what_is_here(self, rank: int) -> None:
-        items = tuple(Item(name, array.dtype.str, array.shape) for name, array in self._state.items())
+    def _say_what_is_here(self, rank: int, gives: HeldState) -> None:
         kept = {**self._kept, self._rank: dict(self._own)}
-        own, to = kept.pop(rank, {}), self._newest[rank]
-        have = Have(to, False, len(self._rounds_before), items, own, self.step, self._first, kept)
-        self._tells.tell(Tell(rank, About.HAVE, self.step, encode_have(have)))
+        own = kept.pop(rank, {})
+        yours = self._likes.get(rank)
+        for have in gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours):
+            self._tells.tell(Tell(rank, About.HAVE, self.step, encode_have(have)))
 
     def _say_on(self) -> None:
         """Until nobody is waited for: an answer may have been lost, and so may the word that it came."""
-        with self._changed:
-            while self._held and not self._closed:
-                if self._changed.wait_for(lambda: not self._held or self._closed, SAY_S):
-                    break
-                for rank in self._held:
-                    self._say_what_is_here(rank)
-            self._saying = None
+        summed: HeldState | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(partial(self._gives_other_than, summed), SAY_S)
+                if self._gives is None or self._closed:
+                    self._saying = None
+                    return
+                gives = self._gives
+            if gives is not summed:
+                gives.make_sum()
+                summed = gives
+            with self._changed:
+                for rank in self._held if self._gives is gives else ():
+                    self._say_what_is_here(rank, gives)
+
+    def _gives_other_than(self, gives: HeldState | None) -> bool:
+        return self._gives is not gives or self._closed
 
     def _give(self, asked: ToldByRank) -> None:
         if asked.rank not in self._held or asked.step != self._newest[asked.rank]:
             return
-        piece = piece_of(self._bytes, asked.data)
+        piece = None if self._gives is None else self._gives.piece(asked.data)
         if piece is not None:
             self._tells.tell(Tell(asked.rank, About.PIECE, asked.step, piece))
 
@@ -346,7 +356,7 @@ class Healing:
         if self._newest.get(rank) != incarnation or self._held.pop(rank, 0) == 0:
             return
         if not self._held:
-            self._bytes = []
+            self._gives = None
         for step, data in self._own if rank in self._neighbours else ():  # the one before it may not have said so
             self._tells.tell(Tell(rank, About.MIRROR, step, data))
 
@@ -356,76 +366,31 @@ class Healing:
         if have.to != self._incarnation:
             return
         if self._is_new:
-            self._haves[rank] = have
-            for other, each in [*have.others.items(), (self._rank, have.own)]:  # who says so may be lost at once
-                for step, data in each.items():
-                    self._keep(other, step, data)
+            self._taking.have(rank, have)
         elif not have.is_new:
             self._tells.tell(Tell(rank, About.DONE, self._incarnation))  # it did not hear that
-
-    def _ask_all(self, tell: Callable[[str], None], began_s: float, timeout_s: float) -> None:
-        told_s, pause_s = time.monotonic(), FIRST_ASK_S
-        while True:
-            with self._changed:
-                silent = [rank for rank in self._others if rank not in self._haves]
-            if not silent:
-                return
-            for rank in silent:
-                self._tells.tell(Tell(rank, About.NEED, self._incarnation))
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or len(self._haves) == len(self._others), pause_s)
-                self._raise_if_closed()
-            pause_s = min(2 * pause_s, ASK_S)
-            now_s, names = time.monotonic(), ", ".join(map(str, silent))
-            if now_s > began_s + timeout_s:
-                why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
-                raise StateLost(CANNOT, why, "submit the job again")
-            if now_s > told_s + PATIENCE_S:
-                told_s = now_s
-                tell(f"took over from a rank that was lost, and asks rank {names} for what it needs")
-
-    def _sources(self) -> list[int]:
-        """Who gives: those that are furthest. StateLost when they do not hold the same."""
-        survivors = {rank: have for rank, have in sorted(self._haves.items()) if not have.is_new}
-        step = max((have.step for have in survivors.values()), default=0)
-        sources = [rank for rank, have in survivors.items() if have.step == step]
-        first = survivors[sources[0]] if sources else Have()
-        same = first.items, first.rounds_bytes
-        unlike = [rank for rank in sources if (survivors[rank].items, survivors[rank].rounds_bytes) != same]
-        if unlike:
-            why = f"ranks {sources[0]} and {unlike[0]} hold arrays of other names, types or shapes"
-            raise StateLost(CANNOT, why, "give job.state the same on every rank")
-        return sources
 
     def _own_at(self, have: Have) -> bytes | None:
         """None: the job had just begun."""
         with self._changed:
-            found = self._kept.get(self._rank, {}).get(have.step)
-        if found is not None or have.step == have.first:
-            return found
+            kept = self._kept.get(self._rank, {})
+        if have.step in kept or have.step == have.first:
+            return kept.get(have.step)
         names = " and ".join(map(str, self._neighbours))
-        why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
+        if kept:
+            why = f"rank {names} kept what is its own at step {max(kept)}, and the others are at step {have.step}"
+        else:
+            why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
         raise StateLost(CANNOT, why, FROM_CHECKPOINT)
 
-    def _fetch(self, sources: list[int]) -> bool:
-        """Whether all came; False: one of these was lost meanwhile."""
-        while True:
-            with self._changed:
-                self._raise_if_closed()
-                if any(self._haves[rank].is_new for rank in sources):
-                    return False
-                asks, left = self._fetching.asks(sources, time.monotonic()), self._fetching.left
-                if not left:
-                    return True
-            for piece, rank in asks:
-                self._tells.tell(Tell(rank, About.FETCH, self._incarnation, piece))
-            with self._changed:
-                if self._fetching.left >= left:
-                    self._changed.wait(ASK_S)
 
-    def _raise_if_closed(self) -> None:
-        if self._closed:
-            raise HealingClosed("the client was closed while its rank took over from one that was lost")
+def _parsed(own: bytes) -> Any:
+    """What a rank told its neighbours. StateLost."""
+    try:
+        return json.loads(own)
+    except ValueError as error:
+        why = f"what is its own was kept in {len(own)} bytes that cannot be read: {error}"
+        raise StateLost(CANNOT, why, FROM_CHECKPOINT) from error
 
 
 def neighbours_of(rank: int, here: range, world_size: int) -> list[int]:

@@ -17,7 +17,8 @@ A rank that is lost (its process is killed, or ends with an error) is started ag
 which nothing was lost, to the bit, as long as
 
 - what `get` gives is the same on every rank at the beginning of each step, and does not change in a step before all
-  that was pushed in it has come back,
+  that was pushed in it has come back; a successor compares (`load` may get the very arrays that `get` gave it, with
+  what is in them now),
 - what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before,
 - tensors are used only after `job.state` was called, to sum gradients: not `job.tensors.model`.
 """
@@ -26,7 +27,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from covey.block_rounds import BlockRounds
+from covey.errors import EXIT_STATE_LOST, CoveyError
 from covey.healing import Healing, neighbours_of
+from covey.likeness import likeness
+from covey.taking_over import WITHIN_S
 from covey.tensor_arrays import Array
 from covey.tensors import TensorClient
 
@@ -38,7 +42,7 @@ STEPS_MAX = 1 << 31
 class JobState:
     """Made by `job.state`."""
 
-    def __init__(self, healing: Healing, get: Get, stepped: Callable[[int], None]) -> None:
+    def __init__(self, healing: Healing, get: Get, stepped: Callable[[int], object]) -> None:
         self._healing, self._get, self._stepped = healing, get, stepped
         healing.begin(dict(get()))
 
@@ -69,20 +73,29 @@ def begun(
     load: Load,
     own: Callable[[], object] | None,
     step: int,
-    stepped: Callable[[int], None],
+    stepped: Callable[[int], object],
+    within_s: float = WITHIN_S,
 ) -> JobState:
-    """As of `JobClient.state`. `here`: the ranks of this host; `incarnation`: so many processes of this one were lost;
-    `stepped` is told of each step that is done."""
+    """As of `JobClient.state`, with the end of the process where that says so. `here`: the ranks of this host;
+    `incarnation`: so many processes of this one were lost; `stepped` is told of each step that is done."""
     if not 0 <= step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
     ranks, neighbours = tensors.world_size, neighbours_of(tensors.rank, here, tensors.world_size)
 
     def make(far: BlockRounds) -> Healing:
-        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, tensors.tell)
+        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, tensors.tell, likeness())
 
+    if ranks == 1 and not incarnation:
+        tensors.tell(
+            "has nobody who holds its state: this job has one rank, which begins from its checkpoint when lost"
+        )
     healing, far = tensors.heal(make, own)
     if incarnation:
-        found = healing.recover(tensors.tell, own is not None)
-        load(found.arrays, found.own)
+        try:
+            found = healing.recover(tensors.tell, own is not None, get(), within_s=within_s)
+            load(found.arrays, found.own)
+        except CoveyError as error:
+            tensors.tell(f"ends: {error}")
+            raise SystemExit(EXIT_STATE_LOST) from error
         far.begin_with(found.rounds)
     return JobState(healing, get, stepped)

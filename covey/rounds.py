@@ -65,7 +65,7 @@ class Tell(NamedTuple):
 
 
 class ToldByRank(NamedTuple):
-    """What another rank told this one."""
+    """What another rank told this one; `data` is there only while it is heard."""
 
     rank: int
     about: int
@@ -224,6 +224,7 @@ class Rounds:
         self._can_update = self.can_tell = True
         """Whether the newest aggregator can, as far as is known."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
+        """Of frames that are used at once."""
         self._secret = self._hello = b""
         """Of the newest connection."""
 
@@ -350,9 +351,15 @@ class Rounds:
             case TensorOp.RESULT:
                 slot = self._tensor(header).slot(header)
                 return slot if slot is not None else self._drain(header.length)
-            case TensorOp.TOLD:
-                return memoryview(bytearray(header.length))
-            case TensorOp.CHALLENGE | TensorOp.WELCOME | TensorOp.STALE | TensorOp.ASK | TensorOp.PONG | TensorOp.FAULT:
+            case (
+                TensorOp.TOLD
+                | TensorOp.CHALLENGE
+                | TensorOp.WELCOME
+                | TensorOp.STALE
+                | TensorOp.ASK
+                | TensorOp.PONG
+                | TensorOp.FAULT
+            ):
                 return self._drain(header.length)
             case _:
                 raise TensorWireError(f"an aggregator does not send {header.op.name}")

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from covey.errors import CoveyError
+from covey.likeness import Kernels, drawn, libraries
 from covey.tensor_arrays import Array
 from covey.tensors import TensorHandle
 from covey.torch_group import TensorsGroup
@@ -39,6 +40,25 @@ from covey.torch_types import TYPES, array_of_tensor, fill, halves_count, halves
 if TYPE_CHECKING:
     from covey.client import JobClient
 
+
+def _computed() -> list[Array]:
+    """As most models do: products, a convolution, a norm, activations."""
+    a, b = (torch.from_numpy(drawn(*shape)) for shape in ((96, 130), (70, 130)))
+    images, filters = (torch.from_numpy(drawn(*shape)) for shape in ((2, 3, 19, 19), (8, 3, 3, 3)))
+    with torch.no_grad():
+        linear = torch.nn.functional.linear(a, b)
+        each = [
+            linear,
+            torch.nn.functional.conv2d(images, filters),
+            torch.nn.functional.layer_norm(linear, (70,)),
+            torch.nn.functional.gelu(linear),
+            linear.softmax(1),
+            (a.double() @ a.double().T).sum(0),
+        ]
+    return [one.numpy() for one in each]
+
+
+libraries["PyTorch"] = Kernels(str(torch.__version__), _computed)
 CANNOT_HEAL = "ranks of this training cannot be replaced when they are lost"
 DIGEST_HALVES = 8
 

@@ -18,12 +18,11 @@ import numpy as np
 import torch
 
 from covey.errors import CoveyError
-from covey.state_pieces import CANNOT
+from covey.state_pieces import CANNOT, SAME
 from covey.tensor_arrays import Array
 from covey.torch_types import array_of_tensor, bytes_of_tensor, tensor_of_array
 
 REST, MADE = "covey/rest", "covey/made"
-SAME = "start it as the ranks that are there were started"
 
 
 class TrainingState:
@@ -38,7 +37,7 @@ class TrainingState:
         for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
             for name, tensor in tensors:
                 _check_place(f"{kind} {name!r}", tensor)
-        self.arrays()
+        self._all_arrays()
 
     @property
     def tensors(self) -> list[Any]:
@@ -57,7 +56,12 @@ class TrainingState:
         return found.digest()
 
     def arrays(self) -> dict[str, Array]:
-        """Now; not copied, but for buffers."""
+        """Now; not copied, but for buffers. Nothing of the model before the first step."""
+        if self.first is None:
+            return {REST: _bytes(json.dumps({"first": None})), MADE: _bytes(json.dumps(self._made))}
+        return self._all_arrays()
+
+    def _all_arrays(self) -> dict[str, Array]:
         found = {f"parameter/{name}": array_of_tensor(each) for name, each in self.module.named_parameters()}
         for name, each in self.module.named_buffers():
             found[f"buffer/{name}"] = array_of_tensor(each).copy()
@@ -78,9 +82,9 @@ class TrainingState:
             return
         with torch.no_grad():
             for name, each in self.module.named_parameters():
-                each.copy_(tensor_of_array(arrays[f"parameter/{name}"], each.dtype))
+                _copy(arrays[f"parameter/{name}"], each)
             for name, each in self.module.named_buffers():
-                each.copy_(tensor_of_array(arrays[f"buffer/{name}"], each.dtype))
+                _copy(arrays[f"buffer/{name}"], each)
         self._load_optimizer(_whole(rest["optimizer"], arrays))
         for each, plain in zip(self._also, rest["also"], strict=True):
             each.load_state_dict(_whole(plain, arrays))
@@ -130,6 +134,13 @@ def _check_place(what: str, tensor: Any) -> None:
         raise CoveyError(
             "this training cannot be given to another process", came, "keep it in dense tensors on cpu, or attach(ddp)"
         )
+
+
+def _copy(array: Array, tensor: Any) -> None:
+    """Nothing where it came into the tensor's own memory."""
+    found = tensor_of_array(array, tensor.dtype)
+    if found.data_ptr() != tensor.data_ptr() or found.stride() != tensor.stride():
+        tensor.copy_(found)
 
 
 def _bytes(text: str) -> Array:

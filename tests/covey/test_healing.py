@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from covey.core import HostId, JobId
-from covey.errors import CoveyError
-from covey.healing import Healing, HealingClosed
+from covey.errors import StateLost
 from covey.job_state import JobState, begun
+from covey.taking_over import HealingClosed, TakingOver
 from covey.tensors import TensorClient, TensorError
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import Serve
@@ -241,13 +241,13 @@ def test_a_successor_that_is_lost_while_it_asks_has_a_successor_too(
     lost(gang, 1)
     asked = threading.Event()
 
-    def never(self: Healing, sources: list[int]) -> bool:
+    def never(self: TakingOver, *_: Any) -> bool:
         asked.set()
         time.sleep(0.05)
         return False
 
     with monkeypatch.context() as patch:
-        patch.setattr(Healing, "_fetch", never)
+        patch.setattr(TakingOver, "_fetch", never)
         gang.replace(1)
         assert asked.wait(WITHIN_S)
         gang.now[1].kill()
@@ -300,5 +300,6 @@ def test_when_all_are_lost_a_successor_says_so(gang: HealingGang) -> None:
         each.thread.join(WITHIN_S)
     assert len(gang.failed) == 3
     for _, error in gang.failed:
-        assert isinstance(error, CoveyError) and "all ranks of this job were lost" in str(error)
+        assert isinstance(error, SystemExit) and error.code == 70
+        assert isinstance(error.__cause__, StateLost) and "all ranks of this job were lost" in str(error.__cause__)
     gang.close()

@@ -3,7 +3,9 @@
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,24 +14,43 @@ from hypothesis import strategies as st
 from covey.core import JobId
 from covey.errors import CoveyError, StateLost
 from covey.healing import Healing, neighbours_of
+from covey.held_state import HeldState
 from covey.rounds import Rounds, Tell, ToldByRank
-from covey.state_pieces import PIECE_BYTES, About, Have, Item, PieceFetch, encode_have, have_decoder, piece_of
+from covey.state_pieces import About, encode_have, have_decoder
 from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
 
 SHORT_S = 0.1
 
 
 class Words:
-    """What one rank tells others."""
+    """What one rank tells others, who give it what they hold, if it asks for that."""
 
     def __init__(self) -> None:
         self.said: list[Tell] = []
+        self.holds: dict[int, HeldState] = {}
+        """Of ranks that give."""
+        self.to: Healing
 
     def tell(self, said: Tell) -> None:
         self.said.append(said)
+        if said.about is About.FETCH and said.rank in self.holds:
+            threading.Thread(target=self._give, args=(said,), daemon=True).start()
+
+    def _give(self, said: Tell) -> None:
+        piece = self.holds[said.rank].piece(said.data)
+        assert piece is not None
+        self.to.told(ToldByRank(said.rank, About.PIECE, said.step, piece))
 
     def of(self, about: About) -> list[Tell]:
         return [said for said in self.said if said.about is about]
+
+    def has(self, rank: int, to: int, step: int, state: dict[str, Any] | None = None, **more: object) -> None:
+        """That rank answers that it has this state, at the beginning of that step; `to`: which process asked."""
+        held = HeldState({"w": np.arange(3, dtype=np.float32)} if state is None else state, b"rounds")
+        held.make_sum()
+        self.holds.setdefault(rank, held)
+        have = held.haves(to, step, 0, {}, {})[0]
+        self.to.told(ToldByRank(rank, About.HAVE, step, encode_have(msgspec.structs.replace(have, **more))))
 
 
 def until(true: Callable[[], object]) -> None:
@@ -41,7 +62,8 @@ def until(true: Callable[[], object]) -> None:
 
 def made(words: Words, rank: int = 0, world_size: int = 2, incarnation: int = 0) -> Healing:
     others = [other for other in range(world_size) if other != rank]
-    return Healing(rank, world_size, others[:2], words, lambda: b"rounds", 0, incarnation)
+    words.to = Healing(rank, world_size, others[:2], words, lambda: b"rounds", 0, incarnation)
+    return words.to
 
 
 def waits(healing: Healing, until_set: threading.Event) -> threading.Thread:
@@ -69,10 +91,6 @@ def recovering(healing: Healing, has_own: bool = False) -> tuple[threading.Threa
     thread = threading.Thread(target=recover, daemon=True)
     thread.start()
     return thread, found
-
-
-def have(to: int, step: int, **more: object) -> bytes:
-    return encode_have(Have(to, step=step, **more))  # type: ignore[arg-type]
 
 
 def test_a_survivor_goes_on_only_once_the_process_that_asks_now_is_done() -> None:
@@ -113,10 +131,10 @@ def test_a_successor_does_not_count_what_the_process_before_it_was_told() -> Non
     thread, found = recovering(healing)
     until(lambda: words.of(About.NEED))
     assert words.of(About.NEED)[0] == Tell(0, About.NEED, 2)
-    healing.told(ToldByRank(0, About.HAVE, 4, have(1, 4)))
+    words.has(0, 1, 4)
     thread.join(SHORT_S)
     assert thread.is_alive() and not found
-    healing.told(ToldByRank(0, About.HAVE, 5, have(2, 5)))
+    words.has(0, 2, 5)
     thread.join(10.0)
     assert healing.step == 5 and words.of(About.DONE) == [Tell(0, About.DONE, 2)]
 
@@ -126,10 +144,10 @@ def test_the_state_is_that_of_a_rank_that_is_furthest() -> None:
     healing = made(words, rank=1, world_size=3, incarnation=1)
     thread, _ = recovering(healing)
     until(lambda: words.of(About.NEED))
-    healing.told(ToldByRank(0, About.HAVE, 5, have(1, 5)))
-    healing.told(ToldByRank(2, About.HAVE, 6, have(1, 6)))
+    words.has(0, 1, 5)
+    words.has(2, 1, 6)
     thread.join(10.0)
-    assert healing.step == 6
+    assert healing.step == 6 and {said.rank for said in words.of(About.FETCH)} == {2}
 
 
 def test_a_second_thread_pushes_only_once_the_first_has_told_what_is_the_ranks_own() -> None:
@@ -158,9 +176,9 @@ def test_what_is_its_own_counts_although_who_kept_it_was_lost_since() -> None:
     healing = made(words, rank=1, world_size=3, incarnation=1)
     thread, found = recovering(healing, has_own=True)
     until(lambda: words.of(About.NEED))
-    healing.told(ToldByRank(0, About.HAVE, 5, have(1, 5, own={5: b"[7]"})))
+    words.has(0, 1, 5, own={5: b"[7]"})
     healing.told(ToldByRank(0, About.NEED, 1, b""))  # another process of rank 0, which has nothing
-    healing.told(ToldByRank(2, About.HAVE, 5, have(1, 5)))
+    words.has(2, 1, 5)
     thread.join(10.0)
     assert found[0].own == [7]  # type: ignore[attr-defined]
 
@@ -170,7 +188,7 @@ def test_without_what_is_its_own_a_successor_does_not_go_on() -> None:
     healing = made(words, rank=1, incarnation=1)
     thread, found = recovering(healing, has_own=True)
     until(lambda: words.of(About.NEED))
-    healing.told(ToldByRank(0, About.HAVE, 5, have(1, 5)))
+    words.has(0, 1, 5)
     thread.join(10.0)
     assert isinstance(found[0], StateLost) and "its own at step 5 was with rank 0" in str(found[0])
 
@@ -181,7 +199,7 @@ def test_ranks_that_hold_unlike_arrays_are_named() -> None:
     thread, found = recovering(healing)
     until(lambda: words.of(About.NEED))
     for rank, size in ((0, 3), (1, 4)):
-        healing.told(ToldByRank(rank, About.HAVE, 5, have(1, 5, items=(Item("w", "<f4", (size,)),))))
+        words.has(rank, 1, 5, {"w": np.zeros(size, np.float32)})
     thread.join(10.0)
     assert "ranks 0 and 1 hold arrays of other names" in str(found[0])
 
@@ -219,32 +237,6 @@ def test_whatever_other_ranks_say_ends_nothing(about: int, step: int, data: byte
         healing.begin({"w": np.ones(3, np.float32)})
         healing.told(ToldByRank(1 - healing._rank, about, step, data))
         assert healing.step == 0
-
-
-@given(st.lists(st.integers(0, 3 * PIECE_BYTES), max_size=4), st.lists(st.integers(0, 9), min_size=1, unique=True))
-@settings(max_examples=50, deadline=None)
-def test_all_pieces_come_whoever_answers(sizes: list[int], sources: list[int]) -> None:
-    state = [memoryview(np.random.default_rng(size).bytes(size)) for size in sizes]
-    into = [memoryview(bytearray(size)) for size in sizes]
-    fetch, now_s = PieceFetch(into), 0.0
-    while fetch.left:
-        for number, (asked, source) in enumerate(fetch.asks(sources, now_s)):
-            assert source in sources
-            piece = piece_of(state, asked)
-            assert piece is not None
-            if number % 3 or now_s > 10.0:  # some answers are lost
-                fetch.came(piece)
-                fetch.came(piece)
-        now_s += 3.0
-    assert [bytes(each) for each in into] == [bytes(each) for each in state]
-
-
-@given(st.binary(max_size=40))
-def test_a_piece_that_nobody_asked_for_is_left_alone(data: bytes) -> None:
-    into = bytearray(8)
-    PieceFetch([memoryview(into)]).came(data) if len(data) != 24 else None
-    assert bytes(into) == bytes(8)
-    assert piece_of([memoryview(b"12345678")], data) is None or len(data) == 16
 
 
 def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:

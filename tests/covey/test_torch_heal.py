@@ -261,7 +261,7 @@ def test_a_successor_with_another_model_says_what_differs(gangs: Gangs) -> None:
     gang.until(0, 2)
     gang.kill(1)
     gang.replace(1)
-    until(lambda: "CoveyError" in gang.text(1) and "next:" in gang.text(1), gang)
+    until(lambda: "this rank cannot go on" in gang.text(1) and "next:" in gang.text(1), gang)
     assert "model here has 6.weight (2, 16) float32, and there 6.weight (1, 16) float32" in gang.text(1)
 
 

@@ -51,7 +51,10 @@ def test_arrays_lie_in_the_memory_of_the_model_but_buffers_are_copied() -> None:
     from covey.torch_state import TrainingState
 
     model, optimizer, _ = trained(1)
-    arrays = TrainingState(model, optimizer, []).arrays()
+    state = TrainingState(model, optimizer, [])
+    assert set(state.arrays()) == {"covey/rest", "covey/made"}, "before the first step each rank has its own"
+    state.first = 1
+    arrays = state.arrays()
     model[0].weight.data.fill_(7.0)
     model[1].running_mean.fill_(7.0)
     assert (arrays["parameter/0.weight"] == 7.0).all() and not (arrays["buffer/1.running_mean"] == 7.0).any()

@@ -1,0 +1,268 @@
+"""How a successor gets what it needs from those that wait for it (`covey.healing`).
+
+    ask all      every other rank answers: what it holds, or that it is a successor itself
+    contents     of those that are furthest: the names, types and shapes of their arrays, and their rounds
+    state        its bytes, in pieces, of up to eight of them at once, each into the array where it belongs
+    compare      what came with the checksum that each of them made of its own
+
+One that is lost meanwhile gives no more, and the others give what is left. When all of these are lost the successor
+asks again: another one may have what it needs by then.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from covey.errors import StateLost
+from covey.held_state import Kept, contents_sum
+from covey.likeness import Likeness, unlike_bits, unlike_versions
+from covey.rounds import Tell
+from covey.state_pieces import (
+    CANNOT,
+    FROM_CHECKPOINT,
+    SAME,
+    About,
+    Have,
+    PieceFetch,
+    Stream,
+    Which,
+    array_of,
+    bytes_of_state,
+    contents_of,
+    why_too_slow,
+)
+from covey.tensor_arrays import Array
+from covey.tensorwire import Payload
+from covey.units import format_seconds, format_size
+
+ASK_S = 0.5
+"""A question without an answer is asked again after so long; the first ones sooner: there may be no connection yet."""
+FIRST_ASK_S = 0.02
+PATIENCE_S = 30.0
+"""People read after so long for what it waits."""
+HEAL_S = 600.0
+"""How long a successor asks: others may compute for a while before they wait."""
+WITHIN_S = 300.0
+"""How long the state may be on its way, while all others wait for it."""
+SOURCES_MAX = 8
+"""Ranks that give at once: any two fill the link of one."""
+Say = Callable[[str], None]
+
+
+LONGER = f"allow more (job.state(.., within_s=)), or {FROM_CHECKPOINT}"
+
+
+class Taken(NamedTuple):
+    """From those that are furthest."""
+
+    arrays: dict[str, Array]
+    rounds: bytes
+
+
+class Recovered(NamedTuple):
+    """What a successor begins with."""
+
+    step: int
+    arrays: dict[str, Array]
+    own: Any
+    """As JSON has it; None: nothing was kept."""
+    rounds: bytes
+    """Of each Block, as who gave it says it."""
+
+
+class HealingClosed(RuntimeError):
+    """The client was closed while its rank asked for what it needs."""
+
+
+class TakingOver:
+    """Of one successor. Its script calls `whole`, a link's thread the rest, which holds `changed`."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        incarnation: int,
+        tell: Callable[[Tell], None],
+        changed: threading.Condition,
+        is_closed: Callable[[], bool],
+        keep: Callable[[Kept], None],
+    ) -> None:
+        """`keep` hears what others kept; `is_closed`: whether there is nothing to wait for any more."""
+        self._rank, self._incarnation, self._tell, self._changed = rank, incarnation, tell, changed
+        self._is_closed, self._keep = is_closed, keep
+        self._others = [*range(rank + 1, world_size), *range(rank)]
+        """Each successor asks others first."""
+        self._haves: dict[int, Have] = {}
+        self._parts: dict[int, set[int]] = {}
+        self._fetching = PieceFetch(Which.CONTENTS, Stream(()))
+        self._sources: list[int] = []
+        """Who gives that."""
+
+    # ---- from a link ----
+
+    def have(self, rank: int, have: Have) -> None:
+        self._keep(have.others)
+        self._keep({self._rank: have.own})
+        parts = self._parts.setdefault(rank, set())
+        parts.add(have.part)
+        if have.is_new or len(parts) >= have.parts:
+            self._haves[rank] = have
+
+    def lost(self, rank: int) -> None:
+        """A successor of this one asks."""
+        if rank in self._haves and not self._haves[rank].is_new:
+            self._haves[rank] = Have(is_new=True)
+
+    def came(self, rank: int, data: Payload) -> bool:
+        """A piece. Whether it was the last one; if not, the next ones are asked for at once."""
+        now_s = time.monotonic()
+        self._fetching.came(rank, data, now_s)
+        if not self._fetching.left_bytes:
+            return True
+        if sources := self._giving(self._sources):
+            self._ask(sources, now_s)
+        return False
+
+    # ---- from the script ----
+
+    @property
+    def survivors(self) -> list[int]:
+        """Those that wait until this rank is done."""
+        return [rank for rank, have in self._haves.items() if not have.is_new]
+
+    def state(
+        self, say: Say, known: Mapping[str, Array], timeout_s: float, within_s: float, like: Likeness | None = None
+    ) -> tuple[Have, Taken]:
+        """What those that are furthest hold, in arrays that are `known` here where they are alike. StateLost when
+        nobody has it, or it did not come `within_s` seconds; HealingClosed. `say`: to people, for what this waits, and
+        where this process, which is `like` this, computes other bits than the lost one."""
+        began_s, alone = time.monotonic(), False
+        while True:
+            self._ask_all(say, began_s, timeout_s)
+            with self._changed:
+                sources = self._furthest()
+                if not sources and alone:
+                    why = "all ranks of this job were lost, and with them what it had learnt"
+                    raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+                if not sources:  # another one may have what it needs by now
+                    alone, self._haves, self._parts = True, {}, {}
+                    continue
+                alone, have = False, self._haves[sources[0]]
+            if like is not None:
+                self._compare(say, like, sources[0])
+            found = self._taken(say, sources, have, known, within_s)
+            if found is not None:
+                return have, found
+
+    # ---- inside ----
+
+    def _taken(
+        self, say: Say, sources: list[int], have: Have, known: Mapping[str, Array], within_s: float
+    ) -> Taken | None:
+        """None: all of these were lost meanwhile."""
+        data = bytearray(have.contents_bytes)
+        if not self._fetch(Which.CONTENTS, [memoryview(data)], sources, say, within_s):
+            return None
+        if contents_sum(data) != have.contents_sum:
+            why = f"what rank {sources[0]} says of its arrays did not come as it was said"
+            raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+        contents = contents_of(data, sources[0])
+        arrays = {item.name: array_of(item, known.get(item.name)) for item in contents.items}
+        places = [bytes_of_state(array) for array in arrays.values()]
+        if not self._fetch(Which.STATE, places, sources, say, within_s):
+            return None
+        return Taken(arrays, contents.rounds) if self._is_theirs(Stream(places).checksum(), sources) else None
+
+    def _compare(self, say: Say, like: Likeness, source: int) -> None:
+        """With who gives, and with the lost rank, if somebody knows it. StateLost when versions differ."""
+        with self._changed:
+            other = self._haves[source].like
+            lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
+        if other is not None and (why := unlike_versions(like, other)):
+            raise StateLost(CANNOT, f"compared with rank {source}, {why}", SAME)
+        if lost is not None and (why := unlike_bits(like, lost)):
+            say(f"takes over from a rank that computed otherwise, and last bits of the result will differ: {why}")
+
+    def _ask_all(self, say: Say, began_s: float, timeout_s: float) -> None:
+        told_s, pause_s = time.monotonic(), FIRST_ASK_S
+        while True:
+            with self._changed:
+                silent = [rank for rank in self._others if rank not in self._haves]
+            if not silent:
+                return
+            for rank in silent:
+                self._tell(Tell(rank, About.NEED, self._incarnation))
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed() or len(self._haves) == len(self._others), pause_s)
+                self._raise_if_closed()
+            pause_s = min(2 * pause_s, ASK_S)
+            now_s, names = time.monotonic(), _names(silent)
+            if now_s > began_s + timeout_s:
+                why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
+                raise StateLost(CANNOT, why, "submit the job again")
+            if now_s > told_s + PATIENCE_S:
+                told_s = now_s
+                say(f"took over from a rank that was lost, and asks rank {names} for what it needs")
+
+    def _furthest(self) -> list[int]:
+        """Who gives. StateLost when they do not hold the same."""
+        survivors = {rank: self._haves[rank] for rank in self._others if not self._haves[rank].is_new}
+        step = max((have.step for have in survivors.values()), default=0)
+        sources = [rank for rank, have in survivors.items() if have.step == step]
+        unlike = [rank for rank in sources if survivors[rank].contents_sum != survivors[sources[0]].contents_sum]
+        if unlike:
+            one, other = sorted((sources[0], unlike[0]))
+            why = f"ranks {one} and {other} hold arrays of other names, types or shapes"
+            raise StateLost(CANNOT, why, "give job.state the same on every rank")
+        return sources
+
+    def _giving(self, sources: list[int]) -> list[int]:
+        """Those that were not lost since."""
+        return [rank for rank in sources if not self._haves[rank].is_new][:SOURCES_MAX]
+
+    def _fetch(self, which: Which, places: list[memoryview], sources: list[int], say: Say, within_s: float) -> bool:
+        """Whether all came; False: all of these were lost meanwhile."""
+        stream = Stream(places)
+        fetching, began_s = PieceFetch(which, stream), time.monotonic()
+        told_s = began_s
+        with self._changed:
+            self._fetching, self._sources = fetching, sources
+            while fetching.left_bytes:
+                self._raise_if_closed()
+                giving, now_s = self._giving(sources), time.monotonic()
+                if not giving:
+                    return False
+                if why := why_too_slow(fetching.came_bytes, len(stream), now_s - began_s, within_s):
+                    raise StateLost(CANNOT, f"its state comes too slowly: {why}", LONGER)
+                if now_s > told_s + PATIENCE_S:
+                    told_s, came = now_s, f"{format_size(fetching.came_bytes)} of {format_size(len(stream))}"
+                    say(f"takes its state over from rank {_names(giving)}: {came} by now")
+                self._ask(giving, now_s)
+                self._changed.wait(ASK_S)
+        return True
+
+    def _ask(self, sources: list[int], now_s: float) -> None:
+        for piece, rank in self._fetching.asks(sources, now_s):
+            self._tell(Tell(rank, About.FETCH, self._incarnation, piece))
+
+    def _is_theirs(self, found: int, sources: list[int]) -> bool:
+        """Whether what came is what they hold; False: all of these were lost meanwhile. StateLost when they differ."""
+        with self._changed:
+            while [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
+                self._raise_if_closed()
+                self._changed.wait(ASK_S)
+            giving = self._giving(sources)
+            unlike = [rank for rank in giving if self._haves[rank].state_sum != found]
+        if unlike:
+            why = f"what came is not what rank {_names(unlike)} holds: what is to be the same on every rank differs"
+            raise StateLost(CANNOT, why, f"change nothing of it before a step's results are there; {FROM_CHECKPOINT}")
+        return bool(giving)
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed():
+            raise HealingClosed("the client was closed while its rank took over from one that was lost")
+
+
+def _names(ranks: list[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

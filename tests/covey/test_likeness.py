@@ -1,0 +1,159 @@
+"""Ranks that compute other bits, or with other versions, are told apart: when they attach, and when one takes over."""
+
+import os
+import platform
+import subprocess
+import sys
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.errors import StateLost
+from covey.healing import Healing
+from covey.held_state import HeldState
+from covey.likeness import Likeness, drawn, encode_likeness, likeness, likeness_decoder, unlike_bits, unlike_versions
+from covey.rounds import Tell, ToldByRank
+from covey.state_pieces import About, encode_have
+
+ONE = Likeness({"Covey": "1", "numpy": "2.1"}, "EPYC with AVX512", "2 threads", "aa")
+OTHER = msgspec.structs.replace(ONE, processor="Xeon with AVX2", bits="bb")
+NEWER = msgspec.structs.replace(ONE, versions={"Covey": "1", "numpy": "2.2"})
+SAYS = "from covey.likeness import likeness; print(likeness().bits, likeness().threads)"
+
+
+class Told:
+    """Of one rank: what it tells others, and people."""
+
+    def __init__(self, like: Likeness | None, incarnation: int = 0) -> None:
+        self.said: list[Tell] = []
+        self.people: list[str] = []
+        self.healing = Healing(
+            0, 3, [1, 2], self, lambda: b"rounds", 0, incarnation, lambda text: self.people.append(text), like
+        )
+
+    def tell(self, said: Tell) -> None:
+        self.said.append(said)
+        if said.about is About.FETCH:
+            threading.Thread(target=self._give, args=(said,), daemon=True).start()
+
+    def _give(self, said: Tell) -> None:
+        piece = HeldState({}, b"").piece(said.data)
+        assert piece is not None
+        self.healing.told(ToldByRank(said.rank, About.PIECE, said.step, piece))
+
+    def likes(self) -> list[int]:
+        return [said.rank for said in self.said if said.about is About.LIKE]
+
+
+def computed(**environ: str) -> str:
+    done = subprocess.run([sys.executable, "-c", SAYS], env={**os.environ, **environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()[0]
+
+
+def test_the_same_process_finds_the_same_bits_again_and_so_does_another_one() -> None:
+    assert computed(OPENBLAS_NUM_THREADS="1") == computed(OPENBLAS_NUM_THREADS="1")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of kernels")
+def test_another_kernel_of_blas_or_other_threads_are_found_by_their_bits() -> None:
+    if "openblas" not in likeness().versions["BLAS"]:
+        pytest.skip("this numpy chooses its kernels otherwise")
+    alone = computed(OPENBLAS_NUM_THREADS="1")
+    assert computed(OPENBLAS_NUM_THREADS="1", OPENBLAS_CORETYPE="Prescott") != alone
+
+
+def test_what_is_drawn_is_between_minus_one_and_one_and_not_all_alike() -> None:
+    found = drawn(50, 7)
+    assert found.shape == (50, 7) and found.dtype == np.float32
+    assert -1.0 <= found.min() < -0.9 and 0.9 < found.max() <= 1.0 and len(np.unique(found)) == 350
+
+
+def test_what_differs_is_said_in_words() -> None:
+    assert unlike_versions(ONE, OTHER) == "" and unlike_bits(ONE, NEWER) == ""
+    assert unlike_versions(ONE, NEWER) == "numpy here is 2.1, and there 2.2"
+    without = msgspec.structs.replace(ONE, versions={"Covey": "1"})
+    assert unlike_versions(without, ONE) == "numpy here is not used, and there 2.1"
+    assert "EPYC with AVX512, 2 threads here, and there Xeon with AVX2, 2 threads" in unlike_bits(ONE, OTHER)
+    assert "of the same name" in unlike_bits(ONE, msgspec.structs.replace(ONE, bits="cc"))
+
+
+def test_neighbours_are_told_until_they_say_that_they_know() -> None:
+    told = Told(ONE)
+    told.healing.begin({})
+    assert told.likes() == [1, 2]
+    told.healing.told(ToldByRank(2, About.LIKED, 0, b""))
+    told.healing.end({})
+    assert told.likes() == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "word"), [(OTHER, "the same numbers give other bits"), (NEWER, "numpy here is 2.1, and there 2.2")]
+)
+def test_a_neighbour_that_is_unlike_is_named_to_people_once(other: Likeness, word: str) -> None:
+    told = Told(ONE)
+    for _ in range(3):
+        told.healing.told(ToldByRank(2, About.LIKE, 0, encode_likeness(other)))
+    (line,) = told.people
+    assert line.startswith("is not like rank 2: ") and word in line and "; next: " in line
+    assert [said.rank for said in told.said if said.about is About.LIKED] == [2, 2, 2]
+    told.healing.told(ToldByRank(1, About.LIKE, 0, encode_likeness(ONE)))
+    assert len(told.people) == 1
+
+
+def recovered(like: Likeness, source: Likeness, lost: Likeness | None) -> tuple[Told, StateLost | None]:
+    """A successor that is `like` this, and the two others' answers."""
+    told, failed, said = Told(like, 1), list[StateLost](), list[str]()
+
+    def recover() -> None:
+        try:
+            told.healing.recover(said.append, False)
+        except StateLost as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=recover, daemon=True)
+    thread.start()
+    held = HeldState({}, b"")
+    held.make_sum()
+    for rank in (1, 2):
+        have = held.haves(1, 5, 0, {}, {}, source, lost if rank == 2 else None)[0]
+        told.healing.told(ToldByRank(rank, About.HAVE, 5, encode_have(have)))
+    thread.join(10.0)
+    assert not thread.is_alive()
+    told.people = said
+    return told, failed[0] if failed else None
+
+
+def test_a_successor_with_another_version_ends_and_says_which() -> None:
+    _, lost = recovered(NEWER, ONE, ONE)
+    assert lost is not None and lost.why == "compared with rank 1, numpy here is 2.2, and there 2.1"
+    assert "as the ranks that are there were started" in lost.next
+
+
+def test_a_successor_on_another_kind_of_processor_goes_on_and_says_so() -> None:
+    told, lost = recovered(OTHER, ONE, ONE)
+    assert lost is None and told.healing.step == 5
+    assert "last bits of the result will differ" in told.people[0] and "EPYC with AVX512" in told.people[0]
+
+
+def test_a_successor_is_compared_with_the_lost_rank_where_somebody_knows_it() -> None:
+    told, lost = recovered(OTHER, ONE, OTHER)
+    assert lost is None and not told.people, "it computes as the one before it did, though others do not"
+    told, lost = recovered(OTHER, ONE, None)
+    assert lost is None and told.people
+
+
+@given(st.binary(max_size=300))
+def test_whatever_is_told_of_a_likeness_ends_nothing(data: bytes) -> None:
+    told = Told(ONE)
+    told.healing.told(ToldByRank(1, About.LIKE, 0, data))
+    try:
+        known = likeness_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        assert not told.people and not told.healing._likes
+        return
+    assert told.healing._likes == {1: known}
