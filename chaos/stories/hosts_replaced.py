@@ -12,8 +12,10 @@ from chaos.story import ended
 from covey.core import HostId, JobId
 from plugins.scheduler.messages.commands import MoveAsked
 
-LOST_S = 40.0
-"""By then others run in its place, also when the leader was lost with it; 8 s when nothing else happens."""
+SETTINGS = {"scheduler": {"heal_pause_s": 12.0}}
+"""Longer than gossip needs to find a host dead: nothing but this fence keeps others from starting too early."""
+LOST_S = 50.0
+"""By then others run in its place, also when the leader was lost with it; 14 s when nothing else happens."""
 LASTS_S = 200.0
 
 
@@ -25,9 +27,9 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     host = rack.rng.choice(ranks(rack, job))
-    if rack.rng.random() < 0.25:
+    if rack.rng.random() < 0.4:
         move(rack, job, host)
-        rack.run(rack.rng.uniform(0.0, 1.0))
+        rack.run(rack.rng.uniform(0.0, 0.1))
     kind = rack.rng.choice((*(each for each in TROUBLES if each != "with a voter"), "power"))
     for fault in [Kill("host", host, 100.0)] if kind == "power" else troubles(rack, host, kind):
         faults.strike(rack.world, fault)

@@ -298,8 +298,9 @@ class Leader:
 
     def _heir(self, job: Job, lost: Sequence[HostId]) -> HostId | None:
         """Who finds new places for the ranks of these hosts: the host of its lowest rank that is left and alive. None:
-        the gang does not go on without them."""
-        if not job.heals_without(lost):
+        the gang does not go on without them. Ranks that are to leave a host anyway it does not need."""
+        needed = [host for host in lost if job.left_on(host) is None]
+        if needed and not job.heals_without(needed):
             return None
         left = [place.host for place in job.places if place.host not in (*lost, *job.missing)]
         return next((host for host in left if host in self.capacity.totals), None)

@@ -320,6 +320,20 @@ def test_a_host_whose_agent_restarts_is_not_lost_to_it() -> None:
     assert it.lost(away=True) == [] and len(it.lost()) == 1
 
 
+def test_a_host_that_its_ranks_are_leaving_is_lost_though_their_successors_do_not_run_yet() -> None:
+    it = LedHealing()
+    it.job.leaving, it.job.places = (it.job.places[1],), (it.job.places[0], Place(H3, (1,), ("h3-0",), 1))
+    it.led.queue._rebuild()
+    it.job.healing = (H1,)
+    it.led.leader.forget()
+    it.look()
+    it.led.now_s += 30.0
+    (lost,) = it.lost()
+    assert isinstance(lost, PlacesLost) and lost.hosts == (H2,)
+    it.led.say(lost)
+    assert it.job.state == "running" and not it.led.queue.jobs[it.id].leaving and not it.job.seeks
+
+
 def test_a_gang_that_does_not_heal_waits_until_its_ranks_are_gone() -> None:
     it = LedHealing()
     it.job.healing = (H1,)
