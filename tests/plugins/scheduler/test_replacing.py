@@ -320,7 +320,7 @@ def test_a_host_whose_agent_restarts_is_not_lost_to_it() -> None:
     assert it.lost(away=True) == [] and len(it.lost()) == 1
 
 
-def test_a_host_that_its_ranks_are_leaving_is_lost_though_their_successors_do_not_run_yet() -> None:
+def test_a_host_that_ranks_are_leaving_is_lost_before_their_successors_run() -> None:
     it = LedHealing()
     it.job.leaving, it.job.places = (it.job.places[1],), (it.job.places[0], Place(H3, (1,), ("h3-0",), 1))
     it.led.queue._rebuild()
