@@ -79,6 +79,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "promote_knob": (1.0, INF),
         "host_lost_after_s": (6.0, 120.0),
         "coordinator_lost_after_s": (0.1, 20.0),
+        "heal_pause_s": (0.5, 30.0),
         "placing_limit_s": (5.0, 600.0),
         "reservation_lease_s": (1.0, 120.0),
         "reserve_deadline_s": (0.3, 20.0),

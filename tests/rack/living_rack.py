@@ -1,7 +1,9 @@
 """A rack of four real agents, started, and the questions that tests which kill parts of it ask."""
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -63,6 +65,16 @@ class LivingRack:
         assert pid, f"no agent runs on {name}"
         return pid
 
+    def lose(self, name: str) -> None:
+        """All that runs on that host dies at once: its agent, programs, supervisors and ranks."""
+        agent, host = self.agentd(name), self.host(name)
+        for _ in range(3):  # what was just being started is there the next time
+            for pid in (agent, *(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())):
+                if pid == agent or _is_of(pid, host):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
     def program(self, name: str, program: str) -> int:
         """The pid of a byte process of that host."""
         state_dir = str(self.host(name).state_dir)
@@ -77,6 +89,16 @@ class LivingRack:
             if b"agent.program" in words and program.encode() in words and here == state_dir:
                 return int(entry.name)
         raise AssertionError(f"no {program} runs on {name}")
+
+
+def _is_of(pid: int, host: RackHost) -> bool:
+    """Whether this is a process of that host's, of this rack."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        is_rank = any(word.startswith(f"COVEY_SOCKET={host.run_dir}".encode()) for word in environ)
+        return is_rank or os.readlink(f"/proc/{pid}/cwd") == str(host.state_dir)
+    except OSError:
+        return False
 
 
 def wait(what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:

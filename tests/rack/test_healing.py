@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli.client import AgentctlError
 from tests.rack.living_rack import EXAMPLES, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
@@ -82,3 +83,34 @@ def test_a_rank_and_the_aggregator_and_then_a_rank_and_its_agent_are_killed(
     time.sleep(0.5)
     living.start()
     assert digest(living, job) == undisturbed
+
+
+def places(living: LivingRack, job: str) -> dict[str, list[int]]:
+    return {place["host"]: place["ranks"] for place in living.job(job)["places"]}
+
+
+def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: LivingRack, undisturbed: str) -> None:
+    job = living.submit(SCRIPT, *OPTIONS)
+    first, at = ranks(living, job), places(living, job)
+    wait("it may lose a host", lambda: not living.job(job)["heals_not"])
+    leaves, stays = list(at)
+    said = living.agent().post("jobs", job, "move", body={"what": str(at[leaves][1])}).data
+    assert f"takes ranks {at[leaves][0]}, {at[leaves][1]} over from {leaves}" in said["reason"]
+    with pytest.raises(AgentctlError, match=f"'7' is no rank and no host of it.*{stays}"):
+        living.agent().post("jobs", job, "move", body={"what": "7"})
+    wait("they run elsewhere", lambda: all(ranks(living, job).get(rank) != first[rank] for rank in at[leaves]))
+    now = ranks(living, job)
+    assert digest(living, job) == undisturbed
+    assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and leaves not in places(living, job)
+
+
+def test_a_host_is_lost_with_two_ranks_and_another_one_takes_them_over(living: LivingRack, undisturbed: str) -> None:
+    job = living.submit(SCRIPT, *OPTIONS)
+    first, at = ranks(living, job), places(living, job)
+    wait("it may lose a host", lambda: not living.job(job)["heals_not"])
+    lost, stays = list(at)
+    living.lose(lost)
+    now = wait("others run in their place", lambda: (found := ranks(living, job)) and len(found) == 4 and found)
+    assert digest(living, job) == undisturbed
+    assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and lost not in places(living, job)
+    living.start()

@@ -32,8 +32,8 @@ class RunningMoves:
         if job.state != "running" or not alive:
             raise Refused(4, what, f"{job.id} is {job.state}", f"agentctl job {job.id}")
         asked = MoveAsked(wall_s=0.0, job=job.id, epoch=job.epoch, host=leaves, to=to, coordinator=alive[0], by=by)
-        await self.log.change(asked, f"move ranks of {job.id}")
         sought = job.sought
+        await self.log.change(asked, f"move ranks of {job.id}")
 
         def settled() -> bool:
             return job.sought > sought and leaves not in job.moving
