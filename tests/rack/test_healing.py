@@ -98,7 +98,8 @@ def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: Liv
     assert f"takes ranks {at[leaves][0]}, {at[leaves][1]} over from {leaves}" in said["reason"]
     with pytest.raises(AgentctlError, match=f"'7' is no rank and no host of it.*{stays}"):
         living.agent().post("jobs", job, "move", body={"what": "7"})
-    wait("they run elsewhere", lambda: all(ranks(living, job).get(rank) != first[rank] for rank in at[leaves]))
+    for rank in at[leaves]:
+        successor(living, job, rank, first[rank])
     now = ranks(living, job)
     assert digest(living, job) == undisturbed
     assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and leaves not in places(living, job)
