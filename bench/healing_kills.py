@@ -64,7 +64,7 @@ covey.job_state.JobState.done = noted
 sys.path[0] = os.path.dirname(script)
 runpy.run_path(script, run_name="__main__")
 """
-SCRIPTS = {"healing": "--steps {}", "heal_ddp": "--epochs {}"}
+SCRIPTS = {"healing": "--steps {}", "heal_ddp": "--epochs {}", "heal_jax": "--steps {}"}
 """Of examples/, and how long they are."""
 RESULT = re.compile(r"(?:state sha256=|parameters )(\w+)")
 
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = options(__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--every", type=float, default=1.5, help="seconds between two kills, more or less")
-    parser.add_argument("--script", choices=SCRIPTS, default="healing", help="heal_ddp needs PyTorch")
+    parser.add_argument("--script", choices=SCRIPTS, default="healing", help="heal_ddp needs PyTorch, heal_jax JAX")
     parser.add_argument("--steps", type=int, default=14_000, help="of healing; epochs of 32 steps of heal_ddp")
     parser.add_argument("--seed", type=int, default=1)
     json_option(parser)

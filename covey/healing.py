@@ -8,8 +8,8 @@ neighbours: it goes there in each step before the first push, as it will be at t
 before both have it. So whoever has a result of a step need not have it alone: no rank gets ahead of what is kept.
 
     lost rank                            each other rank
-      MIRROR(step + 1, own) ->             two neighbours keep the newest two
-                                        <- MIRRORED(step + 1); only then something is pushed
+      MIRROR(step + 1, own) ->             two neighbours keep the newest two; the script may compute meanwhile
+                                        <- MIRRORED(step + 1, of which bytes); only then something is pushed
     successor
       NEED ->                              once its script waits for a tensor; from then on it waits until DONE
                                         <- HAVE(step, what was the successor's own, and others')
@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from covey.checksum import crc32
 from covey.errors import CoveyError, StateLost
 from covey.held_state import HeldState, Kept
 from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
@@ -97,8 +98,8 @@ class Healing:
         self._rounds_before = b""
         self._has_said_own = False
         self._own: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
-        self._mirrored: dict[int, int] = {}
-        """Of each neighbour: up to which step it keeps what is ours."""
+        self._mirrored: dict[int, tuple[int, int]] = {}
+        """Of each neighbour: what it keeps of ours, by the newest step, and its CRC-32."""
         self._kept: dict[int, dict[int, bytes]] = {}
         """What is another rank's own, by rank and step."""
         self._like, self._likes = like, dict[int, Likeness]()
@@ -145,6 +146,16 @@ class Healing:
                 for old in [step for step in kept if step < self.step]:
                     del kept[old]
 
+    def drawn(self, own: Callable[[], Any] | None) -> None:
+        """What is this rank's own is as it will be when the step ends: neighbours get it while the script computes."""
+        if own is None:
+            return
+        with self._pushing:
+            if not self._has_said_own:
+                data = self._own_is(own)
+                for neighbour in self._neighbours:
+                    self._tells.tell(Tell(neighbour, About.MIRROR, self.step + 1, data))
+
     def before_push(self, own: Callable[[], Any] | None) -> None:
         """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
         it is too large."""
@@ -152,8 +163,24 @@ class Healing:
             return
         with self._pushing:
             if not self._has_said_own:
-                self._say_own(own)
+                with self._changed:
+                    before = self._own[-1] if self._own else None
+                data = self._own_is(own)
+                with self.waiting():
+                    self._mirror(self.step + 1, data, (self.step + 1, data) == before)
                 self._has_said_own = True
+
+    def _own_is(self, own: Callable[[], Any]) -> bytes:
+        """At the end of this step."""
+        data = json.dumps(own()).encode()
+        if len(data) > OWN_BYTES_MAX:
+            why = f"it has {len(data)} bytes as JSON, and goes to a neighbour in each step"
+            raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")
+        with self._changed:
+            if self._own and self._own[-1][0] == self.step + 1:
+                self._own.pop()
+            self._own.append((self.step + 1, data))
+        return data
 
     def _say_like(self) -> None:
         """Once a step, until they know."""
@@ -161,37 +188,27 @@ class Healing:
             if neighbour not in self._liked:
                 self._tells.tell(Tell(neighbour, About.LIKE, self._incarnation, encode_likeness(self._like)))
 
-    def _say_own(self, own: Callable[[], Any]) -> None:
-        data = json.dumps(own()).encode()
-        if len(data) > OWN_BYTES_MAX:
-            why = f"it has {len(data)} bytes as JSON, and goes to a neighbour in each step"
-            raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")
-        with self._changed:
-            self._own.append((self.step + 1, data))
-        with self.waiting():
-            self._mirror(self.step + 1, data)
-
-    def _mirror(self, step: int, data: bytes) -> None:
+    def _mirror(self, step: int, data: bytes, is_told: bool) -> None:
         """Returns once all neighbours have it. One that is lost has it as soon as it has a successor, for which all
-        wait anyway."""
-        pause_s, tell_s = FIRST_ASK_S, time.monotonic() + PATIENCE_S
+        wait anyway. `is_told`: it is on its way."""
+        pause_s, tell_s, kept = FIRST_ASK_S, time.monotonic() + PATIENCE_S, (step, crc32(data))
         while True:
             with self._changed:
-                left = [each for each in self._neighbours if self._mirrored.get(each, -1) < step]
+                left = [each for each in self._neighbours if self._mirrored.get(each) != kept]
             if not left or self._closed:
                 return
-            for neighbour in left:
+            for neighbour in () if is_told else left:
                 self._tells.tell(Tell(neighbour, About.MIRROR, step, data))
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._are_mirrored(step), pause_s)
-            pause_s = min(2 * pause_s, ASK_S)
+                self._changed.wait_for(lambda: self._closed or self._are_mirrored(kept), pause_s)
+            pause_s, is_told = min(2 * pause_s, ASK_S), False
             if time.monotonic() > tell_s:
                 tell_s += PATIENCE_S
                 names = ", ".join(map(str, left))
                 self._people(f"pushes once rank {names} keeps what is its own, which was told {PATIENCE_S:.0f} s ago")
 
-    def _are_mirrored(self, step: int) -> bool:
-        return all(self._mirrored.get(each, -1) >= step for each in self._neighbours)
+    def _are_mirrored(self, kept: tuple[int, int]) -> bool:
+        return all(self._mirrored.get(each) == kept for each in self._neighbours)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -244,9 +261,10 @@ class Healing:
             match about:
                 case About.MIRROR:
                     self._keep(told.rank, told.step, bytes(told.data))
-                    self._tells.tell(Tell(told.rank, About.MIRRORED, told.step))
+                    self._tells.tell(Tell(told.rank, About.MIRRORED, told.step, crc32(told.data).to_bytes(4, "little")))
                 case About.MIRRORED:
-                    self._mirrored[told.rank] = max(told.step, self._mirrored.get(told.rank, -1))
+                    if told.step >= self._mirrored.get(told.rank, (-1, 0))[0]:
+                        self._mirrored[told.rank] = told.step, int.from_bytes(told.data, "little")
                 case About.NEED:
                     self._need(told.rank, told.step)
                 case About.HAVE:

@@ -8,6 +8,8 @@ fixed order. All leaves are pushed, then all are waited for.
 
 Inside `jit` the step calls back, with the arrays as XLA hands them over: `jax.experimental.io_callback` puts them on a
 device first, which waits for ever on a host of one core (jax-ml/jax issue 24255).
+
+`covey.jax.state` keeps a training alive whose ranks are lost (`covey.jax_state`; examples/heal_jax.py).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from covey.client import JOIN_S, of_process
+from covey.jax_state import HealedTree, healed
 from covey.tensor_arrays import Array
 from covey.tensorwire import TYPES
 
@@ -39,6 +42,14 @@ def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> An
 def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> Any:
     """The average of this tree over all ranks: as `psum`, divided by their number, and rounded once."""
     return _summed(tree, name, job, True)
+
+
+def state(tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0) -> HealedTree:
+    """From now on this rank may be lost: another process takes its place, is given here what the others hold, and goes
+    on in their step, to the same bits. `tree`: of arrays, keys and numbers that are the same on all ranks; `own`: of
+    this rank alone, as small. `job`: as of `psum`, before any other tensor; `step`: the first one, after a checkpoint.
+    Set `tree` and `own` of what this gives in each step. CoveyError where something of it cannot be handed over."""
+    return healed(tree, own, _joined(job), step)
 
 
 def _summed(tree: Any, name: str, job: "JobClient | None", mean: bool) -> Any:

@@ -19,7 +19,8 @@ which nothing was lost, to the bit, as long as
 - what `get` gives is the same on every rank at the beginning of each step, and does not change in a step before all
   that was pushed in it has come back; a successor compares (`load` may get the very arrays that `get` gave it, with
   what is in them now),
-- what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before,
+- what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before
+  (`state.drawn()` says when, if there is something to compute in between),
 - tensors are used only after `job.state` was called, to sum gradients: not `job.tensors.model`.
 """
 
@@ -42,8 +43,10 @@ STEPS_MAX = 1 << 31
 class JobState:
     """Made by `job.state`."""
 
-    def __init__(self, healing: Healing, get: Get, stepped: Callable[[int], object]) -> None:
-        self._healing, self._get, self._stepped = healing, get, stepped
+    def __init__(
+        self, healing: Healing, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
+    ) -> None:
+        self._healing, self._get, self._own, self._stepped = healing, get, own, stepped
         healing.begin(dict(get()))
 
     @property
@@ -57,6 +60,11 @@ class JobState:
         while self.step < stop:
             yield self.step
             self.done()
+
+    def drawn(self) -> None:
+        """What `own` gives is as it will be at the step's end: it goes to those that keep it while this rank computes,
+        so the first push of the step need not wait for that. Need not be called."""
+        self._healing.drawn(self._own)
 
     def done(self) -> None:
         """The step is done, where `steps` is not used: all its results are here, and the state is that of the next one.
@@ -98,4 +106,4 @@ def begun(
             tensors.tell(f"ends: {error}")
             raise SystemExit(EXIT_STATE_LOST) from error
         far.begin_with(found.rounds)
-    return JobState(healing, get, stepped)
+    return JobState(healing, get, own, stepped)

@@ -116,12 +116,13 @@ class TakingOver:
 
     def came(self, rank: int, data: Payload) -> bool:
         """A piece. Whether it was the last one; if not, the next ones are asked for at once."""
-        now_s = time.monotonic()
-        self._fetching.came(rank, data, now_s)
+        now_s, giving = time.monotonic(), self._giving(self._sources)
+        if rank in giving:  # else it may be of another step, late
+            self._fetching.came(rank, data, now_s)
         if not self._fetching.left_bytes:
             return True
-        if sources := self._giving(self._sources):
-            self._ask(sources, now_s)
+        if giving:
+            self._ask(giving, now_s)
         return False
 
     # ---- from the script ----

@@ -269,6 +269,8 @@ class TensorClient:
             if self._ways:
                 raise ValueError("there are tensors already; call job.state before the first one")
             self._healing, self._own = healing, _ = make(self._far), own
+            if self._closed:
+                healing.close()
         self._far.heal(healing.told)
         return healing, self._far
 
@@ -393,9 +395,8 @@ class TensorClient:
     def _declared(self, name: str) -> Declared | None:
         """What was declared of this tensor, if anything was."""
         way = self._ways.get(name)
-        if way is not None:
-            return way.declared
-        return self._far.known[name].declared if name in self._far.known else None
+        cut = self._far.known.get(name)
+        return way.declared if way is not None else cut.declared if cut is not None else None
 
     def _ended(self, name: str) -> None:
         with self._changed:

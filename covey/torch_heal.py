@@ -85,7 +85,8 @@ class HealedTraining:
         self._own: Any = None
         """What a rank that was lost left, until the loop begins."""
         self._drawn: Generators | None = None
-        """When something was pushed in this step."""
+        """When something was pushed in this step, or just before."""
+        self._drawn_json: dict[str, Any] | None = None
         self._pushed: set[str] = set()
         """In this step."""
         self._buffers: TensorHandle | None = None
@@ -217,6 +218,11 @@ class HealedTraining:
             self.ends_step()
             self._own, self._at = None, Phase.IN_STEP
 
+    def after_forward(self, module: Any, *_: Any) -> None:
+        """Nothing is drawn before the step's end: what is this rank's own is told while it computes backward."""
+        if module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
+            self._state.drawn()
+
     def before_optimizer(self, *_: Any) -> None:
         """All sums are here. CoveyError when the random generators are not as they were said to be."""
         self._finish_buffers()
@@ -241,9 +247,11 @@ class HealedTraining:
 
     def _own_now(self) -> dict[str, Any]:
         """As it is at the step's end."""
-        self._drawn = generators()
+        now = generators()
+        if now != self._drawn or self._drawn_json is None:
+            self._drawn, self._drawn_json = now, now.as_json()
         keeps = hasattr(self._data, "state_dict")
-        return {"generators": self._drawn.as_json(), "data": self._data.state_dict() if keeps else None}
+        return {"generators": self._drawn_json, "data": self._data.state_dict() if keeps else None}
 
     def _finish_buffers(self) -> None:
         handle, self._buffers = self._buffers, None
@@ -283,6 +291,7 @@ def healed(
     if hasattr(data, "follow"):
         data.follow(training)
     ddp.register_forward_pre_hook(training.before_forward)
+    ddp.register_forward_hook(training.after_forward)
     optimizer.register_step_pre_hook(training.before_optimizer)
     optimizer.register_step_post_hook(training.after_optimizer)
     for each in also:

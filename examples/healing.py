@@ -55,11 +55,14 @@ class Model:
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays.values())).hexdigest()
 
 
-def gradients(model: Model, images: Array, wanted: Array, draws: np.random.Generator) -> dict[str, Array]:
-    """Of a batch that this worker draws, with noise on its images."""
+def batch(images: Array, draws: np.random.Generator) -> tuple[Array, Array]:
+    """Images that this worker draws, with noise on them, and which they are."""
     chosen = draws.integers(len(images), size=BATCH)
-    seen = images[chosen] + NOISE * draws.standard_normal((BATCH, images.shape[1]), np.float32)
-    error = (probabilities(seen, model.arrays["value weights"], model.arrays["value bias"]) - wanted[chosen]) / BATCH
+    return images[chosen] + NOISE * draws.standard_normal((BATCH, images.shape[1]), np.float32), chosen
+
+
+def gradients(model: Model, seen: Array, wanted: Array) -> dict[str, Array]:
+    error = (probabilities(seen, model.arrays["value weights"], model.arrays["value bias"]) - wanted) / BATCH
     return {"weights": seen.T @ error, "bias": error.sum(axis=0)}
 
 
@@ -76,8 +79,10 @@ def train(steps: int, step_s: float, out: Path | None) -> None:
 
         state = job.state(lambda: model.arrays, take_over, own=lambda: draws.bit_generator.state)
         for step in state.steps(steps):
+            seen, chosen = batch(images, draws)
+            state.drawn()
             time.sleep(step_s)
-            mine = gradients(model, images, wanted, draws)
+            mine = gradients(model, seen, wanted[chosen])
             handles = {name: job.tensors.push(name, g, mean=True) for name, g in mine.items()}
             model.step(step + 1, {name: handle.wait() for name, handle in handles.items()})
         if job.rank == 0:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covey.checksum import crc32
 from covey.core import JobId
 from covey.errors import CoveyError, StateLost
 from covey.healing import Healing, neighbours_of
@@ -64,6 +65,10 @@ def made(words: Words, rank: int = 0, world_size: int = 2, incarnation: int = 0)
     others = [other for other in range(world_size) if other != rank]
     words.to = Healing(rank, world_size, others[:2], words, lambda: b"rounds", 0, incarnation)
     return words.to
+
+
+def sum_of(own: bytes) -> bytes:
+    return crc32(own).to_bytes(4, "little")
 
 
 def waits(healing: Healing, until_set: threading.Event) -> threading.Thread:
@@ -165,7 +170,7 @@ def test_a_second_thread_pushes_only_once_the_first_has_told_what_is_the_ranks_o
     until(lambda: words.of(About.MIRROR))
     time.sleep(SHORT_S)
     assert not order
-    healing.told(ToldByRank(1, About.MIRRORED, 1, b""))
+    healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
     for thread in threads:
         thread.join(10.0)
     assert sorted(order) == ["a", "b"] and len({said.step for said in words.of(About.MIRROR)}) == 1
@@ -216,10 +221,48 @@ def test_nothing_is_pushed_before_a_neighbour_has_what_is_the_ranks_own() -> Non
     threading.Thread(target=push, daemon=True).start()
     until(lambda: words.of(About.MIRROR))
     assert not done.wait(SHORT_S)
-    healing.told(ToldByRank(1, About.MIRRORED, 0, b""))
+    healing.told(ToldByRank(1, About.MIRRORED, 0, sum_of(b"[1]")))
     assert not done.wait(SHORT_S), "of the step before"
-    healing.told(ToldByRank(1, About.MIRRORED, 1, b""))
+    healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
     assert done.wait(10.0)
+
+
+def test_what_was_told_while_the_script_computed_is_not_waited_for() -> None:
+    words = Words()
+    healing = made(words)
+    healing.begin({})
+    healing.drawn(lambda: [1])
+    assert [said.data for said in words.of(About.MIRROR)] == [b"[1]"], "told, and not waited for"
+    healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
+    healing.before_push(lambda: [1])
+    healing.drawn(lambda: [2])
+    assert len(words.of(About.MIRROR)) == 1, "the step has been pushed in"
+
+
+def test_what_was_told_too_early_is_told_again_and_waited_for() -> None:
+    words, done = Words(), threading.Event()
+    healing = made(words)
+    healing.begin({})
+    healing.drawn(lambda: [1])
+    healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
+
+    def push() -> None:
+        healing.before_push(lambda: [2])  # something was drawn since
+        done.set()
+
+    threading.Thread(target=push, daemon=True).start()
+    until(lambda: len(words.of(About.MIRROR)) > 1)
+    assert words.of(About.MIRROR)[1].data == b"[2]" and not done.wait(SHORT_S), "the neighbour keeps what is older"
+    healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[2]")))
+    assert done.wait(10.0)
+    assert list(healing._own) == [(1, b"[2]")]
+
+
+def test_a_neighbour_says_which_bytes_it_keeps() -> None:
+    words = Words()
+    healing = made(words)
+    healing.told(ToldByRank(1, About.MIRROR, 4, b"[7]"))
+    assert words.of(About.MIRRORED) == [Tell(1, About.MIRRORED, 4, sum_of(b"[7]"))]
 
 
 def test_what_is_too_large_to_be_kept_by_a_neighbour_is_refused_with_its_size() -> None:
