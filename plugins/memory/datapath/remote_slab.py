@@ -1,9 +1,8 @@
 """A volume's end of one slab on another host: one connection, many requests under way, a deadline each.
 
 The paper shares one connection between all slabs of a device and a daemon (Infiniswap §2.6.2); we open one per slab, so
-that closing it fences exactly one slab. `held` is the page bitmap, with versions in place of bits: it belongs to the
-connection, so losing the connection cannot leave a bit behind (a hole in Infiniswap's released code: its bitmap
-outlives the mapping and is cleared by hand).
+that closing it fences exactly one slab. `held` is the page bitmap. It belongs to the connection and goes with it
+(a hole in Infiniswap's released code: its bitmap outlives the mapping and is cleared by hand).
 """
 
 import asyncio
@@ -28,6 +27,33 @@ class SlabStale(SlabGone):
     """The lender says: no such slab under this epoch."""
 
 
+class PagesAtLender:
+    """A set of pages of one slab that knows its size; a byte for each page of the slab."""
+
+    __slots__ = ("count", "flags")
+
+    def __init__(self, pages: int) -> None:
+        self.flags = bytearray(pages)
+        self.count = 0
+
+    def add(self, page: int) -> None:
+        if not self.flags[page]:
+            self.flags[page] = 1
+            self.count += 1
+
+    def drop(self, first: int, count: int) -> None:
+        if count == 1:
+            self.count -= self.flags[first]
+            self.flags[first] = 0
+        else:
+            self.count -= self.flags.count(1, first, first + count)
+            self.flags[first : first + count] = bytes(count)
+
+    def set_all(self, flags: bytes) -> None:
+        self.flags[:] = flags
+        self.count = flags.count(1)
+
+
 class _Waiting(NamedTuple):
     request: Request
     into: memoryview | None
@@ -42,8 +68,8 @@ class RemoteSlab:
 
     def __init__(self, env: Env, stream: ByteStream, place: OpenPlace, pages: int, page_bytes: int, deadline_s: float):
         self.place, self.pages, self.page_bytes = place, pages, page_bytes
-        self.held = array("Q", bytes(8 * pages))
-        """Version of each page that the lender is known to hold; 0: none."""
+        self.held = PagesAtLender(pages)
+        """Pages whose newest content the lender is known to hold; the volume says so, which knows what is newest."""
         self.why = ""
         self.lied = False
         """The lender does not hold what it acknowledged: it is not asked again."""
@@ -96,13 +122,9 @@ class RemoteSlab:
         return not self.why and not self.retiring
 
     async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
-        """Returns when the lender has them; then `held` says so. `pages` None: zeros."""
+        """Returns when the lender has them. `pages` None: zeros."""
         op = Op.WRITE if pages is not None else Op.DISCARD
         await self._ask(op, first, versions, pages, None)
-        held = self.held
-        for at, version in enumerate(versions, first):
-            if version > held[at]:
-                held[at] = version
 
     async def read(self, first: int, into: memoryview) -> Versions:
         """Fill `into`; the versions of what is in it."""

@@ -14,6 +14,7 @@ that dies in the middle of a write leaves the older page, complete, under its ol
 import asyncio
 import mmap
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -60,6 +61,8 @@ class HostedSlab:
     touched: int = 0
     """Pages that have a version."""
     live: bool = True
+    on_touched: Callable[[int], None] = lambda bytes: None
+    """Called with the bytes of pages that were written for the first time."""
 
     def has(self, first: int, count: int) -> memoryview:
         """Bytes of a run of pages."""
@@ -69,14 +72,16 @@ class HostedSlab:
         """Keep every page that is newer than what is here; None: zeros."""
         size = self.page_bytes
         here = self.versions[first : first + len(versions)]
+        if 0 in here:
+            touched = sum(old == 0 < new for new, old in zip(versions, here, strict=True))
+            self.touched += touched
+            self.on_touched(touched * size)
         if pages is not None and all(new > old for new, old in zip(versions, here, strict=True)):
-            self.touched += here.count(0)
             self.memory[first * size : (first + len(versions)) * size] = pages
             self.versions[first : first + len(versions)] = versions
             return
         for at, (new, old) in enumerate(zip(versions, here, strict=True)):
             if new > old:
-                self.touched += old == 0
                 page = bytes(size) if pages is None else pages[at * size : (at + 1) * size]
                 self.memory[(first + at) * size : (first + at + 1) * size] = page
                 self.versions[first + at] = new
@@ -87,12 +92,16 @@ class SlabStore:
 
     def __init__(self, lend_bytes: int) -> None:
         self.slabs: dict[Key, HostedSlab] = {}
-        self.refused = 0
+        self.refused = self.held_bytes = self.touched_bytes = 0
         self._lend_bytes = lend_bytes
 
-    @property
-    def held_bytes(self) -> int:
-        return sum(len(slab.memory) for slab in self.slabs.values())
+    def listed(self, after: Key, most: int) -> tuple[tuple[HeldSlab, ...], bool]:
+        """At most so many slabs after that key, and whether there are more."""
+        keys = sorted(key for key in self.slabs if key > after) if most else []
+        return tuple(_held(self.slabs[key]) for key in keys[:most]), len(keys) > most
+
+    def _touched(self, touched_bytes: int) -> None:
+        self.touched_bytes += touched_bytes
 
     def register(self, asked: control.RegisterSlabFrame) -> None:
         """ValueError says why not. Sizes are checked before anything is allocated. A higher epoch replaces a lower."""
@@ -113,6 +122,8 @@ class SlabStore:
         self.slabs[key] = HostedSlab(
             asked.borrower, asked.volume, asked.index, asked.epoch, asked.secret, asked.page_bytes, memory, versions
         )
+        self.slabs[key].on_touched = self._touched
+        self.held_bytes += asked.slab_bytes
 
     def free(self, borrower: str, volume: str, index: int, epoch: int) -> None:
         """The mapping goes back to the kernel with its last user; connections to it are cut."""
@@ -121,6 +132,9 @@ class SlabStore:
             return
         del self.slabs[borrower, volume, index]
         slab.live = False
+        self.held_bytes -= len(slab.memory)
+        self.touched_bytes -= slab.touched * slab.page_bytes
+        slab.on_touched = lambda bytes: None
         for stream in slab.streams:
             stream.close()
 
@@ -242,8 +256,8 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
             case control.FreeSlabFrame():
                 store.free(question.borrower, question.volume, question.index, question.epoch)
             case control.ListSlabs():
-                held = tuple(_held(slab) for slab in store.slabs.values())
-                return SlabList(question.id, listener.address, held, store.refused)
+                held, more = store.listed(question.after, question.most)
+                return SlabList(question.id, listener.address, held, store.refused, store.touched_bytes, more)
             case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)
             case _:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from covey.ports import Env
 from plugins.memory.datapath.backing import Backing, Page
+from plugins.memory.datapath.slabwire import Versions
 
 BATCH_PAGES = 256
 """Pages written at once."""
@@ -40,19 +41,29 @@ class SpillQueue:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._writing)
 
-    def pages(self) -> list[int]:
-        """Every page in the queue, some of them twice."""
-        return [*self._waiting, *self._writing]
-
     def newest(self, page: int) -> Page | None:
         """What will be on disk, None when the disk has it already."""
         entry = self._waiting.get(page) or self._writing.get(page)
         return None if entry is None else entry.page
 
     def version(self, page: int) -> int:
-        """Version of the newest content anywhere on this host; 0: never written."""
+        """Version of the newest content anywhere on this host; 0: never written. The page is `ready`."""
         newest = self.newest(page)
         return self._backing.version[page] if newest is None else newest.version
+
+    async def ready(self, first: int, count: int) -> None:
+        """Know the versions of these pages. OSError when the disk cannot be read."""
+        await self._backing.ready(first, count)
+
+    def versions(self, first: int, count: int) -> Versions:
+        """`version` of a run of pages."""
+        found = self._backing.versions(first, count)
+        for entries in (self._writing, self._waiting):
+            pages = entries if len(entries) < count else range(first, first + count)
+            for page in pages:
+                if first <= page < first + count and (entry := entries.get(page)) is not None:
+                    found[page - first] = entry.page.version
+        return found
 
     async def room(self, pages: int) -> None:
         """Wait until `pages` more fit. OSError when they do not and the disk refuses to take any."""
@@ -83,7 +94,8 @@ class SpillQueue:
                 await asyncio.sleep(RETRY_S)
 
     async def _drained(self, first: int, count: int) -> None:
-        wanted = {page: self.version(page) for page in range(first, first + count) if self.newest(page) is not None}
+        queued = [*self._waiting, *self._writing]
+        wanted = {page: self.version(page) for page in queued if first <= page < first + count}
         while any(self._backing.version[page] < version for page, version in wanted.items()):
             try:
                 await self._next_round()

@@ -17,7 +17,16 @@ from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.ports import ByteStream, Env
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
-from plugins.memory.datapath.control import Answer, ControlServer, No, OpenPlace, PlaceList, Question, Yes
+from plugins.memory.datapath.control import (
+    SLABS_TOLD,
+    Answer,
+    ControlServer,
+    No,
+    OpenPlace,
+    PlaceList,
+    Question,
+    Yes,
+)
 from plugins.memory.datapath.volume import Shape, Volume
 
 HELLO_S = 5.0
@@ -163,15 +172,16 @@ class VolumeControl:
             case control.CloseSlabFrame():
                 await self._volume.close_place(question.index, question.epoch)
             case control.CountPages():
-                return self._volume.counts(question.id)
+                return self._volume.counts(question.id, question.life, question.since)
             case control.ListPlaces():
-                return PlaceList(question.id, self._volume.places.all())
+                places = self._volume.places.after(question.index, question.epoch)
+                return PlaceList(question.id, places[:SLABS_TOLD], len(places) > SLABS_TOLD)
             case control.PlaceDead():
                 slab = self._volume.slab(question.index)
                 await self._volume.lenders.give_up(slab, question.epoch, question.why)
             case control.GiveUp():
-                given_up = await self._volume.lenders.give_up_all("a person gave it up")
-                return PlaceList(question.id, given_up)
+                given_up = await self._volume.lenders.give_up_all("a person gave it up", SLABS_TOLD)
+                return PlaceList(question.id, given_up, len(given_up) == SLABS_TOLD)
             case control.StopProgram():
                 self.forget = question.forget
                 asyncio.get_running_loop().call_later(0.05, self.stopped.set)

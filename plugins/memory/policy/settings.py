@@ -10,8 +10,9 @@ from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
 
-SLABS_MAX = 8192
-"""Slabs of one volume; each is a connection and a line in a table. Larger volumes want larger slabs."""
+SLABS_MAX = 1 << 14
+"""Slabs of one volume, so 1 TiB of the default size; each is a line in a table of the agent. Larger volumes want larger
+slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
 DRAWN_MAX = 24

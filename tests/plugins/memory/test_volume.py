@@ -95,6 +95,19 @@ async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_v
         assert await read(again, 5, 1) == [2]
 
 
+async def test_a_page_being_overwritten_counts_as_held_by_nobody() -> None:
+    async with a_volume() as (bench, volume):
+        await volume.open_place(bench.register(0))
+        await write(volume, 5, 1, 2)
+        assert volume.counts(1).slabs[0].remote == 2
+        writing = asyncio.ensure_future(write(volume, 5, 3))
+        await asyncio.sleep(0)
+        link = volume.slabs[0].link
+        assert link is not None and volume.slabs[0].holder(5) is None and volume.slabs[0].holder(6) is link
+        await writing
+        assert volume.slabs[0].holder(5) is link
+
+
 async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_up() -> None:
     async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
