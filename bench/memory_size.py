@@ -30,7 +30,8 @@ from covey.core import HostId
 from covey.ports import Env
 from covey.units import GIB, MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
-from plugins.memory.datapath.slabd import SlabServer, SlabStore
+from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.volume import Shape, Volume
 
 PAGE, SLAB = 4096, 64 * MIB

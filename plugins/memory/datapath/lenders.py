@@ -40,8 +40,6 @@ UNSURE_S = 30.0
 """How long after its start a process lets a read wait for a lender that may hold newer pages; then it fails."""
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
 """Between two tries to reach a lender."""
-OPENING_MAX = 16
-"""Links that one volume opens at once; a host with several volumes stays below `covey.handshake.PER_ADDRESS_MAX`."""
 TROUBLE_MAX_S = 60.0
 """Longest pause before a task of a slab that failed, or a copy, is tried again."""
 TOLD_PLACES = 64
@@ -70,15 +68,8 @@ class Lenders:
         """The process is ending: the end of a link is not reported any more."""
         self._env, self._places, self._queue, self._slabs = env, places, queue, slabs
         self._page_bytes = page_bytes
-        self._connect_to, self._fetch, self._tell = connect, fetch, tell
+        self._connect, self._fetch, self._tell = connect, fetch, tell
         self._began_s = env.clock.now_s()
-        self._opening = asyncio.Semaphore(OPENING_MAX)
-
-    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        """SlabGone when that fails. A few at a time: a lender admits few connections that have not authenticated
-        yet."""
-        async with self._opening:
-            return await self._connect_to(place, within_s)
 
     # ---- opening and closing ----
 

@@ -41,6 +41,7 @@ class Places:
         self._of: dict[int, dict[int, OpenPlace]] = {}
         """The same by slab."""
         self._writing = asyncio.Lock()
+        self._asked = self._written = 0
 
     def all(self) -> tuple[OpenPlace, ...]:
         return tuple(self._places.values())
@@ -97,11 +98,17 @@ class Places:
                 await self.write()
 
     async def write(self, clean: bool = False) -> None:
-        """Write the places in use, durable on return. OSError when the disk refuses."""
+        """Write the places in use, durable on return. OSError when the disk refuses. However many ask at once, two
+        writes do."""
+        self._asked += 1
+        mine = self._asked
         async with self._writing:
+            if self._written >= mine and not clean:
+                return  # whoever wrote meanwhile wrote this change too
+            mine = self._asked
             record = PlacesRecord(self.all(), clean)
             await checked.save(self._disk, self._name, record)
-            self.late = False
+            self.late, self._written = False, mine
 
     async def delete(self) -> None:
         await self._disk.delete(self._name)

@@ -30,6 +30,7 @@ from covey import checked
 from covey.ports import Env
 from plugins.memory.datapath.backing import Backing, Page
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
+from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.lenders import TROUBLE_MAX_S, Lenders
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
@@ -94,7 +95,9 @@ class Volume:
         )
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
-        self._env, self._prefix, self._deadline_s = env, prefix, deadline_s
+        self._env, self._prefix = env, prefix
+        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
+        """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self._version = self._ours = 0
         self._opened = False
         self._life = int.from_bytes(env.entropy(7), "little")
@@ -323,11 +326,7 @@ class Volume:
             raise ValueError(f"{self.shape.name} has {error}") from error
 
     async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        """A slab at a lender has its full size, also the last one of a volume that is smaller."""
-        shape = self.shape
-        return await RemoteSlab.open(
-            self._env, shape.name, place, shape.slab_pages, shape.page_bytes, self._deadline_s, within_s
-        )
+        return await self._links.open(place, within_s)
 
     # ---- counting ----
 

@@ -15,6 +15,8 @@ SLABS_MAX = 1 << 14
 slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
+PAGE_BYTES_MAX = 1 << 16
+"""Bytes of the largest page."""
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")

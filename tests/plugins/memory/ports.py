@@ -15,7 +15,9 @@ from agent.tasks import Tasks
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Pages, Probes, Processes
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
-from plugins.memory.datapath.slabd import SlabServer, SlabStore
+from plugins.memory.datapath.slab_session import SlabSession
+from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.volume import Shape, Volume
 
 PAGE = 4096
@@ -108,6 +110,16 @@ class Bench:
     async def cut_lender(self) -> None:
         """Every connection breaks and nobody listens any more; the memory stays."""
         await self._listener.close()
+
+    def break_links(self) -> None:
+        """Every connection breaks; the lender goes on."""
+        for user in [user for slab in self.store.slabs.values() for user in slab.users]:
+            cast(SlabSession, user)._stream.close()
+
+    def ignore_requests(self) -> None:
+        """Over the connections there are now: their requests arrive and nothing is done about them."""
+        for user in [user for slab in self.store.slabs.values() for user in slab.users]:
+            cast(SlabSession, user)._do = lambda asked, slab: None  # type: ignore[method-assign]
 
     async def mute_lender(self) -> None:
         """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""

@@ -19,7 +19,7 @@ from plugins.memory.datapath import control, page_index
 from plugins.memory.datapath.backing import Backing, Page
 from plugins.memory.datapath.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
 from plugins.memory.datapath.page_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
-from plugins.memory.datapath.slabd import SlabStore
+from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.vold import VolumeControl
 from plugins.memory.datapath.volume import Shape, Volume
 from plugins.memory.machine import borrower_events as b
