@@ -59,7 +59,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._reader: asyncio.Future[None] | None = None
         self._direct = self._reading_paused = self._writing_paused = False
         self._driver: Driven | None = None
-        self._polite = False
+        self._polite = self._held = False
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
         self.uid = -1
@@ -143,7 +143,7 @@ class SocketStream(asyncio.BufferedProtocol):
     def _drive_on(self) -> None:
         """Hand over all that is here, unless the peer has to take something first."""
         driver = self._driver
-        while driver is not None and self._target is not None and not (self._polite and self._writing_paused):
+        while driver is not None and self._target is not None and not self._waits():
             if self._filled < len(self._target):
                 self._filled += self._take(self._target[self._filled :])
                 if self._filled < len(self._target):
@@ -156,10 +156,22 @@ class SocketStream(asyncio.BufferedProtocol):
             self._end_driver()
             return
         driver.turn()
-        if self._polite and self._writing_paused:
+        if self._waits():
             self._pause_reading()
         else:
             self._resume_reading()
+
+    def _waits(self) -> bool:
+        """Is no request to be read now?"""
+        return self._held or (self._polite and self._writing_paused)
+
+    def hold(self) -> None:
+        self._held = True
+
+    def go_on(self) -> None:
+        if self._held:
+            self._held = False
+            asyncio.get_running_loop().call_soon(self._drive_on)
 
     def _end_driver(self) -> None:
         driver, self._driver, self._target = self._driver, None, None

@@ -29,6 +29,8 @@ class DrivenEnd:
         self._more, self._sent = asyncio.Event(), asyncio.Event()
         self._sent.set()
         self._over = False
+        self._free = asyncio.Event()
+        self._free.set()
         spawn("driven reads", self._reads())
         spawn("driven writes", self._writes())
 
@@ -37,6 +39,12 @@ class DrivenEnd:
             self._out.append(b"".join(parts))
             self._sent.clear()
             self._more.set()
+
+    def hold(self) -> None:
+        self._free.clear()
+
+    def go_on(self) -> None:
+        self._free.set()
 
     async def _reads(self) -> None:
         stream, by = self._stream, self._by
@@ -50,6 +58,7 @@ class DrivenEnd:
                     by.turn()
                 if self._polite:
                     await self._sent.wait()
+                await self._free.wait()
         except ConnectionError as error:
             self.end(error)
 
@@ -68,6 +77,6 @@ class DrivenEnd:
         """The connection is over."""
         if not self._over:
             self._over = True
-            self._more.set()
-            self._sent.set()
+            for event in (self._more, self._sent, self._free):
+                event.set()
             self._by.ended(error)

@@ -173,6 +173,14 @@ class SimStream:
     def drive(self, by: Driven, polite: bool) -> None:
         self._driven = DrivenEnd(self.process.spawn, self, by, polite)
 
+    def hold(self) -> None:
+        if self._driven is not None:
+            self._driven.hold()
+
+    def go_on(self) -> None:
+        if self._driven is not None:
+            self._driven.go_on()
+
     def send(self, parts: Sequence[Part]) -> None:
         assert self._driven is not None, "it is not driven yet"
         self._driven.send(parts)

@@ -198,6 +198,23 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Of this process, drawn at its start."""
     upto: Count = 0
     """Changes before this one are told."""
+    clients: Count = 0
+    """Connections of block device clients."""
+    clients_refused: Count = 0
+    """Of them, those that broke the protocol or were one too many."""
+
+
+class ExportVolume(Question, frozen=True, tag="Export"):
+    """Offer the volume as a block device (NBD) at this unix socket from now on. Answer: `Yes`, also when it is offered
+    there already, or `No`."""
+
+    path: Text
+
+
+class EndExport(Question, frozen=True, tag="EndExport"):
+    """Not any more. Answer: `Yes`."""
+
+    path: Text
 
 
 class PlaceDead(Question, frozen=True, tag="PlaceDead"):
@@ -270,6 +287,8 @@ Asked = (
     | OpenSlabFrame
     | CloseSlabFrame
     | CountPages
+    | ExportVolume
+    | EndExport
     | PlaceDead
     | GiveUp
     | ListPlaces

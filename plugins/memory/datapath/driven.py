@@ -35,6 +35,12 @@ class DrivenStream(ByteStream, Protocol):
         sent, so memory does not grow with what it asks for. Who asks must not be: both ends would wait for one
         another."""
 
+    def hold(self) -> None:
+        """Read nothing more for now: too much is under way. What is read already may still come."""
+
+    def go_on(self) -> None:
+        """Read again."""
+
     def send(self, parts: Sequence[Part]) -> None:
         """Queue all parts as one unit. Buffers must stay as they are until the peer has answered. Nothing happens once
         the connection has ended."""

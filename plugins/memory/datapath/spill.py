@@ -65,6 +65,16 @@ class SpillQueue:
                     found[page - first] = entry.page.version
         return found
 
+    def fits(self, pages: int) -> bool:
+        return len(self._waiting) + len(self._writing) + pages <= self.pages_max
+
+    def has_any(self, first: int, count: int) -> bool:
+        """Is the newest content of one of these pages in the queue?"""
+        waiting, writing = self._waiting, self._writing
+        if count == 1:
+            return first in waiting or first in writing
+        return any(page in waiting or page in writing for page in range(first, first + count))
+
     async def room(self, pages: int) -> None:
         """Wait until `pages` more fit. OSError when they do not and the disk refuses to take any."""
         while len(self) + pages > self.pages_max:

@@ -27,6 +27,7 @@ from plugins.memory.datapath.control import (
     Question,
     Yes,
 )
+from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.volume import Shape, Volume
 
 HELLO_S = 5.0
@@ -156,8 +157,8 @@ class Front:
 class VolumeControl:
     """What the agent asks of this process."""
 
-    def __init__(self, volume: Volume) -> None:
-        self._volume = volume
+    def __init__(self, volume: Volume, exports: Exports) -> None:
+        self._volume, self._exports = volume, exports
         self.opened = asyncio.Event()
         """Questions wait for it: before it, the volume does not know what it has."""
         self.stopped = asyncio.Event()
@@ -172,7 +173,13 @@ class VolumeControl:
             case control.CloseSlabFrame():
                 await self._volume.close_place(question.index, question.epoch)
             case control.CountPages():
-                return self._volume.counts(question.id, question.life, question.since)
+                clients = self._exports.clients
+                counts = self._volume.counts(question.id, question.life, question.since)
+                return msgspec.structs.replace(counts, clients=clients.connections, clients_refused=clients.refused)
+            case control.ExportVolume():
+                await self._exports.open(question.path)
+            case control.EndExport():
+                await self._exports.close(question.path)
             case control.ListPlaces():
                 places = self._volume.places.after(question.index, question.epoch)
                 return PlaceList(question.id, places[:SLABS_TOLD], len(places) > SLABS_TOLD)
@@ -201,7 +208,8 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
             server.tell(frame)
 
     volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell)
-    asked = VolumeControl(volume)
+    exports = Exports(env, volume)
+    asked = VolumeControl(volume, exports)
     server = ControlServer(env, config.secret, asked.answer)
     await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files
     front = None
@@ -218,6 +226,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
     finally:
         if front is not None:
             await front.close()
+        await exports.close_all()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await (volume.forget() if asked.forget else volume.end())

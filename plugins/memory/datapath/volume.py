@@ -21,8 +21,9 @@ import asyncio
 import contextlib
 import errno
 from array import array
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from operator import ge
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,6 +39,8 @@ from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
 
+Done = Callable[[OSError | None], None]
+"""Called once, with why it failed."""
 WRITABLE_S = 1.0
 """Pause before a volume that cannot be written looks at its disk again."""
 GENERATION_BITS = 20
@@ -192,6 +195,75 @@ class Volume:
         await self.places.delete()
         await self._env.disk.delete(f"{self._prefix}/volume")
 
+    # ---- requests that nobody awaits ----
+
+    def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
+        """`write`, for callers who have many under way: `done` is called once, with None or why not. No task is made
+        when the lender of the slab takes it at once. `pages` must stay as it is for good."""
+        slab = self._slab_of(first, count)
+        link = None if slab is None else slab.link
+        plain = not self.read_only and self.queue.fits(count) and self.backing.is_ready(first, count)
+        if slab is None or link is None or not link.usable or not plain:
+            self._env.spawn("write", self._then(self.write(first, count, pages), done))
+            return
+        version = self._begin(slab, first, count, pages)
+
+        def answered(did: bool) -> None:
+            self._written_bytes += count * self.shape.page_bytes
+            if did:
+                self.lenders.acknowledged(slab, link, first, (version,) * count)
+                done(None)
+            else:
+                self._env.spawn("write", self._then(self.queue.written(first, count, version), done))
+
+        link.send_write(first - slab.first, count, version, pages, answered)
+
+    def submit_read(self, first: int, into: memoryview, done: Done) -> None:
+        """`read`, likewise. `into` is not touched any more once `done` is called."""
+        count = len(into) // self.shape.page_bytes
+        slab = self._slab_of(first, count)
+        link = None if slab is None else slab.link
+        held = slab is not None and link is not None and not slab.unsure and link.usable
+        if not held or not self.backing.is_ready(first, count) or self.queue.has_any(first, count):
+            self._env.spawn("read", self._then(self.read(first, into), done))
+            return
+        assert slab is not None and link is not None
+        at = first - slab.first
+        if link.held.flags.find(0, at, at + count) >= 0:
+            self._env.spawn("read", self._then(self.read(first, into), done))
+            return
+        slab.requests += count
+        slab.touch()
+        wanted = self.backing.versions(first, count)
+
+        def answered(did: bool, versions: Versions) -> None:
+            if did and all(map(ge, versions, wanted)):
+                self._remote_read_bytes += len(into)
+                self._read_bytes += len(into)
+                done(None)
+                return
+            if did:
+                self._found_out(link)
+            self._env.spawn("read", self._then(self.read(first, into), done))
+
+        link.send_read(at, into, answered)
+
+    def submit_flush(self, done: Done) -> None:
+        self._env.spawn("flush", self._then(self.flush(), done))
+
+    async def _then(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+        try:
+            await work
+        except OSError as error:
+            done(error)
+        else:
+            done(None)
+
+    def _slab_of(self, first: int, count: int) -> SlabMemory | None:
+        """None when the pages lie in several."""
+        index = first // self.shape.slab_pages
+        return self.slabs[index] if (first + count - 1) // self.shape.slab_pages == index else None
+
     # ---- reading and writing ----
 
     async def write(self, first: int, count: int, pages: memoryview | None) -> None:
@@ -284,12 +356,21 @@ class Volume:
         count = len(into) // self.shape.page_bytes
         wanted = self.backing.versions(first, count)
         versions = await holder.read(first - slab.first, into)
-        if any(got < want for got, want in zip(versions, wanted, strict=True)):
-            holder.lied = True
-            holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
+        if not all(map(ge, versions, wanted)):
+            self._found_out(holder)
             raise SlabGone(holder.why)
         self._remote_read_bytes += len(into)
         return versions
+
+    async def ever_written(self, first: int, count: int) -> bool:
+        """Was any of these pages, which lie in one slab? A lender that has not answered may know better."""
+        slab = self.slabs[first // self.shape.slab_pages]
+        await self.backing.ready(first, count)
+        return bool(slab.unsure) or any(self.queue.versions(first, count))
+
+    def _found_out(self, holder: RemoteSlab) -> None:
+        holder.lied = True
+        holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
 
     async def flush(self) -> None:
         """Every write acknowledged before, also to an earlier process, is on disk and synced. OSError: it is not."""

@@ -46,6 +46,8 @@ CLOSE_S = 60.0
 AGAIN_S = 1.0
 """Pause before a process that could not close a slab is asked again."""
 TOKEN_BYTES = 32
+SOCKET_PATH_MAX = 107
+"""Bytes of a unix socket's path."""
 
 
 class Borrowing:
@@ -197,9 +199,17 @@ class Borrowing:
                 after = (place.index, place.epoch)
                 if place.index < slabs:
                     places.append((place.index, _place(place)))
+        await self._export_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
         self.dispatch(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, tuple(places)))
+
+    async def _export_again(self, name: str, process: ByteProcess) -> None:
+        volume = self.volumes.get(name)
+        for path in volume.known.exports if volume is not None else ():
+            answer = await process.ask(lambda id, path=path: control.ExportVolume(id, path), ASK_S)  # type: ignore[misc]
+            if not isinstance(answer, Yes):
+                self._host.note(f"volume/{name}", "not exported", f"{path}: {getattr(answer, 'why', answer)}")
 
     def _volume_down(self, name: str, why: str) -> None:
         self._env.log.warning("a volume's process is gone", volume=name, why=why)
@@ -317,6 +327,28 @@ class Borrowing:
             why = f"slab {place.index} waits no longer for {place.lender}; pages written there last may read older"
             self._host.note(f"volume/{name}", "given up", why)
         return given_up
+
+    async def export(self, name: str, path: str, end: bool) -> None:
+        """Offer it as a block device at this unix socket, from now on and whenever its process starts; or no more."""
+        volume, what = self.volumes.get(name), f"volume {name} is not exported at {path}"
+        if volume is None:
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+        if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_MAX:
+            why = f"a unix socket's path is absolute and has at most {SOCKET_PATH_MAX} bytes"
+            raise Refused(2, what, why, "choose another --socket")
+        frame = control.EndExport if end else control.ExportVolume
+        try:
+            answer = await volume.process.ask(lambda id: frame(id, path), ASK_S)
+        except (ConnectionError, TimeoutError) as error:
+            why = f"its process does not answer: {error}"
+            raise Refused(1, f"volume {name} cannot be asked", why, "try again in a few seconds") from error
+        if not isinstance(answer, Yes):
+            why = getattr(answer, "why", str(answer))
+            raise Refused(4, what, why, "choose a --socket in a directory that the agent's user may write")
+        others = tuple(each for each in volume.known.exports if each != path)
+        volume.known = msgspec.structs.replace(volume.known, exports=others if end else (*others, path))
+        await self._record.set_volume(volume.known)
+        self._host.note(f"volume/{name}", "export ended" if end else "exported", path)
 
     def _peers(self) -> tuple[LenderPeer, ...]:
         peers: list[LenderPeer] = []

@@ -89,6 +89,7 @@ class FakeApi:
                 "memory.attach": {},
                 "memory.detach": {},
                 "memory.give_up": {},
+                "memory.export": {},
             }.items()
         }
         self.commands["agent.health"] = self.health
@@ -188,6 +189,13 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
         ("POST", "/v1/jobs", {"argv": ["true"]}, "scheduler.submit", {"argv": ["true"]}),
         ("POST", "/v1/jobs/j1/cancel", None, "scheduler.cancel", {"id": "j1"}),
         ("POST", "/v1/volumes/demo/give-up", None, "memory.give_up", {"volume": "demo"}),
+        (
+            "POST",
+            "/v1/volumes/demo/export",
+            {"socket": "/run/d.sock", "end": False, "volume": "other"},
+            "memory.export",
+            {"socket": "/run/d.sock", "end": False, "volume": "demo"},
+        ),
         (
             "POST",
             "/v1/volumes",

@@ -18,6 +18,7 @@ from covey.units import MIB, TIB
 from plugins.memory.datapath import control, page_index
 from plugins.memory.datapath.backing import Backing, Page
 from plugins.memory.datapath.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
+from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.page_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.vold import VolumeControl
@@ -96,7 +97,7 @@ async def test_a_volume_of_many_places_lists_all_of_them_in_frames_that_arrive()
         volume = await a_huge_volume(bench)
         for index in range(SLABS_MAX):
             volume.places._put(OpenPlace(index, index + 1, "h" * 60, "10.0.0.100:65000", SECRET))
-        asked = VolumeControl(volume)
+        asked = VolumeControl(volume, Exports(bench.env, volume))
         asked.opened.set()
         found: list[OpenPlace] = []
         more = True

@@ -61,6 +61,8 @@ QUESTIONS: list[control.ControlFrame] = [
     control.CloseSlabFrame(6, 3, 9),
     control.CountPages(7),
     control.ListPlaces(8),
+    control.ExportVolume(11, "/run/v.sock"),
+    control.EndExport(12, "/run/v.sock"),
     control.PlaceDead(9, 3, 9, "why"),
     control.GiveUp(10),
 ]
