@@ -28,18 +28,25 @@ import asyncio
 import errno
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from covey.checksum import crc32
 from covey.ports import Disk
 from plugins.memory.datapath import page_index
-from plugins.memory.datapath.page_index import BATCH_BITS, BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Leaf, Marks, PageEntry
+from plugins.memory.datapath.page_index import BATCH_BITS, BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Leaf, Marks
 from plugins.memory.datapath.slabwire import Versions
 
 READ_TRIES = 8
 UNSYNCED_MAX = 4096
 """Pages written without a sync; about so many are kept in memory (16 MiB of 4 KiB), and checked when they are loaded
 after a crash."""
+
+
+class ScatterDisk(Disk, Protocol):
+    """What this plugin wants of a disk beyond `covey.ports.Disk`; every one has it."""
+
+    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
+        """`write_at` of several parts, in this order. OSError: some may be written."""
 
 
 class Page(NamedTuple):
@@ -276,12 +283,29 @@ class Backing:
             if len(self._unsynced) >= UNSYNCED_MAX or not self._unsynced.keys().isdisjoint(batch):
                 await self._sync()
             self._batch += 1
+            pages = sorted(batch)
+            runs = list(self._runs(pages))
+            sums = [_checksum(batch[page].version, page, memoryview(batch[page].data)) for page in pages]
+            places = [1 - place for place in self._places(pages)]
             try:
-                for run in self._runs(sorted(batch)):
-                    await self._write_run(run, batch)
+                await self._put(runs, places, batch, sums)
             except OSError:
                 self._torn = dict.fromkeys(batch, self._batch) | self._torn
                 raise
+            for page, place, checksum in zip(pages, places, sums, strict=True):
+                leaf, at = self._leaf(page)
+                content = batch[page]
+                leaf.version[at], leaf.checksum[at], leaf.place[at] = content.version, checksum, place
+                self._unsynced[page] = content
+                self._torn.pop(page, None)
+
+    def _places(self, pages: Sequence[int]) -> list[int]:
+        """Where the newest content of each lies."""
+        found: list[int] = []
+        for page in pages:
+            leaf, at = self._leaf(page)
+            found.append(leaf.place[at])
+        return found
 
     async def _begin_leaves(self, batch: Mapping[int, Page]) -> None:
         """Those of the batch are loaded, and have room for versions."""
@@ -291,25 +315,26 @@ class Backing:
                 await self._disk.write_at(self._index_name, self._leaf_map_at + number, b"\1")
                 self._leaves[number] = Leaf(min(LEAF_PAGES, self.pages - number * LEAF_PAGES))
 
-    async def _write_run(self, run: Sequence[int], batch: Mapping[int, Page]) -> None:
-        leaf, first = self._leaf(run[0])
-        place = 1 - leaf.place[first]
-        sums = [_checksum(batch[page].version, page, memoryview(batch[page].data)) for page in run]
-        await self._put(run, place, batch, sums)
-        for at, page, checksum in zip(range(first, first + len(run)), run, sums, strict=True):
-            leaf.version[at], leaf.checksum[at], leaf.place[at] = batch[page].version, checksum, place
-            self._unsynced[page] = batch[page]
-            self._torn.pop(page, None)
-
-    async def _put(self, run: Sequence[int], place: int, batch: Mapping[int, Page], sums: Sequence[int]) -> None:
-        """Content first, then the entries: a process killed between the two has written nothing."""
-        entries = b"".join(
-            page_index.packed(PageEntry(batch[page].version, self._batch, checksum), page, place)
-            for page, checksum in zip(run, sums, strict=True)
-        )
-        content = b"".join(batch[page].data for page in run)
-        await self._disk.write_at(self._data_name, self._page_at(place, run[0]), content)
-        await self._disk.write_at(self._index_name, self._entry_at(place, run[0]), entries)
+    async def _put(
+        self, runs: Sequence[Sequence[int]], places: Sequence[int], batch: Mapping[int, Page], sums: Sequence[int]
+    ) -> None:
+        """All content first, then the entries: a process killed between the two has written nothing. `places` and
+        `sums` of each page, in the order of the runs."""
+        pages = [page for run in runs for page in run]
+        versions = [batch[page].version for page in pages]
+        entries = page_index.packed_many(versions, self._batch, sums, pages, places)
+        contents: list[tuple[int, bytes]] = []
+        parts: list[tuple[int, bytes]] = []
+        done = 0
+        for run in runs:
+            place = places[done]
+            contents.append((self._page_at(place, run[0]), b"".join([batch[page].data for page in run])))
+            mine = entries[done * ENTRY_BYTES : (done + len(run)) * ENTRY_BYTES]
+            parts.append((self._entry_at(place, run[0]), mine))
+            done += len(run)
+        disk = cast(ScatterDisk, self._disk)
+        await disk.write_many_at(self._data_name, contents)
+        await disk.write_many_at(self._index_name, parts)
 
     async def sync(self) -> None:
         """Everything written before is durable. OSError when it may not be; everything is written anew by the next."""
@@ -336,9 +361,9 @@ class Backing:
         """Where it is already: that place does not hold the last content that was synced, so nothing durable can be
         torn."""
         self._batch += 1
-        for run in self._runs(sorted(self._unsynced)):
-            leaf, at = self._leaf(run[0])
-            await self._put(run, leaf.place[at], self._unsynced, leaf.checksum[at : at + len(run)])
+        pages = sorted(self._unsynced)
+        sums = [leaf.checksum[at] for leaf, at in map(self._leaf, pages)]
+        await self._put(list(self._runs(pages)), self._places(pages), self._unsynced, sums)
 
     def _leaf(self, page: int) -> tuple[Leaf, int]:
         """Of a page that was written, and where in it."""

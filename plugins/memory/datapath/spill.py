@@ -6,6 +6,7 @@ The queue is always the first place to look for a page: what is in it is newer t
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from plugins.memory.datapath.slabwire import Versions
 
 BATCH_PAGES = 256
 """Pages written at once."""
+GATHER_S = 0.003
+"""How long pages for which nobody waits are gathered."""
 RETRY_S = 1.0
 """Pause after the disk refused a batch; the pages stay in the queue."""
 
@@ -35,7 +38,9 @@ class SpillQueue:
         self._waiting: dict[int, SpillEntry] = {}
         self._writing: dict[int, SpillEntry] = {}
         self._ticket = 0
-        self._work = asyncio.Event()
+        self._work, self._hurry = asyncio.Event(), asyncio.Event()
+        self._waited_for = 0
+        """How many wait for the end of a round."""
         self._round: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
 
     def __len__(self) -> int:
@@ -88,6 +93,17 @@ class SpillQueue:
         self._waiting[page] = SpillEntry(content, self._ticket if known is None else known.ticket)
         self._work.set()
 
+    def put_run(self, first: int, version: int, contents: Iterable[bytes]) -> None:
+        """`put` of a run of pages under one version."""
+        waiting, ticket = self._waiting, self._ticket
+        for page, data in enumerate(contents, first):
+            known = waiting.get(page)
+            if known is None:
+                ticket += 1
+            waiting[page] = SpillEntry(Page(version, data), ticket if known is None else known.ticket)
+        self._ticket = ticket
+        self._work.set()
+
     async def written(self, first: int, count: int, version: int) -> None:
         """Wait until these pages are on disk under `version` or a newer one. OSError when the disk refused one."""
         while any(self._backing.version[page] < version for page in range(first, first + count)):
@@ -133,6 +149,7 @@ class SpillQueue:
             if not self._waiting:
                 self._work.clear()
                 await self._work.wait()
+            await self._gather()
             self._writing = dict(islice(self._waiting.items(), BATCH_PAGES))
             for page in self._writing:
                 del self._waiting[page]
@@ -144,6 +161,15 @@ class SpillQueue:
             if error is not None:
                 self._env.log.warning("the disk refused pages", pages=len(self), why=str(error))
                 await asyncio.sleep(RETRY_S)
+
+    async def _gather(self) -> None:
+        """Give others a moment to come along: a batch of few pages costs the disk as much as one of many. Not while
+        somebody waits for it."""
+        if len(self._waiting) < BATCH_PAGES and not self._waited_for:
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._hurry.wait()
 
     async def _write(self) -> OSError | None:
         try:
@@ -168,6 +194,11 @@ class SpillQueue:
         return self._ticket + 1
 
     async def _next_round(self) -> None:
-        error = await asyncio.shield(self._round)
+        self._waited_for += 1
+        self._hurry.set()
+        try:
+            error = await asyncio.shield(self._round)
+        finally:
+            self._waited_for -= 1
         if error is not None:
             raise OSError(error.errno, error.strerror or str(error))

@@ -29,7 +29,7 @@ import msgspec
 
 from covey import checked
 from covey.ports import Env
-from plugins.memory.datapath.backing import Backing, Page
+from plugins.memory.datapath.backing import Backing
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.lenders import TROUBLE_MAX_S, Lenders
@@ -295,13 +295,13 @@ class Volume:
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
         size = self.shape.page_bytes
-        zeros = bytes(size) if pages is None else b""
         self._version += 1
-        for at in range(count):
-            page = first + at
-            slab.written += self.queue.version(page) == 0
-            data = zeros if pages is None else bytes(pages[at * size : (at + 1) * size])
-            self.queue.put(page, Page(self._version, data))
+        slab.written += self.queue.versions(first, count).count(0)
+        if pages is None:
+            contents = [bytes(size)] * count
+        else:
+            contents = [bytes(pages[at : at + size]) for at in range(0, count * size, size)]
+        self.queue.put_run(first, self._version, contents)
         slab.requests += count
         slab.overwritten(first, count)
         slab.touch()

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +49,10 @@ class GateDisk:
         if self.fail:
             raise OSError(28, "no space left in this test")
         await self._disk.write_at(name, offset, data)
+
+    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
+        for offset, data in parts:
+            await self.write_at(name, offset, data)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         if self.reads_failing:
