@@ -73,6 +73,10 @@ class DrivenEnd:
         except ConnectionError as error:
             self.end(error)
 
+    def abandon(self) -> None:
+        """The process is dead: its machine hears nothing any more."""
+        self._over = True
+
     def end(self, error: ConnectionError) -> None:
         """The connection is over."""
         if not self._over:

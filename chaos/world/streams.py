@@ -250,7 +250,9 @@ class SimStream:
     # ---- what the kernel does ----------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """The process was killed: the kernel closes its sockets."""
+        """The process was killed: the kernel closes its sockets, and nothing of its own hears of it."""
+        if self._driven is not None:
+            self._driven.abandon()
         self.close()
 
     def vanish(self) -> None:

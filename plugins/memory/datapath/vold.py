@@ -1,8 +1,8 @@
 """The volume process: one per volume. In front a unix socket for this host's processes, behind it the lenders.
 
 It outlives the agent and goes on without it; the agent's `Borrower` tells it on `vold-NAME.sock` which places to open
-and close. One connection is served one request at a time; several processes, or several connections of one, run side by
-side. A request is at most 256 pages, in a buffer that the connection keeps, so memory does not grow with load.
+and close. After its token a connection is driven by its bytes (`volume_session`); NBD clients have a door of their own
+(`exports`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from covey import headers, volumewire
-from covey.headers import Op, Reply, Request, Status, Welcome, WireError
+from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
@@ -27,8 +27,10 @@ from plugins.memory.datapath.control import (
     Question,
     Yes,
 )
+from plugins.memory.datapath.driven import driven
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume_session import VolumeSession
 
 HELLO_S = 5.0
 """How long a new connection may take to present its token."""
@@ -81,7 +83,11 @@ class Front:
     async def serve(self, stream: ByteStream) -> None:
         try:
             if await self._welcome(stream):
-                await self._requests(stream)
+                session = VolumeSession(self._env, self._volume, stream)
+                driven(stream).drive(session, polite=True)
+                wrong = await session.over
+                if wrong:
+                    raise WireError(wrong)
         except WireError as error:
             self.refused += 1
             self._env.log.debug("dropped a client", peer=stream.peer, why=str(error))
@@ -111,47 +117,6 @@ class Front:
             self._told_s = now_s
             self._tell(control.ClientRefused(why))
         await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
-
-    async def _requests(self, stream: ByteStream) -> None:
-        header = bytearray(headers.REQUEST_BYTES)
-        buffer = memoryview(bytearray(volumewire.REQUEST_PAGES_MAX * self._volume.shape.page_bytes))
-        while True:
-            await stream.read_into(memoryview(header))
-            try:
-                request = headers.request(header, self._volume.shape.pages, volumewire.OPERATIONS)
-            except WireError:
-                await stream.write(headers.pack_reply(Reply(Status.BAD, 0, 0)))
-                raise
-            pages = buffer[: request.pages * self._volume.shape.page_bytes]
-            if request.op is Op.WRITE:
-                await stream.read_into(pages)
-            await self._answer(stream, request, pages)
-
-    async def _answer(self, stream: ByteStream, request: Request, pages: memoryview) -> None:
-        try:
-            await self._do(request, pages)
-        except OSError as error:
-            self._env.log.error("a request failed", op=request.op.name, page=request.page, why=str(error))
-            await stream.write(headers.pack_failed(request.tag, error.strerror or str(error)))
-            return
-        reply = headers.pack_reply(Reply(Status.OK, request.pages, request.tag))
-        if request.op is Op.READ:
-            await stream.write(reply, pages)
-        else:
-            await stream.write(reply)
-
-    async def _do(self, request: Request, pages: memoryview) -> None:
-        match request.op:
-            case Op.READ:
-                await self._volume.read(request.page, pages)
-            case Op.WRITE:
-                await self._volume.write(request.page, request.pages, pages)
-            case Op.DISCARD:
-                await self._volume.write(request.page, request.pages, None)
-            case Op.FLUSH:
-                await self._volume.flush()
-            case Op.VERSIONS:
-                raise AssertionError("not among the operations of a volume")
 
 
 class VolumeControl:

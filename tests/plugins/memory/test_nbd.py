@@ -143,8 +143,10 @@ async def test_many_requests_under_way_are_answered_each_with_its_cookie() -> No
 
 
 async def test_two_clients_write_to_different_bytes_of_one_page_and_neither_is_lost() -> None:
-    async with exported() as (bench, _, _):
+    async with exported() as (bench, volume, _):
         clients = [await connected(bench) for _ in range(4)]
+        await clients[0].write(0, page(9))
+        await volume.flush()  # from now on the page comes from its lender, which takes a moment
         await asyncio.gather(*(c.write(512 * n, bytes([n + 1]) * 512) for n, c in enumerate(clients)))
         assert await clients[0].read(0, 2048) == b"".join(bytes([n + 1]) * 512 for n in range(4))
 
@@ -170,6 +172,38 @@ async def test_what_flush_or_fua_promised_is_on_disk_and_synced(how: str) -> Non
         assert (await answered)[0] == 0
         assert bench.disk.syncs >= syncs + 2
         assert volume.backing.version[1 if how == "fua zeroes" else 0] > 0
+
+
+async def test_a_write_whose_lender_dies_is_answered_when_the_disk_has_it() -> None:
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        assert await client.write(0, page(1)) == 0
+        await volume.flush()
+        bench.ignore_requests()
+        bench.disk.gate.clear()
+        await client.send(NbdCommand.WRITE, 0, PAGE, page(2))
+        answered = asyncio.ensure_future(client.reply())
+        await asyncio.sleep(0.05)
+        bench.break_links()
+        await asyncio.sleep(0.05)
+        assert not answered.done(), "neither a lender nor the disk has it"
+        bench.disk.gate.set()
+        assert (await answered)[0] == 0
+        assert await client.read(0, PAGE) == page(2)
+
+
+async def test_a_read_of_what_only_the_queue_has_newest_finds_it() -> None:
+    """Its lender holds the version before, and does not answer the overwrite."""
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        assert await client.write(0, page(1)) == 0
+        await volume.flush()
+        bench.disk.gate.clear()
+        bench.ignore_requests()
+        await client.send(NbdCommand.WRITE, 0, PAGE, page(2))
+        other = await connected(bench)
+        assert await asyncio.wait_for(other.read(0, PAGE), 2.0) == page(2)
+        bench.disk.gate.set()
 
 
 async def test_trimming_what_was_never_written_writes_nothing() -> None:
