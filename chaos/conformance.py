@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from covey.ports import Address, Bytes, ByteStream, Datagrams, Disk
+from plugins.memory.datapath.driven import driven
 
 # ---- disk ------------------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,102 @@ async def bytes_closing_a_listener_ends_what_it_accepted(port: Bytes, bind: Addr
     stream.close()
 
 
+class _Echoes:
+    """`Driven`: u32 length and as many bytes, sent back in two parts when the turn is over."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = driven(stream)
+        self.size: int | None = None
+        self.body = bytearray()
+        self.header = bytearray(4)
+        self.out: list[bytes] = []
+        self.came = 0
+        self.over: list[str] = []
+        self.done = asyncio.Event()
+
+    def wanted(self) -> memoryview:
+        return memoryview(self.header if self.size is None else self.body)
+
+    def filled(self) -> None:
+        if self.size is None:
+            self.size = int.from_bytes(self.header, "little")
+            self.body = bytearray(self.size)
+            return
+        self.size = None
+        self.came += 1
+        self.out += [bytes(self.header), bytes(self.body)]
+
+    def turn(self) -> None:
+        out, self.out = self.out, []
+        if out:
+            self.stream.send(out)
+
+    def ended(self, error: ConnectionError) -> None:
+        self.over.append(str(error))
+        self.done.set()
+
+
+async def bytes_drive_a_machine(port: Bytes, bind: Address) -> None:
+    machines: list[_Echoes] = []
+
+    async def accept(stream: ByteStream) -> None:
+        await stream.read_into(memoryview(bytearray(1)))
+        machines.append(_Echoes(stream))
+        machines[0].stream.drive(machines[0], polite=True)
+        await machines[0].done.wait()
+
+    listener = await port.listen(bind, accept)
+    stream = await port.connect(listener.address)
+    sizes = (1, 4096, 3, 300_000, 70_000, 2)
+    bodies = [bytes([at + 1]) * size for at, size in enumerate(sizes)]
+    await stream.write(b"x" + b"".join(len(body).to_bytes(4, "little") + body for body in bodies[:2]))
+    for body in bodies[2:]:
+        await stream.write(len(body).to_bytes(4, "little"), body)
+    for body in bodies:
+        back = bytearray(4 + len(body))
+        await stream.read_into(memoryview(back))
+        assert back == len(body).to_bytes(4, "little") + body
+    stream.close()
+    async with asyncio.timeout(5.0):
+        await machines[0].done.wait()
+    assert machines[0].came == len(sizes) and len(machines[0].over) == 1
+    machines[0].stream.send([b"late"])
+    await listener.close()
+
+
+async def bytes_drive_no_machine_further_than_its_peer_reads(port: Bytes, bind: Address) -> None:
+    machines: list[_Echoes] = []
+
+    async def accept(stream: ByteStream) -> None:
+        machines.append(_Echoes(stream))
+        machines[0].stream.drive(machines[0], polite=True)
+        await machines[0].done.wait()
+
+    listener = await port.listen(bind, accept)
+    stream = await port.connect(listener.address)
+    body = bytes(100_000)
+    count = 400
+
+    async def ask() -> None:
+        for _ in range(count):
+            await stream.write(len(body).to_bytes(4, "little"), body)
+
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(0.3)
+    assert machines[0].came < count / 2, "40 MB were answered to somebody who reads nothing"
+    back = bytearray(4 + len(body))
+    for _ in range(count):
+        await stream.read_into(memoryview(back))
+    await asking
+    machines[0].stream.close()
+    async with asyncio.timeout(5.0):
+        await machines[0].done.wait()
+    await _refused(stream.read_into(memoryview(back)))
+    assert len(machines[0].over) == 1
+    stream.close()
+    await listener.close()
+
+
 async def _refused(waiting: Awaitable[Any]) -> None:
     try:
         async with asyncio.timeout(5.0):
@@ -180,6 +277,8 @@ BYTES: tuple[Callable[[Bytes, Address], Awaitable[None]], ...] = (
     bytes_are_refused_where_nobody_listens,
     bytes_addresses_have_one_listener,
     bytes_closing_a_listener_ends_what_it_accepted,
+    bytes_drive_a_machine,
+    bytes_drive_no_machine_further_than_its_peer_reads,
 )
 
 # ---- datagrams -------------------------------------------------------------------------------------------------------

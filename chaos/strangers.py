@@ -30,6 +30,7 @@ from covey.ports import ByteStream, Command, Env
 from covey.wire import Attach, Join, VolumeAt, decoder
 from gossip.packet import HEADER_BYTES
 from plugins.memory.datapath import slabwire
+from plugins.memory.datapath.slabwire import SlabOp, SlabRequest
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -163,7 +164,8 @@ class Strangers:
             stream = await env.bytes.connect(address)
             ref = slab.slab
             nonce = env.entropy(NONCE_BYTES)
-            hello = slabwire.pack_hello(slabwire.SlabHello(str(slab.borrower), ref.volume, ref.index, ref.epoch, nonce))
+            said = slabwire.SlabHello(str(slab.borrower), ref.volume, ref.index, ref.epoch, nonce, nonce)
+            hello = slabwire.pack_hello(said)
             other = (slabwire.MAGIC[:-1] + b"9", slabwire.MAGIC, slabwire.MAGIC, b"\0" * 8)
             hello = env.rng.choice(other) + hello[8:]
             if env.rng.random() < 0.3:
@@ -172,7 +174,8 @@ class Strangers:
             data = bytearray(CHALLENGE_BYTES)
             await stream.read_into(memoryview(data))
             await stream.write(proof_of_client(slab.secret, hello, parse_challenge(data).nonce))
-            await stream.write(headers.pack_request(Request(Op.READ, 1 << 40, 1, 7)))
+            read = SlabRequest(SlabOp.READ, 1 << 30, ref.index, 1, 0, ref.epoch, 7, 0)
+            await stream.write(slabwire.pack_request(read))
             await asyncio.sleep(0.5)
             stream.close()
 

@@ -200,6 +200,7 @@ class HttpApi:
         post("/v1/hosts/{id}/give-up", self._ask("scheduler.give_up", _path_id))
         post("/v1/volumes", self._ask("memory.attach", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
+        post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
         app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
         post("/v1/voters", self._ask("agent.change_voters", _body))
@@ -339,6 +340,10 @@ async def _path_and_body(request: web.Request) -> dict[str, Any]:
 
 async def _path_volume(request: web.Request) -> dict[str, Any]:
     return {"volume": _id(request)}
+
+
+async def _volume_body(request: web.Request) -> dict[str, Any]:
+    return {**await _body(request), "volume": _id(request)}
 
 
 async def _log_place(request: web.Request) -> dict[str, Any]:

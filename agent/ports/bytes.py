@@ -26,6 +26,7 @@ from typing import Any
 from agent.ports.datagrams import ip_port_text
 from covey.addresses import ip_port
 from covey.ports import Address, ByteStream, HeldPort, Listener, Logger, SharedPage
+from plugins.memory.datapath.driven import Driven
 
 SPILL_BYTES = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -57,6 +58,8 @@ class SocketStream(asyncio.BufferedProtocol):
         self._filled = 0
         self._reader: asyncio.Future[None] | None = None
         self._direct = self._reading_paused = self._writing_paused = False
+        self._driver: Driven | None = None
+        self._polite = self._held = False
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
         self.uid = -1
@@ -111,11 +114,72 @@ class SocketStream(asyncio.BufferedProtocol):
             self._end += nbytes
             if self._target is not None:
                 self._filled += self._take(self._target[self._filled :])
+        if self._driver is not None:
+            self._drive_on()
+            return
         if self._target is not None and self._filled == len(self._target):
             self._target = None
             if self._reader is not None and not self._reader.done():
                 self._reader.set_result(None)
         if self._target is None and self._end - self._start == len(self._spill) and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    # ---- driven ----
+
+    def drive(self, by: Driven, polite: bool) -> None:
+        """`plugins.memory.datapath.driven.DrivenStream`. What was received already comes first, in the next turn."""
+        self._driver, self._polite = by, polite
+        self._target = by.wanted()
+        self._filled = self._take(self._target)
+        if self._end == 0:
+            self._spill = memoryview(bytearray(SPILL_BYTES))
+        asyncio.get_running_loop().call_soon(self._drive_on)
+
+    def send(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        if self._ended is None and self._transport is not None:
+            self._transport.writelines(parts)
+
+    def _drive_on(self) -> None:
+        """Hand over all that is here, unless the peer has to take something first."""
+        driver = self._driver
+        while driver is not None and self._target is not None and not self._waits():
+            if self._filled < len(self._target):
+                self._filled += self._take(self._target[self._filled :])
+                if self._filled < len(self._target):
+                    break
+            driver.filled()
+            if self._ended is not None:
+                break
+            self._target, self._filled = driver.wanted(), 0
+        if driver is None or self._ended is not None:
+            self._end_driver()
+            return
+        driver.turn()
+        if self._waits():
+            self._pause_reading()
+        else:
+            self._resume_reading()
+
+    def _waits(self) -> bool:
+        """Is no request to be read now?"""
+        return self._held or (self._polite and self._writing_paused)
+
+    def hold(self) -> None:
+        self._held = True
+
+    def go_on(self) -> None:
+        if self._held:
+            self._held = False
+            asyncio.get_running_loop().call_soon(self._drive_on)
+
+    def _end_driver(self) -> None:
+        driver, self._driver, self._target = self._driver, None, None
+        if driver is not None and self._ended is not None:
+            driver.ended(self._ended)
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and self._transport is not None:
             self._reading_paused = True
             self._transport.pause_reading()
 
@@ -198,6 +262,8 @@ class SocketStream(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._writing_paused = False
         self._wake_writer()
+        if self._driver is not None and self._polite:
+            asyncio.get_running_loop().call_soon(self._drive_on)
 
     # ---- life ----
 
@@ -233,6 +299,7 @@ class SocketStream(asyncio.BufferedProtocol):
         for writer in self._writers:
             if not writer.done():
                 writer.set_result(None)
+        self._end_driver()
 
     def close(self) -> None:
         self._end_with(ConnectionAbortedError(f"connection to {self.peer} closed here"))

@@ -14,7 +14,7 @@ import errno
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -65,6 +65,10 @@ class DirectoryDisk:
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         await self._do(self._write_at, self.path(name), offset, data)
+
+    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
+        """`write_at` of several parts in this order, in one turn of the thread. OSError: some may be written."""
+        await self._do(self._write_many_at, self.path(name), parts)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return await self._do(self._read_at, self.path(name), offset, size)
@@ -211,6 +215,11 @@ class DirectoryDisk:
 
     def _write_at(self, path: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         _write_all(self._file(path), data, offset)
+
+    def _write_many_at(self, path: str, parts: Sequence[tuple[int, bytes]]) -> None:
+        file = self._file(path)
+        for offset, data in parts:
+            _write_all(file, data, offset)
 
     def _read_at(self, path: str, offset: int, size: int) -> bytes:
         try:

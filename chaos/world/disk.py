@@ -15,7 +15,7 @@ import asyncio
 import errno
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -383,6 +383,10 @@ class ProcessDisk:
         content = bytes(data)
         grows = offset + len(content) - self._size(name)
         await self._run(WriteAt(self._disk, name, offset, content), name, len(content), CACHED_S, grows)
+
+    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
+        for offset, data in parts:
+            await self.write_at(name, offset, data)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         await self._pause(name, size)

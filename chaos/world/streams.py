@@ -20,8 +20,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
 from covey.ports import Address, SharedPage
+from plugins.memory.datapath.driven import Driven, Part
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess
@@ -104,6 +106,7 @@ class SimStream:
         self._wake: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing: asyncio.Future[None] | None = None
+        self._driven: DrivenEnd | None = None
         process.resources.append(self)
 
     @property
@@ -161,6 +164,26 @@ class SimStream:
             self._writing = None
             if not turn.done():
                 turn.set_result(None)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are here and that nobody has read."""
+        return len(self._buffer)
+
+    def drive(self, by: Driven, polite: bool) -> None:
+        self._driven = DrivenEnd(self.process.spawn, self, by, polite)
+
+    def hold(self) -> None:
+        if self._driven is not None:
+            self._driven.hold()
+
+    def go_on(self) -> None:
+        if self._driven is not None:
+            self._driven.go_on()
+
+    def send(self, parts: Sequence[Part]) -> None:
+        assert self._driven is not None, "it is not driven yet"
+        self._driven.send(parts)
 
     async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
         if min(page.descriptor for page in pages) >= 0:
@@ -221,11 +244,15 @@ class SimStream:
                     self.other.room()
             self._buffer.clear()
             self._wake_all()
+            if self._driven is not None:
+                self._driven.end(ConnectionAbortedError("this stream was closed here"))
 
     # ---- what the kernel does ----------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """The process was killed: the kernel closes its sockets."""
+        """The process was killed: the kernel closes its sockets, and nothing of its own hears of it."""
+        if self._driven is not None:
+            self._driven.abandon()
         self.close()
 
     def vanish(self) -> None:

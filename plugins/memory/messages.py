@@ -16,6 +16,7 @@ question `SlabsHere` with its answer, so that any agent can list the slabs of al
 has lost a slab for certain is not waited for.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -43,7 +44,14 @@ class SlabRef(msgspec.Struct, frozen=True, array_like=True):
     epoch: Epoch
 
 
-SlabRefs = Annotated[tuple[SlabRef, ...], Meta(max_length=4096)]
+REFS_MAX = 4096
+"""Slabs in one message. Whoever has more sends several (`in_parts`): a longer one is refused whole by its decoder."""
+SlabRefs = Annotated[tuple[SlabRef, ...], Meta(max_length=REFS_MAX)]
+
+
+def in_parts(slabs: Sequence[SlabRef]) -> list[tuple[SlabRef, ...]]:
+    """All of them, as many messages as it takes."""
+    return [tuple(slabs[at : at + REFS_MAX]) for at in range(0, len(slabs), REFS_MAX)]
 
 
 class SlabMessage(Message, frozen=True):
@@ -108,7 +116,7 @@ class Activity(Message, frozen=True, tag="Activity"):
     """Borrower: as busy as this. A slab it does not know under that epoch is left out."""
 
     round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=4096)]
+    activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=REFS_MAX)]
 
 
 class Evict(SlabMessage, frozen=True, tag="Evict"):

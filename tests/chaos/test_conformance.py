@@ -13,7 +13,7 @@ from agent.ports.disk import DirectoryDisk
 from chaos import conformance
 from chaos.world.host import SimLog
 from chaos.world.world import World
-from covey.ports import Address, Bytes, Datagrams, Disk, Env
+from covey.ports import Address, Bytes, ByteStream, Command, Datagrams, Disk, Env
 
 
 def in_a_world(promise: Callable[[Env], Awaitable[None]], seed: int = 5) -> None:
@@ -77,3 +77,42 @@ def test_simulated_datagrams_keep_their_promises(promise: Callable[[Datagrams, A
 @pytest.mark.parametrize("promise", conformance.DATAGRAMS, ids=named)
 def test_real_datagrams_keep_the_same_promises(promise: Callable[[Datagrams, Address], Awaitable[None]]) -> None:
     asyncio.run(promise(UdpDatagrams(), "127.0.0.1:0"))  # type: ignore[arg-type]
+
+
+def test_the_machine_of_a_killed_process_hears_nothing_of_its_end() -> None:
+    """The kernel closes its sockets; no code of its own runs any more."""
+    heard: list[str] = []
+
+    class Listening(conformance._Echoes):
+        def ended(self, error: ConnectionError) -> None:
+            heard.append(str(error))
+
+    async def serve(env: Env, command: Command) -> int:
+        async def accept(stream: ByteStream) -> None:
+            machine = Listening(stream)
+            machine.stream.drive(machine, polite=True)
+            await asyncio.Event().wait()
+
+        await env.bytes.listen("127.0.0.1:700", accept)
+        await asyncio.Event().wait()
+        return 0
+
+    ends: list[str] = []
+
+    async def ask(env: Env, command: Command) -> int:
+        stream = await env.bytes.connect("127.0.0.1:700")
+        try:
+            await stream.read_into(memoryview(bytearray(1)))
+        except ConnectionError as error:
+            ends.append(str(error))
+        return 0
+
+    with World(5) as world:
+        host = world.add_host("h1")
+        server = host.run("server", serve)
+        world.run(1.0)
+        host.run("client", ask)
+        world.run(2.0)
+        server.signal(9)
+        world.run(3.0)
+    assert len(ends) == 1 and heard == []

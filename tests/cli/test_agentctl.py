@@ -558,6 +558,15 @@ def test_lenders_that_do_not_answer_may_be_given_up(run: Run, agent: FakeAgent) 
     assert run("volumes", "forget")[0] == 2
 
 
+def test_a_volume_is_exported_at_a_socket_and_no_more(run: Run, agent: FakeAgent) -> None:
+    agent.replies["POST /v1/volumes/demo/export"] = {"volume": "demo", "socket": "/tmp/d.sock"}
+    code, said, _ = run("memory", "export", "demo", "--socket", "/tmp/d.sock")
+    assert (code, said) == (0, "demo: nbd+unix:///?socket=/tmp/d.sock\n")
+    assert run("memory", "unexport", "demo", "--socket", "/tmp/d.sock")[1] == "demo is served at /tmp/d.sock no more\n"
+    assert run("memory", "export", "demo")[0] == 2
+    assert run("memory", "forget", "demo", "--socket", "/tmp/d.sock")[0] == 2
+
+
 def test_giving_up_a_volume_of_another_host_says_whose_it_is(run: Run, agent: FakeAgent) -> None:
     agent.replies |= {"GET /v1/volumes": [VOLUME | {"volume": "demo", "host": "gpu4"}]}
     code, _, err = run("volumes", "give-up", "demo")

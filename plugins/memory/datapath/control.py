@@ -27,6 +27,11 @@ answered since this process began; the disk is being brought up to date with wha
 Secret = Annotated[bytes, Meta(max_length=64)]
 
 
+SLABS_TOLD = 4096
+"""Slabs, or places, in one frame: what is more is asked for again, since a longer frame than `covey.frames` allows is
+no answer at all."""
+
+
 class ControlFrame(msgspec.Struct, frozen=True, tag=True):
     """One frame; the tag is the class name."""
 
@@ -86,7 +91,10 @@ class FreeSlabFrame(Question, frozen=True, tag="FreeSlab"):
 
 
 class ListSlabs(Question, frozen=True, tag="ListSlabs"):
-    """Answer: `SlabList`."""
+    """At most `most` slabs, those after this borrower, volume and index. Answer: `SlabList`."""
+
+    after: tuple[Name, Name, Count] = ("", "", 0)
+    most: Annotated[int, Meta(ge=0, le=SLABS_TOLD)] = SLABS_TOLD
 
 
 class HeldSlab(msgspec.Struct, frozen=True, array_like=True):
@@ -107,6 +115,10 @@ class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     slabs: tuple[HeldSlab, ...]
     refused: Count
     """Connections and requests refused since the start."""
+    touched_bytes: Count = 0
+    """Of all slabs: pages that have been written."""
+    more: bool = False
+    """There are slabs after these."""
 
 
 # ---- volume process --------------------------------------------------------------------------------------------------
@@ -132,11 +144,15 @@ class CloseSlabFrame(Question, frozen=True, tag="CloseSlab"):
 
 
 class CountPages(Question, frozen=True, tag="CountPages"):
-    """Answer: `PageCounts`."""
+    """What changed since an answer of this process? `life` and `since` are its `life` and `upto`; 0 before the first.
+    Answer: `PageCounts`."""
+
+    life: Count = 0
+    since: Count = 0
 
 
 class SlabCounts(msgspec.Struct, frozen=True, array_like=True):
-    """One slab; slabs never touched are left out."""
+    """One slab."""
 
     index: Count
     requests: Count
@@ -160,6 +176,8 @@ class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
 class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     id: Id
     slabs: tuple[SlabCounts, ...]
+    """Those that changed since the answer that the question names, at most `SLABS_TOLD` of them; all that were ever
+    used, when it names none of this process."""
     read_bytes: Count
     written_bytes: Count
     remote_read_bytes: Count
@@ -169,13 +187,34 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     torn_pages: Count
     """Pages whose newest copy on disk was torn by a loss of power, and whose older one was taken."""
     places: tuple[PlaceNow, ...] = ()
-    """Every place that this process has in use, or that may hold what the disk does not."""
+    """Every place of `slabs` that this process has in use, or that may hold what the disk does not."""
     links_reopened: Count = 0
     """Links to lenders that ended and were opened again under their epoch."""
     unrecovered: Count = 0
     """Places of an earlier process whose lender had lost them, or that were given up: pages there may be older."""
     trouble: Text = ""
     """What the disk refuses now; empty: nothing."""
+    life: Count = 0
+    """Of this process, drawn at its start."""
+    upto: Count = 0
+    """Changes before this one are told."""
+    clients: Count = 0
+    """Connections of block device clients."""
+    clients_refused: Count = 0
+    """Of them, those that broke the protocol or were one too many."""
+
+
+class ExportVolume(Question, frozen=True, tag="Export"):
+    """Offer the volume as a block device (NBD) at this unix socket from now on. Answer: `Yes`, also when it is offered
+    there already, or `No`."""
+
+    path: Text
+
+
+class EndExport(Question, frozen=True, tag="EndExport"):
+    """Not any more. Answer: `Yes`."""
+
+    path: Text
 
 
 class PlaceDead(Question, frozen=True, tag="PlaceDead"):
@@ -192,7 +231,10 @@ class GiveUp(Question, frozen=True, tag="GiveUp"):
 
 
 class ListPlaces(Question, frozen=True, tag="ListPlaces"):
-    """Answer: `PlaceList`."""
+    """Those after this slab and epoch. Answer: `PlaceList`."""
+
+    index: Count = 0
+    epoch: Count = 0
 
 
 class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -204,10 +246,12 @@ class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlaceList(ControlFrame, frozen=True, tag="PlaceList"):
-    """Every place in use, and those that may hold what the disk does not have yet."""
+    """Every place in use, and those that may hold what the disk does not have yet; at most `SLABS_TOLD` of them."""
 
     id: Id
     places: tuple[OpenPlace, ...]
+    more: bool = False
+    """There are others."""
 
 
 class SlabLost(ControlFrame, frozen=True, tag="SlabLost"):
@@ -243,6 +287,8 @@ Asked = (
     | OpenSlabFrame
     | CloseSlabFrame
     | CountPages
+    | ExportVolume
+    | EndExport
     | PlaceDead
     | GiveUp
     | ListPlaces

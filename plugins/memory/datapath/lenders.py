@@ -14,17 +14,23 @@ host that is only cut off is called gone too, and still has the pages.
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from covey.ports import Env
 from plugins.memory.datapath.backing import Page
 from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopiedFrame, SlabLost, Told
+from plugins.memory.datapath.page_index import LEAF_PAGES
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
-from plugins.memory.datapath.slab import SlabMemory, Unsure
+from plugins.memory.datapath.slab import SlabMemory, Slabs, Unsure
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 COPY_PAGES = 32
 """Pages sent at once when a slab is filled in the background: little enough that requests get their turn."""
@@ -34,8 +40,6 @@ UNSURE_S = 30.0
 """How long after its start a process lets a read wait for a lender that may hold newer pages; then it fails."""
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
 """Between two tries to reach a lender."""
-OPENING_MAX = 16
-"""Links that one volume opens at once; a host with several volumes stays below `covey.handshake.PER_ADDRESS_MAX`."""
 TROUBLE_MAX_S = 60.0
 """Longest pause before a task of a slab that failed, or a copy, is tried again."""
 TOLD_PLACES = 64
@@ -53,7 +57,7 @@ class Lenders:
         env: Env,
         places: Places,
         queue: SpillQueue,
-        slabs: list[SlabMemory],
+        slabs: Slabs,
         page_bytes: int,
         connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
         fetch: Fetch,
@@ -64,15 +68,8 @@ class Lenders:
         """The process is ending: the end of a link is not reported any more."""
         self._env, self._places, self._queue, self._slabs = env, places, queue, slabs
         self._page_bytes = page_bytes
-        self._connect_to, self._fetch, self._tell = connect, fetch, tell
+        self._connect, self._fetch, self._tell = connect, fetch, tell
         self._began_s = env.clock.now_s()
-        self._opening = asyncio.Semaphore(OPENING_MAX)
-
-    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        """SlabGone when that fails. A few at a time: a lender admits few connections that have not authenticated
-        yet."""
-        async with self._opening:
-            return await self._connect_to(place, within_s)
 
     # ---- opening and closing ----
 
@@ -85,6 +82,7 @@ class Lenders:
             raise ValueError(self.doubts(slab))
         if slab.link is not None and slab.link.place.epoch > place.epoch:
             raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
+        await self._queue.ready(slab.first, slab.pages)
         try:
             link = await self._connect(place, None)
         except SlabGone as gone:
@@ -125,6 +123,7 @@ class Lenders:
             await slab.sure.wait()
         link = next((link for link in slab.links() if link.place.epoch == epoch), None)
         if link is not None:
+            slab.touch()
             await link.retire()
             slab.drop(link)
         await self._leave(slab, epoch)
@@ -132,6 +131,7 @@ class Lenders:
     async def _leave(self, slab: SlabMemory, epoch: int) -> None:
         await self._queue.kept(slab.first, slab.pages)
         await self._places.remove(slab.index, epoch)
+        slab.touch()
         if self._places.late:
             self._guard(slab, "places", self._places.catch_up)
 
@@ -170,9 +170,10 @@ class Lenders:
         while slab.reopening is place:
             left_s = give_up_s - self._env.clock.now_s()
             try:
+                await self._queue.ready(slab.first, slab.pages)
                 link = await self._connect(place, max(left_s / 2, PAUSE_S))
                 versions = await link.versions()
-            except SlabGone as gone:
+            except (SlabGone, OSError) as gone:
                 final = isinstance(gone, SlabStale) or isinstance(gone.__cause__, ConnectionRefusedError)
                 if slab.reopening is place and (final or left_s <= pause_s):
                     slab.reopening = None
@@ -188,10 +189,24 @@ class Lenders:
             link.fail("closed while it was opened again")
             return
         slab.reopening = None
-        link.held[:] = versions
+        self._holds(slab, link, versions)
         self.reopened += 1
         self._env.log.info("a link is open again", slab=slab.index, lender=place.lender, epoch=place.epoch)
         self._use(slab, link)
+
+    def _holds(self, slab: SlabMemory, link: RemoteSlab, versions: Versions) -> None:
+        """The lender says which versions it has: those that are the newest count. Nothing awaits in here."""
+        newest = np.array(self._queue.versions(slab.first, slab.pages))
+        found = np.array(versions)[: slab.pages]
+        link.held.set_all(((found == newest) & (newest > 0)).tobytes().ljust(link.pages, b"\0"))
+
+    def acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, versions: Iterable[int]) -> None:
+        """The lender has these versions of a run of pages; it holds those that nobody wrote again meanwhile."""
+        held, version_of = link.held, self._queue.version
+        for page, version in enumerate(versions, first):
+            if version == version_of(page):
+                held.add(page - slab.first)
+        slab.touch()
 
     # ---- filling ----
 
@@ -218,24 +233,22 @@ class Lenders:
     async def _copy_missing(self, slab: SlabMemory, link: RemoteSlab) -> None:
         size = self._page_bytes
         buffer = memoryview(bytearray(COPY_PAGES * size))
-        page = slab.first
-        while page < slab.first + slab.pages and link.usable:
-            run = self._missing(slab, link, page)
-            if run:
-                versions = await self._fetch(slab, page, buffer[: run * size])
-                await link.write(page - slab.first, versions, buffer[: run * size])
-                slab.changed = True
-            page += run or 1
+        await self._queue.ready(slab.first, slab.pages)
+        for at in range(0, slab.pages, LEAF_PAGES):
+            for run_at, count in self._missing(slab, link, at, min(LEAF_PAGES, slab.pages - at)):
+                if not link.usable:
+                    return
+                first = slab.first + run_at
+                versions = await self._fetch(slab, first, buffer[: count * size])
+                await link.write(run_at, versions, buffer[: count * size])
+                self.acknowledged(slab, link, first, versions)
+            await asyncio.sleep(0)  # requests get their turn
 
-    def _missing(self, slab: SlabMemory, link: RemoteSlab, page: int) -> int:
-        """How many pages from `page` on were written and are not at `link` in their newest version."""
-        run = 0
-        while run < COPY_PAGES and page + run < slab.first + slab.pages:
-            version = self._queue.version(page + run)
-            if version == 0 or link.held[page + run - slab.first] == version:
-                break
-            run += 1
-        return run
+    def _missing(self, slab: SlabMemory, link: RemoteSlab, at: int, count: int) -> list[tuple[int, int]]:
+        """Runs of pages, counted from the first of the slab, whose newest content is not there."""
+        newest = np.array(self._queue.versions(slab.first + at, count))
+        flags = np.frombuffer(bytes(link.held.flags[at : at + count]), np.uint8)
+        return _runs(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
 
     # ---- after a restart ----
 
@@ -261,6 +274,7 @@ class Lenders:
                 await self._copy_back(slab, link)
             except (SlabGone, OSError) as error:  # a refusal too: whoever refuses did not authenticate
                 unsure.why = str(error)
+                slab.touch()
             else:
                 if place.epoch not in slab.unsure:
                     link.fail("given up meanwhile")
@@ -277,33 +291,32 @@ class Lenders:
             versions = await link.versions()
             size = self._page_bytes
             buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
-            page = 0
-            while page < slab.pages:
-                run = self._newer(slab, versions, page)
-                if run:
-                    got = await link.read(page, buffer[: run * size])
-                    await self._queue.room(run)
-                    self._put(slab.first + page, got, buffer)
-                page += run or 1
+            await self._queue.ready(slab.first, slab.pages)
+            for at in range(0, slab.pages, LEAF_PAGES):
+                for run_at, count in self._newer(slab, versions, at, min(LEAF_PAGES, slab.pages - at)):
+                    got = await link.read(run_at, buffer[: count * size])
+                    await self._queue.room(count)
+                    self._put(slab, slab.first + run_at, got, buffer)
+                await asyncio.sleep(0)
         except OSError as error:
             link.fail(str(error))
             raise
-        link.held[:] = versions
+        self._holds(slab, link, versions)
 
-    def _newer(self, slab: SlabMemory, versions: Versions, page: int) -> int:
-        """How many pages of the slab from `page` on the lender holds in a newer version than the queue and the disk."""
-        run = 0
-        while page + run < slab.pages and run < REQUEST_PAGES_MAX:
-            if versions[page + run] <= self._queue.version(slab.first + page + run):
-                break
-            run += 1
-        return run
+    def _newer(self, slab: SlabMemory, versions: Versions, at: int, count: int) -> list[tuple[int, int]]:
+        """Runs of pages, counted from the first of the slab, that the lender holds in a newer version than the queue
+        and the disk."""
+        newest = np.array(self._queue.versions(slab.first + at, count))
+        return _runs(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
 
-    def _put(self, first: int, versions: Versions, pages: memoryview) -> None:
+    def _put(self, slab: SlabMemory, first: int, versions: Versions, pages: memoryview) -> None:
         """A page that was written here meanwhile is newer. Nothing awaits in here."""
         size = self._page_bytes
         for at, version in enumerate(versions):
-            if version > self._queue.version(first + at):
+            known = self._queue.version(first + at)
+            if version > known:
+                slab.written += known == 0
+                slab.overwritten(first + at, 1)
                 self._queue.put(first + at, Page(version, bytes(pages[at * size : (at + 1) * size])))
 
     async def give_up(self, slab: SlabMemory, epoch: int, why: str) -> OpenPlace | None:
@@ -317,8 +330,10 @@ class Lenders:
         self._lost(slab, unsure.place, f"{why}; pages written there last may read back older")
         return unsure.place
 
-    async def give_up_all(self, why: str) -> tuple[OpenPlace, ...]:
-        found = [await self.give_up(slab, epoch, why) for slab in self._slabs for epoch in sorted(slab.unsure)]
+    async def give_up_all(self, why: str, most: int = 1 << 20) -> tuple[OpenPlace, ...]:
+        """At most so many; those given up."""
+        unsure = [(slab, epoch) for slab in self._slabs for epoch in sorted(slab.unsure)]
+        found = [await self.give_up(slab, epoch, why) for slab, epoch in unsure[:most]]
         return tuple(place for place in found if place is not None)
 
     async def known(self, slab: SlabMemory) -> None:
@@ -339,16 +354,16 @@ class Lenders:
 
     # ---- looking ----
 
-    def now(self) -> tuple[PlaceNow, ...]:
-        """Every place, and how it is."""
+    def now(self, slabs: Iterable[SlabMemory]) -> tuple[PlaceNow, ...]:
+        """Every place of these, and how it is."""
         found: list[PlaceNow] = []
         told = 0
-        for place in self._places.all():
-            slab = self._slabs[place.index]
-            unsure: Unsure | None = slab.unsure.get(place.epoch)
-            why = unsure.why[:200] if unsure is not None and told < TOLD_PLACES else ""
-            told += bool(why)
-            found.append(PlaceNow(place.index, place.epoch, slab.state(place.epoch), why))
+        for slab in slabs:
+            for place in self._places.of(slab.index):
+                unsure: Unsure | None = slab.unsure.get(place.epoch)
+                why = unsure.why[:200] if unsure is not None and told < TOLD_PLACES else ""
+                told += bool(why)
+                found.append(PlaceNow(place.index, place.epoch, slab.state(place.epoch), why))
         return tuple(found)
 
     def _guard(self, slab: SlabMemory, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
@@ -367,3 +382,11 @@ class Lenders:
                 self._env.log.error("a slab is in trouble", task=name, slab=slab.index, why=repr(error), exc_info=error)
             await asyncio.sleep(pause_s)
             pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
+
+
+def _runs(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
+    """First page and length of each run of consecutive ones, at most so long; `pages` in order, shape (pages,)."""
+    runs: list[tuple[int, int]] = []
+    for part in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():
+        runs += [(int(part[at]), min(most, len(part) - at)) for at in range(0, len(part), most)]
+    return runs

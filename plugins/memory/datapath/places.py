@@ -7,6 +7,7 @@ a lender more than it had to.
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -37,10 +38,29 @@ class Places:
         """The file lists a place that is not used any more, since the disk refused the change."""
         self._disk, self._log, self._name = disk, log, f"{prefix}/places"
         self._places: dict[tuple[int, int], OpenPlace] = {}
+        self._of: dict[int, dict[int, OpenPlace]] = {}
+        """The same by slab."""
         self._writing = asyncio.Lock()
+        self._asked = self._written = 0
 
     def all(self) -> tuple[OpenPlace, ...]:
         return tuple(self._places.values())
+
+    def after(self, index: int, epoch: int) -> tuple[OpenPlace, ...]:
+        """In order, those after this slab and epoch."""
+        return tuple(place for key, place in sorted(self._places.items()) if key > (index, epoch))
+
+    def of(self, index: int) -> Iterable[OpenPlace]:
+        """Of one slab."""
+        return self._of.get(index, {}).values()
+
+    def _put(self, place: OpenPlace) -> None:
+        self._places[place.index, place.epoch] = place
+        self._of.setdefault(place.index, {})[place.epoch] = place
+
+    def _take(self, index: int, epoch: int) -> OpenPlace | None:
+        self._of.get(index, {}).pop(epoch, None)
+        return self._places.pop((index, epoch), None)
 
     async def load(self, slabs: int) -> None:
         """Those of slabs 0 to `slabs` - 1. Damaged; taken for empty, pages that only lenders hold would be lost."""
@@ -48,19 +68,21 @@ class Places:
         if record is None:
             return
         self.clean = record.clean
-        self._places = {(place.index, place.epoch): place for place in record.places if place.index < slabs}
+        for place in record.places:
+            if place.index < slabs:
+                self._put(place)
 
     async def add(self, place: OpenPlace) -> None:
         """Durable on return. OSError: it is not, and no page may go there."""
-        self._places[place.index, place.epoch] = place
+        self._put(place)
         try:
             await self.write()
         except OSError:
-            self._places.pop((place.index, place.epoch), None)
+            self._take(place.index, place.epoch)
             raise
 
     async def remove(self, index: int, epoch: int) -> None:
-        if self._places.pop((index, epoch), None) is None:
+        if self._take(index, epoch) is None:
             return
         try:
             await self.write()
@@ -76,11 +98,17 @@ class Places:
                 await self.write()
 
     async def write(self, clean: bool = False) -> None:
-        """Write the places in use, durable on return. OSError when the disk refuses."""
+        """Write the places in use, durable on return. OSError when the disk refuses. However many ask at once, two
+        writes do."""
+        self._asked += 1
+        mine = self._asked
         async with self._writing:
+            if self._written >= mine and not clean:
+                return  # whoever wrote meanwhile wrote this change too
+            mine = self._asked
             record = PlacesRecord(self.all(), clean)
             await checked.save(self._disk, self._name, record)
-            self.late = False
+            self.late, self._written = False, mine
 
     async def delete(self) -> None:
         await self._disk.delete(self._name)

@@ -1,23 +1,23 @@
-"""A volume's end of one slab on another host: one connection, many requests under way, a deadline each.
+"""A volume's end of one slab on another host.
 
-The paper shares one connection between all slabs of a device and a daemon (Infiniswap §2.6.2); we open one per slab, so
-that closing it fences exactly one slab. `held` is the page bitmap, with versions in place of bits: it belongs to the
-connection, so losing the connection cannot leave a bit behind (a hole in Infiniswap's released code: its bitmap
-outlives the mapping and is cleared by hand).
+The paper shares one connection between all slabs of a device and a daemon (Infiniswap §2.6.2), and so do we
+(`lender_link`). `held` is the page bitmap. It belongs to this object and goes with it (a hole in Infiniswap's released
+code: its bitmap outlives the mapping and is cleared by hand): a slab whose link ended has another one when it is opened
+again.
 """
 
 import asyncio
 from array import array
 from collections.abc import Callable
-from typing import NamedTuple
 
-from covey import handshake, headers
-from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES
-from covey.headers import Op, Request, Status, WireError
-from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.slabwire import SlabHello, Versions
+from plugins.memory.datapath.driven import Part
+from plugins.memory.datapath.lender_lane import Answered, LenderLane
+from plugins.memory.datapath.slabwire import SlabOp, Versions
+
+SHORT_BYTES = 32 << 10
+"""A request for at most so many bytes goes over the connection for short ones."""
 
 
 class SlabGone(Exception):
@@ -28,195 +28,172 @@ class SlabStale(SlabGone):
     """The lender says: no such slab under this epoch."""
 
 
-class _Waiting(NamedTuple):
-    request: Request
-    into: memoryview | None
-    done: asyncio.Future[Versions]
+class PagesAtLender:
+    """A set of pages of one slab that knows its size; a byte for each page of the slab."""
+
+    __slots__ = ("count", "flags")
+
+    def __init__(self, pages: int) -> None:
+        self.flags = bytearray(pages)
+        self.count = 0
+
+    def add(self, page: int) -> None:
+        if not self.flags[page]:
+            self.flags[page] = 1
+            self.count += 1
+
+    def drop(self, first: int, count: int) -> None:
+        if count == 1:
+            self.count -= self.flags[first]
+            self.flags[first] = 0
+        else:
+            self.count -= self.flags.count(1, first, first + count)
+            self.flags[first : first + count] = bytes(count)
+
+    def set_all(self, flags: bytes) -> None:
+        self.flags[:] = flags
+        self.count = flags.count(1)
 
 
 class RemoteSlab:
-    """Every method raises SlabGone once the place failed; `why` says how. `ended` is called at once, also when no
-    request is under way."""
+    """Every coroutine raises SlabGone once the place failed; `why` says how. `ended` is called at once, also when no
+    request is under way. `broken` ends the link, of which the slab is one of several; `unused` tells it that the slab
+    does not use it any more."""
 
     ended: Callable[["RemoteSlab"], None] | None = None
 
-    def __init__(self, env: Env, stream: ByteStream, place: OpenPlace, pages: int, page_bytes: int, deadline_s: float):
+    def __init__(
+        self,
+        place: OpenPlace,
+        pages: int,
+        page_bytes: int,
+        lanes: tuple[LenderLane, LenderLane],
+        broken: Callable[[str], None],
+        unused: Callable[["RemoteSlab"], None],
+    ) -> None:
         self.place, self.pages, self.page_bytes = place, pages, page_bytes
-        self.held = array("Q", bytes(8 * pages))
-        """Version of each page that the lender is known to hold; 0: none."""
+        self.held = PagesAtLender(pages)
+        """Pages whose newest content the lender is known to hold; the volume says so, which knows what is newest."""
         self.why = ""
         self.lied = False
         """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
         """No new requests; those under way may finish."""
-        self._env, self._stream, self._deadline_s = env, stream, deadline_s
-        self._waiting: dict[int, _Waiting] = {}
-        """By tag: two writers that had to wait for the socket may have swapped places."""
-        self._tag = 0
+        self._short, self._long = lanes
+        self._broken, self._unused = broken, unused
+        self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
-
-    @classmethod
-    async def open(
-        cls,
-        env: Env,
-        volume: str,
-        place: OpenPlace,
-        pages: int,
-        page_bytes: int,
-        deadline_s: float,
-        within_s: float | None = None,
-    ) -> "RemoteSlab":
-        """SlabStale when the lender refuses, SlabGone when it cannot be reached or is of another size. `within_s`: for
-        each step of opening, when it is less than the deadline of requests."""
-        step_s = deadline_s if within_s is None else min(deadline_s, within_s)
-        try:
-            async with asyncio.timeout(step_s):
-                stream = await env.bytes.connect(place.address, step_s)
-        except (TimeoutError, OSError) as error:
-            raise SlabGone(f"cannot connect to {place.lender} at {place.address}: {error}") from error
-        try:
-            async with asyncio.timeout(step_s):
-                found = await _greet(env, stream, volume, place)
-        except (TimeoutError, ConnectionError) as error:
-            stream.close()
-            raise SlabGone(f"no welcome from {place.lender} at {place.address}: {error}") from error
-        if found.status is not Status.OK:
-            stream.close()
-            raise SlabStale(f"{place.lender} does not lend this slab under epoch {place.epoch}")
-        if (found.page_bytes, found.size_bytes) != (page_bytes, pages * page_bytes):
-            stream.close()
-            raise SlabGone(f"{place.lender} lends {found.size_bytes} bytes in pages of {found.page_bytes}")
-        slab = cls(env, stream, place, pages, page_bytes, deadline_s)
-        env.spawn(f"slab {place.index}", slab._read_replies())
-        return slab
 
     @property
     def usable(self) -> bool:
         return not self.why and not self.retiring
 
+    # ---- requests ----
+
+    def send_write(
+        self, first: int, count: int, version: int, pages: memoryview | None, answered: Callable[[bool], None]
+    ) -> None:
+        """Pages under one version; None: zeros. `answered` is called once, with whether the lender has them. The buffer
+        must stay as it is until then."""
+        op, parts = (SlabOp.DISCARD, ()) if pages is None else (SlabOp.WRITE, (pages,))
+        self._ask(op, first, count, version, parts, None, lambda done, versions: answered(done))
+
+    def send_read(self, first: int, into: memoryview, answered: Answered) -> None:
+        """Fill `into`. `answered` is called once, with whether it is full, and the versions of what is in it."""
+        self._ask(SlabOp.READ, first, len(into) // self.page_bytes, 0, (), into, answered)
+
     async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
-        """Returns when the lender has them; then `held` says so. `pages` None: zeros."""
-        op = Op.WRITE if pages is not None else Op.DISCARD
-        await self._ask(op, first, versions, pages, None)
-        held = self.held
-        for at, version in enumerate(versions, first):
-            if version > held[at]:
-                held[at] = version
+        """Returns when the lender has them. `pages` None: zeros, under one version."""
+        if pages is None:
+            await self._wait(SlabOp.DISCARD, first, len(versions), versions[0], ())
+        else:
+            await self._wait(SlabOp.COPY, first, len(versions), 0, (versions.tobytes(), pages))
 
     async def read(self, first: int, into: memoryview) -> Versions:
         """Fill `into`; the versions of what is in it."""
-        count = len(into) // self.page_bytes
-        return await self._ask(Op.READ, first, None, None, into, count)
+        return await self._wait(SlabOp.READ, first, len(into) // self.page_bytes, 0, (), into)
 
     async def versions(self) -> Versions:
         """What the lender holds, all pages."""
         found = array("Q")
         while len(found) < self.pages:
             count = min(slabwire.VERSIONS_MAX, self.pages - len(found))
-            found.extend(await self._ask(Op.VERSIONS, len(found), None, None, None, count))
+            found.extend(await self._wait(SlabOp.VERSIONS, len(found), count, 0, ()))
         return found
 
+    async def _wait(
+        self, op: SlabOp, first: int, count: int, version: int, parts: tuple[Part, ...], into: memoryview | None = None
+    ) -> Versions:
+        if not self.usable:
+            raise SlabGone(self.why or "being closed")
+        done: asyncio.Future[Versions | None] = asyncio.get_running_loop().create_future()
+
+        def answered(did: bool, versions: Versions) -> None:
+            if not done.done():
+                done.set_result(versions if did else None)
+
+        self._ask(op, first, count, version, parts, into, answered)
+        try:
+            found = await done
+        except asyncio.CancelledError:
+            self.fail("a request was given up half way")
+            raise
+        if found is None or self.why:
+            raise SlabGone(self.why or "given up")
+        return found
+
+    def _ask(
+        self,
+        op: SlabOp,
+        first: int,
+        count: int,
+        version: int,
+        parts: tuple[Part, ...],
+        into: memoryview | None,
+        answered: Answered,
+    ) -> None:
+        if not self.usable:
+            answered(False, array("Q"))
+            return
+
+        def over(did: bool, versions: Versions) -> None:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+            answered(did and not self.why, versions)
+
+        short = op is not SlabOp.COPY and count * self.page_bytes <= SHORT_BYTES
+        self._under_way += 1
+        self._idle.clear()
+        (self._short if short else self._long).ask(self.place, op, first, count, version, parts, into, over)
+
+    # ---- the end ----
+
     async def retire(self) -> None:
-        """Let what is under way finish (each request has its deadline), then close."""
+        """Let what is under way finish (the lender has a deadline), then close."""
         self.retiring = True
         await self._idle.wait()
         self.fail("closed")
 
     def fail(self, why: str) -> None:
-        """Idempotent; every request under way ends with SlabGone."""
+        """Idempotent. With requests under way the whole link ends: bytes of theirs may be half way in either direction,
+        and their buffers be used for something else in a moment."""
         if self.why:
             return
         self.why = why
-        self._stream.close()
-        for waiting in self._waiting.values():
-            if not waiting.done.done():
-                waiting.done.set_exception(SlabGone(why))
-                waiting.done.exception()  # else asyncio warns: nobody awaits a request that could not be written
-        self._waiting.clear()
-        self._idle.set()
+        if self._under_way:
+            self._broken(f"slab {self.place.index}: {why}")
+        else:
+            self._unused(self)
+        self._over()
+
+    def lost(self, why: str) -> None:
+        """The link ended, or the lender has the slab no more. What is under way is answered by the link."""
+        if not self.why:
+            self.why = why
+            self._over()
+
+    def _over(self) -> None:
         if self.ended is not None:
             self.ended(self)
-
-    async def _ask(
-        self,
-        op: Op,
-        first: int,
-        versions: Versions | None,
-        pages: memoryview | None,
-        into: memoryview | None,
-        count: int = 0,
-    ) -> Versions:
-        if not self.usable:
-            raise SlabGone(self.why or "being closed")
-        self._tag += 1
-        request = Request(op, first, len(versions) if versions is not None else count, self._tag)
-        waiting = _Waiting(request, into, asyncio.get_running_loop().create_future())
-        parts: list[bytes | memoryview] = [headers.pack_request(request)]
-        if versions is not None:
-            parts.append(memoryview(versions).cast("B"))
-        if pages is not None:
-            parts.append(pages)
-        self._waiting[self._tag] = waiting
-        self._idle.clear()
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await self._stream.write(*parts)
-                return await waiting.done
-        except TimeoutError as error:
-            self.fail(f"{self.place.lender} did not answer within {self._deadline_s:g} s")
-            raise SlabGone(self.why) from error
-        except ConnectionError as error:
-            self.fail(f"connection to {self.place.lender}: {error}")
-            raise SlabGone(self.why) from error
-        except asyncio.CancelledError:
-            self.fail("a request was given up half way")
-            raise
-
-    async def _read_replies(self) -> None:
-        header = bytearray(headers.REPLY_BYTES)
-        try:
-            while not self.why:
-                await self._stream.read_into(memoryview(header))
-                await self._take_reply(headers.reply(header))
-        except ConnectionError as error:
-            self.fail(f"connection to {self.place.lender}: {error}")
-        finally:
-            self.fail("stopped")
-
-    async def _take_reply(self, reply: headers.Reply) -> None:
-        waiting = self._waiting.get(reply.tag)
-        if waiting is None or reply.status is not Status.OK or reply.pages != waiting.request.pages:
-            raise WireError(f"{reply} to {waiting and waiting.request}")
-        request, into, done = waiting
-        versions = array("Q")
-        if request.op in (Op.READ, Op.VERSIONS):
-            versions.frombytes(bytes(reply.pages * slabwire.VERSION_BYTES))
-            await self._stream.read_into(memoryview(versions).cast("B"))
-        if into is not None:
-            await self._stream.read_into(into)
-        if self.why:
-            return
-        del self._waiting[request.tag]
-        if not self._waiting:
-            self._idle.set()
-        if not done.done():
-            done.set_result(versions)
-
-
-async def _greet(env: Env, stream: ByteStream, volume: str, place: OpenPlace) -> headers.Welcome:
-    """Both ends prove that they know the secret of the slab. SlabGone when the lender does not."""
-    hello = slabwire.pack_hello(SlabHello(env.host, volume, place.index, place.epoch, env.entropy(NONCE_BYTES)))
-    await stream.write(hello)
-    data = bytearray(CHALLENGE_BYTES)
-    await stream.read_into(memoryview(data))
-    challenge = handshake.parse_challenge(data)
-    await stream.write(handshake.proof_of_client(place.secret, hello, challenge.nonce))
-    data = bytearray(headers.WELCOME_BYTES)
-    await stream.read_into(memoryview(data))
-    found = headers.welcome(data)
-    expected = handshake.proof_of_server(place.secret, hello, challenge.nonce)
-    if found.status is Status.OK and not handshake.is_proof(challenge.proof, expected):
-        stream.close()
-        raise SlabGone(f"whoever answers at {place.address} does not know the secret of this slab")
-    return found

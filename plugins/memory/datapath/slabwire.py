@@ -1,10 +1,25 @@
-"""What a volume's process and a slab process say to one another, over TCP: `covey.headers`, and versions of pages.
+"""What a volume's process and a slab process say to one another, over TCP.
 
-    volume -> slab   HELLO, once: who I am, which slab, under which epoch, and a nonce
+    volume -> slab   HELLO, once: who I am, one of the slabs, under which epoch, which session, and a nonce
     slab -> volume   CHALLENGE, then volume -> slab PROOF (`covey.handshake`), then slab -> volume WELCOME: yes or no
-    volume -> slab   REQUEST, then for a write: `pages` versions of u64, then the pages; for a discard: versions
-    slab -> volume   REPLY in the order of the requests, then for a read: versions, pages;
-                     for VERSIONS: versions
+    volume -> slab   REQUEST, each about one slab under one epoch, then what its operation brings along
+    slab -> volume   REPLY in the order of the requests, then what its operation answers
+
+    WRITE      the pages                            all under the version in the request
+    COPY       a version for each page, the pages
+    DISCARD                                         zeros, under the version in the request
+    READ                                            answer: a version for each page, the pages
+    VERSIONS                                        answer: a version for each page
+    ATTACH     a proof that the secret is known     answer: another one, size of a page, size of the slab
+    DETACH                                          the slab is not used over this connection any more
+
+Two connections join a volume and a slab process, whatever the number of its slabs there: one for requests that are
+short, one for those that are long. They are of one *session*, drawn by the volume's process. The hello brings one slab
+along, and `ATTACH` each further one, with a proof by the secret of that slab which holds on this connection alone.
+
+A slab belongs to the session that attached it last. Requests of an earlier one are answered with GONE, and so are those
+about a slab that was freed, or was never attached; a GONE with tag 0 tells of it before anybody asks. So a slab is
+fenced without its neighbours noticing, and what a dead process left under way cannot land in it any more.
 
 Every page has a version, given by the volume and growing with each write. A slab keeps the newest version it was sent
 and forgets the rest, so the order in which two writes arrive does not matter, and whoever asks after a crash learns
@@ -13,17 +28,27 @@ what is there. Version 0: never written.
 
 import struct
 from array import array
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from covey import headers
-from covey.handshake import NONCE_BYTES
-from covey.headers import Op, WireError
-from plugins.memory.policy.settings import REQUEST_PAGES_MAX
+from covey.handshake import NONCE_BYTES, PROOF_BYTES, proof_of_client, proof_of_server
+from covey.headers import WireError
+from plugins.memory.policy.settings import PAGE_BYTES_MAX, REQUEST_PAGES_MAX
 
-MAGIC = b"coveysl3"
-"""The last byte is the version of the protocol. Version 2 sent the secret of the slab itself."""
-_HELLO = struct.Struct(f"<8s64s64sIQ{NONCE_BYTES}s")
+MAGIC = b"coveysl4"
+"""The last byte is the version of the protocol. Version 3 had one connection for each slab, version 2 sent its
+secret."""
+SESSION_BYTES = 16
+_HELLO = struct.Struct(f"<8s64s64sIQ{SESSION_BYTES}s{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
+_REQUEST = struct.Struct("<BxxxIIIIQQQ")
+REQUEST_BYTES = _REQUEST.size
+_REPLY = struct.Struct("<BxxxIIxxxxQQ")
+REPLY_BYTES = _REPLY.size
+_ATTACHED = struct.Struct(f"<{PROOF_BYTES}sIQ")
+ATTACHED_BYTES = _ATTACHED.size
+_SLAB = struct.Struct("<IQ")
 
 if TYPE_CHECKING:
     Versions = array[int]
@@ -32,13 +57,30 @@ else:
 VERSION_BYTES = 8
 VERSIONS_MAX = 1 << 15
 """Versions asked for at once."""
-OPERATIONS = {
-    Op.READ: REQUEST_PAGES_MAX,
-    Op.WRITE: REQUEST_PAGES_MAX,
-    Op.DISCARD: REQUEST_PAGES_MAX,
-    Op.VERSIONS: VERSIONS_MAX,
-}
-"""What a slab does, and of how many pages at once."""
+BYTES_MAX = REQUEST_PAGES_MAX * (PAGE_BYTES_MAX + VERSION_BYTES)
+"""Longest that a request may bring along."""
+
+
+class SlabOp(IntEnum):
+    READ = 1
+    WRITE = 2
+    COPY = 3
+    DISCARD = 4
+    VERSIONS = 5
+    ATTACH = 6
+    DETACH = 7
+
+
+class SlabStatus(IntEnum):
+    OK = 0
+    GONE = 1
+    """This connection does not have that slab under that epoch, or has it no more."""
+    BAD = 2
+    """The request is out of range; the connection ends."""
+
+
+_OPS = {op.value: op for op in SlabOp}
+_STATUSES = {status.value: status for status in SlabStatus}
 
 
 class OtherSlabVersion(WireError):
@@ -50,24 +92,52 @@ class SlabHello(NamedTuple):
     volume: str
     slab: int
     epoch: int
+    session: bytes
     nonce: bytes
+
+
+class SlabRequest(NamedTuple):
+    op: SlabOp
+    pages: int
+    slab: int
+    page: int
+    """First page, counted from the start of the slab."""
+    size: int
+    """Bytes that follow."""
+    epoch: int
+    tag: int
+    version: int
+
+
+class SlabReply(NamedTuple):
+    status: SlabStatus
+    pages: int
+    slab: int
+    epoch: int
+    tag: int
+
+
+class AttachedSlab(NamedTuple):
+    proof: bytes
+    page_bytes: int
+    slab_bytes: int
 
 
 def pack_hello(hello: SlabHello) -> bytes:
     borrower, volume = hello.borrower.encode(), hello.volume.encode()
-    return _HELLO.pack(MAGIC, borrower, volume, hello.slab, hello.epoch, hello.nonce)
+    return _HELLO.pack(MAGIC, borrower, volume, hello.slab, hello.epoch, hello.session, hello.nonce)
 
 
 def hello(data: bytes | bytearray) -> SlabHello:
     """WireError when it is none."""
     headers.expect("hello", data, HELLO_BYTES)
-    magic, borrower, volume, index, epoch, nonce = _HELLO.unpack(data)
+    magic, borrower, volume, index, epoch, session, nonce = _HELLO.unpack(data)
     if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
         theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
         raise OtherSlabVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
     if magic != MAGIC:
         raise WireError("not a slab connection")
-    return SlabHello(_name(borrower), _name(volume), index, epoch, nonce)
+    return SlabHello(_name(borrower), _name(volume), index, epoch, session, nonce)
 
 
 def _name(field: bytes) -> str:
@@ -75,3 +145,68 @@ def _name(field: bytes) -> str:
         return field.rstrip(b"\0").decode("ascii")
     except UnicodeDecodeError as error:
         raise WireError("a name that is no ASCII") from error
+
+
+def pack_request(request: SlabRequest) -> bytes:
+    return _REQUEST.pack(*request)
+
+
+def request(data: bytes | bytearray) -> SlabRequest:
+    """WireError when it is none, or announces more than any request may bring along."""
+    headers.expect("request", data, REQUEST_BYTES)
+    code, pages, slab, page, size, epoch, tag, version = _REQUEST.unpack(data)
+    op = _OPS.get(code)
+    if op is None:
+        raise WireError(f"no operation here has the number {code}")
+    if size > BYTES_MAX:
+        raise WireError(f"{op.name} with {size} bytes; at most {BYTES_MAX}")
+    return SlabRequest(op, pages, slab, page, size, epoch, tag, version)
+
+
+def check(asked: SlabRequest, pages: int, page_bytes: int) -> None:
+    """WireError when it does not lie within a slab of so many pages, or brings along another number of bytes than it
+    must."""
+    op, count = asked.op, asked.pages
+    if op is SlabOp.ATTACH or op is SlabOp.DETACH:
+        limit, size = 0, PROOF_BYTES if op is SlabOp.ATTACH else 0
+    else:
+        limit = VERSIONS_MAX if op is SlabOp.VERSIONS else REQUEST_PAGES_MAX
+        size = count * page_bytes if op is SlabOp.WRITE or op is SlabOp.COPY else 0
+        size += count * VERSION_BYTES if op is SlabOp.COPY else 0
+    if asked.size != size:
+        raise WireError(f"{op.name} of {count} pages with {asked.size} bytes instead of {size}")
+    if limit and (not 1 <= count <= limit or asked.page + count > pages):
+        raise WireError(f"{op.name} of {count} pages at {asked.page}; there are {pages}, a request has at most {limit}")
+
+
+def pack_reply(reply: SlabReply) -> bytes:
+    return _REPLY.pack(*reply)
+
+
+def reply(data: bytes | bytearray) -> SlabReply:
+    """WireError when it is none."""
+    headers.expect("reply", data, REPLY_BYTES)
+    code, pages, slab, epoch, tag = _REPLY.unpack(data)
+    status = _STATUSES.get(code)
+    if status is None:
+        raise WireError(f"no status has the number {code}")
+    return SlabReply(status, pages, slab, epoch, tag)
+
+
+def pack_attached(attached: AttachedSlab) -> bytes:
+    return _ATTACHED.pack(*attached)
+
+
+def attached(data: bytes | bytearray) -> AttachedSlab:
+    """WireError when it has another length."""
+    headers.expect("attached", data, ATTACHED_BYTES)
+    return AttachedSlab(*_ATTACHED.unpack(data))
+
+
+def proof_of_volume(secret: bytes, hello: bytes, nonce: bytes, slab: int, epoch: int) -> bytes:
+    """That whoever attaches a further slab knows its secret; on the connection of this hello and nonce alone."""
+    return proof_of_client(secret, hello + _SLAB.pack(slab, epoch), nonce)
+
+
+def proof_of_lender(secret: bytes, hello: bytes, nonce: bytes, slab: int, epoch: int) -> bytes:
+    return proof_of_server(secret, hello + _SLAB.pack(slab, epoch), nonce)

@@ -6,14 +6,18 @@ The queue is always the first place to look for a page: what is in it is newer t
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
 from covey.ports import Env
 from plugins.memory.datapath.backing import Backing, Page
+from plugins.memory.datapath.slabwire import Versions
 
 BATCH_PAGES = 256
 """Pages written at once."""
+GATHER_S = 0.003
+"""How long pages for which nobody waits are gathered."""
 RETRY_S = 1.0
 """Pause after the disk refused a batch; the pages stay in the queue."""
 
@@ -34,15 +38,13 @@ class SpillQueue:
         self._waiting: dict[int, SpillEntry] = {}
         self._writing: dict[int, SpillEntry] = {}
         self._ticket = 0
-        self._work = asyncio.Event()
+        self._work, self._hurry = asyncio.Event(), asyncio.Event()
+        self._waited_for = 0
+        """How many wait for the end of a round."""
         self._round: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._writing)
-
-    def pages(self) -> list[int]:
-        """Every page in the queue, some of them twice."""
-        return [*self._waiting, *self._writing]
 
     def newest(self, page: int) -> Page | None:
         """What will be on disk, None when the disk has it already."""
@@ -50,9 +52,33 @@ class SpillQueue:
         return None if entry is None else entry.page
 
     def version(self, page: int) -> int:
-        """Version of the newest content anywhere on this host; 0: never written."""
+        """Version of the newest content anywhere on this host; 0: never written. The page is `ready`."""
         newest = self.newest(page)
         return self._backing.version[page] if newest is None else newest.version
+
+    async def ready(self, first: int, count: int) -> None:
+        """Know the versions of these pages. OSError when the disk cannot be read."""
+        await self._backing.ready(first, count)
+
+    def versions(self, first: int, count: int) -> Versions:
+        """`version` of a run of pages."""
+        found = self._backing.versions(first, count)
+        for entries in (self._writing, self._waiting):
+            pages = entries if len(entries) < count else range(first, first + count)
+            for page in pages:
+                if first <= page < first + count and (entry := entries.get(page)) is not None:
+                    found[page - first] = entry.page.version
+        return found
+
+    def fits(self, pages: int) -> bool:
+        return len(self._waiting) + len(self._writing) + pages <= self.pages_max
+
+    def has_any(self, first: int, count: int) -> bool:
+        """Is the newest content of one of these pages in the queue?"""
+        waiting, writing = self._waiting, self._writing
+        if count == 1:
+            return first in waiting or first in writing
+        return any(page in waiting or page in writing for page in range(first, first + count))
 
     async def room(self, pages: int) -> None:
         """Wait until `pages` more fit. OSError when they do not and the disk refuses to take any."""
@@ -65,6 +91,17 @@ class SpillQueue:
         if known is None:
             self._ticket += 1
         self._waiting[page] = SpillEntry(content, self._ticket if known is None else known.ticket)
+        self._work.set()
+
+    def put_run(self, first: int, version: int, contents: Iterable[bytes]) -> None:
+        """`put` of a run of pages under one version."""
+        waiting, ticket = self._waiting, self._ticket
+        for page, data in enumerate(contents, first):
+            known = waiting.get(page)
+            if known is None:
+                ticket += 1
+            waiting[page] = SpillEntry(Page(version, data), ticket if known is None else known.ticket)
+        self._ticket = ticket
         self._work.set()
 
     async def written(self, first: int, count: int, version: int) -> None:
@@ -83,7 +120,8 @@ class SpillQueue:
                 await asyncio.sleep(RETRY_S)
 
     async def _drained(self, first: int, count: int) -> None:
-        wanted = {page: self.version(page) for page in range(first, first + count) if self.newest(page) is not None}
+        queued = [*self._waiting, *self._writing]
+        wanted = {page: self.version(page) for page in queued if first <= page < first + count}
         while any(self._backing.version[page] < version for page, version in wanted.items()):
             try:
                 await self._next_round()
@@ -111,6 +149,7 @@ class SpillQueue:
             if not self._waiting:
                 self._work.clear()
                 await self._work.wait()
+            await self._gather()
             self._writing = dict(islice(self._waiting.items(), BATCH_PAGES))
             for page in self._writing:
                 del self._waiting[page]
@@ -122,6 +161,15 @@ class SpillQueue:
             if error is not None:
                 self._env.log.warning("the disk refused pages", pages=len(self), why=str(error))
                 await asyncio.sleep(RETRY_S)
+
+    async def _gather(self) -> None:
+        """Give others a moment to come along: a batch of few pages costs the disk as much as one of many. Not while
+        somebody waits for it."""
+        if len(self._waiting) < BATCH_PAGES and not self._waited_for:
+            self._hurry.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_S):
+                    await self._hurry.wait()
 
     async def _write(self) -> OSError | None:
         try:
@@ -146,6 +194,11 @@ class SpillQueue:
         return self._ticket + 1
 
     async def _next_round(self) -> None:
-        error = await asyncio.shield(self._round)
+        self._waited_for += 1
+        self._hurry.set()
+        try:
+            error = await asyncio.shield(self._round)
+        finally:
+            self._waited_for -= 1
         if error is not None:
             raise OSError(error.errno, error.strerror or str(error))

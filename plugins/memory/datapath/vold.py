@@ -1,8 +1,8 @@
 """The volume process: one per volume. In front a unix socket for this host's processes, behind it the lenders.
 
 It outlives the agent and goes on without it; the agent's `Borrower` tells it on `vold-NAME.sock` which places to open
-and close. One connection is served one request at a time; several processes, or several connections of one, run side by
-side. A request is at most 256 pages, in a buffer that the connection keeps, so memory does not grow with load.
+and close. After its token a connection is driven by its bytes (`volume_session`); NBD clients have a door of their own
+(`exports`).
 """
 
 import asyncio
@@ -13,12 +13,24 @@ from collections.abc import Callable
 import msgspec
 
 from covey import headers, volumewire
-from covey.headers import Op, Reply, Request, Status, Welcome, WireError
+from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
-from plugins.memory.datapath.control import Answer, ControlServer, No, OpenPlace, PlaceList, Question, Yes
+from plugins.memory.datapath.control import (
+    SLABS_TOLD,
+    Answer,
+    ControlServer,
+    No,
+    OpenPlace,
+    PlaceList,
+    Question,
+    Yes,
+)
+from plugins.memory.datapath.driven import driven
+from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume_session import VolumeSession
 
 HELLO_S = 5.0
 """How long a new connection may take to present its token."""
@@ -71,7 +83,11 @@ class Front:
     async def serve(self, stream: ByteStream) -> None:
         try:
             if await self._welcome(stream):
-                await self._requests(stream)
+                session = VolumeSession(self._env, self._volume, stream)
+                driven(stream).drive(session, polite=True)
+                wrong = await session.over
+                if wrong:
+                    raise WireError(wrong)
         except WireError as error:
             self.refused += 1
             self._env.log.debug("dropped a client", peer=stream.peer, why=str(error))
@@ -102,53 +118,12 @@ class Front:
             self._tell(control.ClientRefused(why))
         await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
 
-    async def _requests(self, stream: ByteStream) -> None:
-        header = bytearray(headers.REQUEST_BYTES)
-        buffer = memoryview(bytearray(volumewire.REQUEST_PAGES_MAX * self._volume.shape.page_bytes))
-        while True:
-            await stream.read_into(memoryview(header))
-            try:
-                request = headers.request(header, self._volume.shape.pages, volumewire.OPERATIONS)
-            except WireError:
-                await stream.write(headers.pack_reply(Reply(Status.BAD, 0, 0)))
-                raise
-            pages = buffer[: request.pages * self._volume.shape.page_bytes]
-            if request.op is Op.WRITE:
-                await stream.read_into(pages)
-            await self._answer(stream, request, pages)
-
-    async def _answer(self, stream: ByteStream, request: Request, pages: memoryview) -> None:
-        try:
-            await self._do(request, pages)
-        except OSError as error:
-            self._env.log.error("a request failed", op=request.op.name, page=request.page, why=str(error))
-            await stream.write(headers.pack_failed(request.tag, error.strerror or str(error)))
-            return
-        reply = headers.pack_reply(Reply(Status.OK, request.pages, request.tag))
-        if request.op is Op.READ:
-            await stream.write(reply, pages)
-        else:
-            await stream.write(reply)
-
-    async def _do(self, request: Request, pages: memoryview) -> None:
-        match request.op:
-            case Op.READ:
-                await self._volume.read(request.page, pages)
-            case Op.WRITE:
-                await self._volume.write(request.page, request.pages, pages)
-            case Op.DISCARD:
-                await self._volume.write(request.page, request.pages, None)
-            case Op.FLUSH:
-                await self._volume.flush()
-            case Op.VERSIONS:
-                raise AssertionError("not among the operations of a volume")
-
 
 class VolumeControl:
     """What the agent asks of this process."""
 
-    def __init__(self, volume: Volume) -> None:
-        self._volume = volume
+    def __init__(self, volume: Volume, exports: Exports) -> None:
+        self._volume, self._exports = volume, exports
         self.opened = asyncio.Event()
         """Questions wait for it: before it, the volume does not know what it has."""
         self.stopped = asyncio.Event()
@@ -163,15 +138,22 @@ class VolumeControl:
             case control.CloseSlabFrame():
                 await self._volume.close_place(question.index, question.epoch)
             case control.CountPages():
-                return self._volume.counts(question.id)
+                clients = self._exports.clients
+                counts = self._volume.counts(question.id, question.life, question.since)
+                return msgspec.structs.replace(counts, clients=clients.connections, clients_refused=clients.refused)
+            case control.ExportVolume():
+                await self._exports.open(question.path)
+            case control.EndExport():
+                await self._exports.close(question.path)
             case control.ListPlaces():
-                return PlaceList(question.id, self._volume.places.all())
+                places = self._volume.places.after(question.index, question.epoch)
+                return PlaceList(question.id, places[:SLABS_TOLD], len(places) > SLABS_TOLD)
             case control.PlaceDead():
                 slab = self._volume.slab(question.index)
                 await self._volume.lenders.give_up(slab, question.epoch, question.why)
             case control.GiveUp():
-                given_up = await self._volume.lenders.give_up_all("a person gave it up")
-                return PlaceList(question.id, given_up)
+                given_up = await self._volume.lenders.give_up_all("a person gave it up", SLABS_TOLD)
+                return PlaceList(question.id, given_up, len(given_up) == SLABS_TOLD)
             case control.StopProgram():
                 self.forget = question.forget
                 asyncio.get_running_loop().call_later(0.05, self.stopped.set)
@@ -191,7 +173,8 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
             server.tell(frame)
 
     volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell)
-    asked = VolumeControl(volume)
+    exports = Exports(env, volume)
+    asked = VolumeControl(volume, exports)
     server = ControlServer(env, config.secret, asked.answer)
     await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files
     front = None
@@ -208,6 +191,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
     finally:
         if front is not None:
             await front.close()
+        await exports.close_all()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await (volume.forget() if asked.forget else volume.end())

@@ -21,23 +21,26 @@ import asyncio
 import contextlib
 import errno
 from array import array
-from collections.abc import Callable
-from operator import eq
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine
+from operator import ge
+from typing import Any, NamedTuple
 
 import msgspec
 
 from covey import checked
 from covey.ports import Env
-from plugins.memory.datapath.backing import Backing, Page
-from plugins.memory.datapath.control import OpenPlace, PageCounts, SlabCounts, Told
-from plugins.memory.datapath.lenders import Lenders
+from plugins.memory.datapath.backing import Backing
+from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
+from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.lenders import TROUBLE_MAX_S, Lenders
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.slab import SlabMemory
+from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import SpillQueue
 
+Done = Callable[[OSError | None], None]
+"""Called once, with why it failed."""
 WRITABLE_S = 1.0
 """Pause before a volume that cannot be written looks at its disk again."""
 GENERATION_BITS = 20
@@ -86,34 +89,32 @@ class Volume:
         self, env: Env, shape: Shape, prefix: str, queue_pages: int, deadline_s: float, tell: Callable[[Told], None]
     ):
         self.shape = shape
-        self.backing = Backing(env.disk, prefix, shape.pages, shape.page_bytes)
+        self.backing = Backing(env.disk, prefix, shape.pages, shape.page_bytes, self._loaded)
         self.queue = SpillQueue(env, self.backing, queue_pages)
-        self.slabs = [
-            SlabMemory(index, index * shape.slab_pages, min(shape.slab_pages, shape.pages - index * shape.slab_pages))
-            for index in range(shape.slabs)
-        ]
+        self.slabs = Slabs(shape.pages, shape.slab_pages)
         self.places = Places(env.disk, env.log, prefix)
         self.lenders = Lenders(
             env, self.places, self.queue, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
         )
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
-        self._env, self._prefix, self._deadline_s = env, prefix, deadline_s
+        self._env, self._prefix = env, prefix
+        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
+        """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self._version = self._ours = 0
         self._opened = False
+        self._life = int.from_bytes(env.entropy(7), "little")
         self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
 
     # ---- life ----
 
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size. A disk
-        that can be read but not written is no reason not to serve reads."""
+        that can be read but not written is no reason not to serve reads. Which pages the disk has is found out as they
+        are used, and in the background: the time this takes does not depend on what is written."""
         record = await self._load_record()
         self._version = self._ours = record.generation << (64 - GENERATION_BITS)
         await self.backing.load()
-        for slab in self.slabs:
-            versions = self.backing.version[slab.first : slab.first + slab.pages]
-            slab.written = slab.pages - versions.count(0)
         await self.places.load(len(self.slabs))
         try:
             await self._make_writable(record)
@@ -121,7 +122,27 @@ class Volume:
             self._refuse_writes(record, error)
         self._opened = True
         self._env.spawn("spill", self.queue.run())
+        self._env.spawn("count pages", self._count_written())
         self.lenders.find_again(self.places.all(), self.places.clean)
+
+    async def _count_written(self) -> None:
+        pause_s = WRITABLE_S
+        while not self.lenders.closed:
+            try:
+                await self.backing.load_all()
+                return
+            except OSError as error:
+                self._env.log.warning("not known yet how much of the volume is written", why=str(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
+
+    def _loaded(self, first: int, versions: Versions) -> None:
+        """The disk was asked what it has of these pages."""
+        for slab, start, run in self._parts(first, len(versions)):
+            written = run - versions[start - first : start - first + run].count(0)
+            if written:
+                slab.written += written
+                slab.touch()
 
     async def _load_record(self) -> VolumeRecord:
         shape = self.shape
@@ -174,6 +195,75 @@ class Volume:
         await self.places.delete()
         await self._env.disk.delete(f"{self._prefix}/volume")
 
+    # ---- requests that nobody awaits ----
+
+    def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
+        """`write`, for callers who have many under way: `done` is called once, with None or why not. No task is made
+        when the lender of the slab takes it at once. `pages` must stay as it is for good."""
+        slab = self._slab_of(first, count)
+        link = None if slab is None else slab.link
+        plain = not self.read_only and self.queue.fits(count) and self.backing.is_ready(first, count)
+        if slab is None or link is None or not link.usable or not plain:
+            self._env.spawn("write", self._then(self.write(first, count, pages), done))
+            return
+        version = self._begin(slab, first, count, pages)
+
+        def answered(did: bool) -> None:
+            self._written_bytes += count * self.shape.page_bytes
+            if did:
+                self.lenders.acknowledged(slab, link, first, (version,) * count)
+                done(None)
+            else:
+                self._env.spawn("write", self._then(self.queue.written(first, count, version), done))
+
+        link.send_write(first - slab.first, count, version, pages, answered)
+
+    def submit_read(self, first: int, into: memoryview, done: Done) -> None:
+        """`read`, likewise. `into` is not touched any more once `done` is called."""
+        count = len(into) // self.shape.page_bytes
+        slab = self._slab_of(first, count)
+        link = None if slab is None else slab.link
+        held = slab is not None and link is not None and not slab.unsure and link.usable
+        if not held or not self.backing.is_ready(first, count) or self.queue.has_any(first, count):
+            self._env.spawn("read", self._then(self.read(first, into), done))
+            return
+        assert slab is not None and link is not None
+        at = first - slab.first
+        if link.held.flags.find(0, at, at + count) >= 0:
+            self._env.spawn("read", self._then(self.read(first, into), done))
+            return
+        slab.requests += count
+        slab.touch()
+        wanted = self.backing.versions(first, count)
+
+        def answered(did: bool, versions: Versions) -> None:
+            if did and all(map(ge, versions, wanted)):
+                self._remote_read_bytes += len(into)
+                self._read_bytes += len(into)
+                done(None)
+                return
+            if did:
+                self._found_out(link)
+            self._env.spawn("read", self._then(self.read(first, into), done))
+
+        link.send_read(at, into, answered)
+
+    def submit_flush(self, done: Done) -> None:
+        self._env.spawn("flush", self._then(self.flush(), done))
+
+    async def _then(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+        try:
+            await work
+        except OSError as error:
+            done(error)
+        else:
+            done(None)
+
+    def _slab_of(self, first: int, count: int) -> SlabMemory | None:
+        """None when the pages lie in several."""
+        index = first // self.shape.slab_pages
+        return self.slabs[index] if (first + count - 1) // self.shape.slab_pages == index else None
+
     # ---- reading and writing ----
 
     async def write(self, first: int, count: int, pages: memoryview | None) -> None:
@@ -190,27 +280,31 @@ class Volume:
     async def _write_part(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> None:
         """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
         it."""
+        await self.backing.ready(first, count)
         await self.queue.room(count)
         version = self._begin(slab, first, count, pages)
         link = slab.link
         if link is not None and link.usable:
             with contextlib.suppress(SlabGone):  # `lenders` is called when a link ends
-                await link.write(first - slab.first, array("Q", (version,)) * count, pages)
+                versions = array("Q", (version,)) * count
+                await link.write(first - slab.first, versions, pages)
+                self.lenders.acknowledged(slab, link, first, versions)
                 return
         await self.queue.written(first, count, version)
 
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
         size = self.shape.page_bytes
-        zeros = bytes(size) if pages is None else b""
         self._version += 1
-        for at in range(count):
-            page = first + at
-            slab.written += self.queue.version(page) == 0
-            data = zeros if pages is None else bytes(pages[at * size : (at + 1) * size])
-            self.queue.put(page, Page(self._version, data))
+        slab.written += self.queue.versions(first, count).count(0)
+        if pages is None:
+            contents = [bytes(size)] * count
+        else:
+            contents = [bytes(pages[at : at + size]) for at in range(0, count * size, size)]
+        self.queue.put_run(first, self._version, contents)
         slab.requests += count
-        slab.changed = True
+        slab.overwritten(first, count)
+        slab.touch()
         return self._version
 
     async def read(self, first: int, into: memoryview) -> None:
@@ -220,6 +314,8 @@ class Volume:
         count = len(into) // size
         for slab, start, run in self._parts(first, count):
             slab.requests += run
+            slab.touch()
+            await self.backing.ready(start, run)
             if slab.unsure and any(self.queue.version(page) < self._ours for page in range(start, start + run)):
                 await self.lenders.known(slab)
             await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
@@ -230,6 +326,7 @@ class Volume:
         the rest comes from elsewhere."""
         size = self.shape.page_bytes
         versions = array("Q")
+        await self.backing.ready(first, len(into) // size)
         while len(versions) < len(into) // size:
             page = first + len(versions)
             rest = into[len(versions) * size :]
@@ -249,26 +346,31 @@ class Volume:
 
     def _same_holder(self, slab: SlabMemory, page: int, most: int) -> tuple[RemoteSlab | None, int]:
         """Who holds the newest content of `page`, None for the disk, and of how many pages in a row."""
-        holder, run = self._holder(slab, page), 1
-        while run < most and self.queue.newest(page + run) is None and self._holder(slab, page + run) is holder:
+        holder, run = slab.holder(page), 1
+        while run < most and self.queue.newest(page + run) is None and slab.holder(page + run) is holder:
             run += 1
         return holder, run
-
-    def _holder(self, slab: SlabMemory, page: int) -> RemoteSlab | None:
-        version = self.backing.version[page]
-        return slab.holder(page, version) if version else None
 
     async def _fetch_remote(self, slab: SlabMemory, holder: RemoteSlab, first: int, into: memoryview) -> Versions:
         """SlabGone also when the lender answers with something older than it acknowledged."""
         count = len(into) // self.shape.page_bytes
-        wanted = self.backing.version[first : first + count]
+        wanted = self.backing.versions(first, count)
         versions = await holder.read(first - slab.first, into)
-        if any(got < want for got, want in zip(versions, wanted, strict=True)):
-            holder.lied = True
-            holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
+        if not all(map(ge, versions, wanted)):
+            self._found_out(holder)
             raise SlabGone(holder.why)
         self._remote_read_bytes += len(into)
         return versions
+
+    async def ever_written(self, first: int, count: int) -> bool:
+        """Was any of these pages, which lie in one slab? A lender that has not answered may know better."""
+        slab = self.slabs[first // self.shape.slab_pages]
+        await self.backing.ready(first, count)
+        return bool(slab.unsure) or any(self.queue.versions(first, count))
+
+    def _found_out(self, holder: RemoteSlab) -> None:
+        holder.lied = True
+        holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")
 
     async def flush(self) -> None:
         """Every write acknowledged before, also to an earlier process, is on disk and synced. OSError: it is not."""
@@ -299,22 +401,21 @@ class Volume:
 
     def slab(self, index: int) -> SlabMemory:
         """ValueError when there is none."""
-        if not 0 <= index < len(self.slabs):
-            raise ValueError(f"{self.shape.name} has slabs 0 to {len(self.slabs) - 1}, none with index {index}")
-        return self.slabs[index]
+        try:
+            return self.slabs[index]
+        except IndexError as error:
+            raise ValueError(f"{self.shape.name} has {error}") from error
 
     async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        """A slab at a lender has its full size, also the last one of a volume that is smaller."""
-        shape = self.shape
-        return await RemoteSlab.open(
-            self._env, shape.name, place, shape.slab_pages, shape.page_bytes, self._deadline_s, within_s
-        )
+        return await self._links.open(place, within_s)
 
     # ---- counting ----
 
-    def counts(self, id: int) -> PageCounts:
-        """What the agent asks once a second."""
-        slabs = tuple(self._count(slab) for slab in self.slabs if slab.requests or slab.written)
+    def counts(self, id: int, life: int = 0, since: int = 0) -> PageCounts:
+        """What the agent asks once a second: it costs the slabs that changed since an answer with this `life` and
+        `upto`, and nothing for the others."""
+        changed, upto = self.slabs.changed(since if life == self._life else 0, SLABS_TOLD)
+        slabs = tuple(SlabCounts(slab.index, slab.requests, slab.written, slab.remote) for slab in changed)
         return PageCounts(
             id=id,
             slabs=slabs,
@@ -324,10 +425,12 @@ class Volume:
             disk_read_bytes=self._disk_read_bytes,
             queued_pages=len(self.queue),
             torn_pages=self.backing.torn,
-            places=self.lenders.now(),
+            places=self.lenders.now(changed),
             links_reopened=self.lenders.reopened,
             unrecovered=self.lenders.unrecovered,
             trouble=self.trouble[:400],
+            life=self._life,
+            upto=upto,
         )
 
     @property
@@ -336,20 +439,3 @@ class Volume:
         if self.read_only:
             return f"read-only: {self.read_only}"
         return f"pages wait for the disk, which refuses them: {self.queue.refused}" if self.queue.refused else ""
-
-    def _count(self, slab: SlabMemory) -> SlabCounts:
-        if slab.changed:
-            slab.remote, slab.changed = self._remote_pages(slab), False
-        return SlabCounts(slab.index, slab.requests, slab.written, slab.remote)
-
-    def _remote_pages(self, slab: SlabMemory) -> int:
-        """Pages whose newest version the place for writing holds."""
-        link = slab.link
-        if link is None or not link.usable:
-            return 0
-        newest = self.backing.version[slab.first : slab.first + slab.pages]
-        for page in self.queue.pages():
-            if slab.first <= page < slab.first + slab.pages:
-                newest[page - slab.first] = self.queue.version(page)
-        current: int = sum(map(eq, link.held, newest))
-        return current - newest.count(0)

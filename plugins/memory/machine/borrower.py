@@ -55,6 +55,7 @@ from plugins.memory.messages import (
     SlabRef,
     ToBorrower,
     ToLender,
+    in_parts,
 )
 from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeer
@@ -73,8 +74,7 @@ CLOSE_AT = 0.8
 
 class Borrower:
     """`hot` in page requests per second, None: in proportion to a volume's slabs; `cold_share`: the part of it below
-    which a slab is given back unasked, 0 never; `drawn`: hosts of which the `choices` freest by gossip are asked;
-    `lease_s` in seconds; `boot` counts this agent's starts."""
+    which a slab is given back unasked, 0 never; `drawn`: hosts of which the `choices` freest by gossip are asked."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Borrower:
         return self.volumes[slab.volume].rates[slab.index]
 
     def _renew(self, now_s: float) -> Actions:
-        """Every third of a lease: one message per lender."""
+        """Every third of a lease, to each lender all that it holds."""
         if now_s < self._renewed_s + self.lease_s / 3:
             return []
         self._renewed_s = now_s
@@ -203,7 +203,8 @@ class Borrower:
                 by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
             for epoch, lender in slab.left.items():
                 by_lender.setdefault(lender, []).append(slab.ref(epoch))
-        return [Send(lender, Renew(tuple(slabs)), self.lease_s / 3) for lender, slabs in sorted(by_lender.items())]
+        renewed = [(lender, part) for lender, slabs in sorted(by_lender.items()) for part in in_parts(slabs)]
+        return [Send(lender, Renew(part), self.lease_s / 3) for lender, part in renewed]
 
     # ---- finding a place ----
 
@@ -479,9 +480,9 @@ class Borrower:
 
     # ---- looking ----
 
-    def _slab(self, volume: str, index: int) -> BorrowedSlab | None:
-        found = self.volumes.get(volume)
-        return found.slabs[index] if found is not None and index < len(found.slabs) else None
+    def _slab(self, name: str, index: int) -> BorrowedSlab | None:
+        volume = self.volumes.get(name)
+        return volume.slabs[index] if volume is not None and index < len(volume.slabs) else None
 
     def _all(self) -> list[BorrowedSlab]:
         return [slab for volume in self.volumes.values() for slab in volume.slabs]

@@ -41,6 +41,7 @@ from plugins.memory.messages import (
     SlabsAreHeld,
     ToBorrower,
     ToLender,
+    in_parts,
 )
 from plugins.memory.policy import eviction, headroom, lending
 from plugins.memory.policy.headroom import HeadroomGrowth
@@ -283,23 +284,23 @@ class Lender:
         by_borrower: dict[HostId, list[SlabRef]] = {}
         for key in batch.asked:
             by_borrower.setdefault(key[0], []).append(self.lent[key].slab)
-        batch.waiting = set(by_borrower)
-        asks: Actions = [
-            Send(borrower, CheckActivity(batch.round, tuple(slabs)), ANSWER_S)
-            for borrower, slabs in sorted(by_borrower.items())
-        ]
+        asks: Actions = []
+        for borrower, slabs in sorted(by_borrower.items()):
+            parts = in_parts(slabs)
+            batch.waiting[borrower] = len(parts)
+            asks += [Send(borrower, CheckActivity(batch.round, part), ANSWER_S) for part in parts]
         return [*asks, SetTimer(ANSWERS_S, AnswersOver(batch.round))]
 
     def _activity(self, sender: HostId, message: Activity, now_s: float) -> Actions:
         batch = self._batch
-        if batch is None or message.round != batch.round or sender not in batch.waiting:
+        if batch is None or message.round != batch.round or not batch.waiting[sender]:
             return []
         for said in message.activities:
             key = (sender, said.slab.volume, said.slab.index)
             if key in batch.asked:
                 batch.activities[key] = said.requests_per_s
-        batch.waiting.discard(sender)
-        return [] if batch.waiting else self._evict_least_active(batch, now_s)
+        batch.waiting[sender] -= 1
+        return [] if any(batch.waiting.values()) else self._evict_least_active(batch, now_s)
 
     def _answers_over(self, round: int, now_s: float) -> Actions:
         if self._batch is None or self._batch.round != round:

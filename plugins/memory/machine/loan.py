@@ -1,5 +1,6 @@
 """One slab lent, as its lender knows it, and one eviction under way."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,4 +49,5 @@ class Batch:
     needed_bytes: int
     asked: list[Key]
     activities: dict[Key, float] = field(default_factory=dict)
-    waiting: set[HostId] = field(default_factory=set)
+    waiting: Counter[HostId] = field(default_factory=Counter)
+    """Answers that each borrower still owes: one for each message that it was asked in."""

@@ -10,10 +10,13 @@ from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
 
-SLABS_MAX = 8192
-"""Slabs of one volume; each is a connection and a line in a table. Larger volumes want larger slabs."""
+SLABS_MAX = 1 << 14
+"""Slabs of one volume, so 1 TiB of the default size; each is a line in a table of the agent. Larger volumes want larger
+slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
+PAGE_BYTES_MAX = 1 << 16
+"""Bytes of the largest page."""
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")

@@ -119,6 +119,7 @@ class MemoryService(PluginService):
         return {
             "attach": self._attach,
             "detach": self._detach,
+            "export": self._export,
             "give_up": self._give_up,
             "volumes": self._volumes,
             "slabs": self._slabs,
@@ -135,6 +136,12 @@ class MemoryService(PluginService):
         name = _volume_name(arguments.get("volume"))
         await self.borrowing.detach(name, -1)
         return {"volume": name}
+
+    async def _export(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`volume`, `socket` (absolute path), `end` (true: no more)."""
+        name, path = _volume_name(arguments.get("volume")), str(arguments.get("socket", ""))
+        await self.borrowing.export(name, path, arguments.get("end") is True)
+        return {"volume": name, "socket": path}
 
     async def _give_up(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -31,9 +30,10 @@ from plugins.memory.machine.borrower import ANSWER_S, OPEN_S, Borrower
 from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.machine.slab import BorrowedSlab
-from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld
+from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
+from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
 from plugins.views import SlabView, VolumeView, WaitView
@@ -45,37 +45,9 @@ CLOSE_S = 60.0
 """How long one question to close a slab waits for the disk; then it is asked again."""
 AGAIN_S = 1.0
 """Pause before a process that could not close a slab is asked again."""
-REFS_MAX = 4096
-"""Slabs in one question to a lender."""
 TOKEN_BYTES = 32
-
-
-@dataclass
-class OpenVolume:
-    """A volume of this host and its process."""
-
-    known: KnownVolume
-    process: ByteProcess
-    counts: PageCounts | None = None
-    counted: dict[int, int] = field(default_factory=dict)
-    """Slab -> requests at the last second, to tell what is new."""
-    trouble: str = ""
-    """What its event log says now about reading and writing it; empty: nothing is wrong."""
-
-    @property
-    def slabs(self) -> int:
-        return -(-self.known.size_bytes // self.known.slab_bytes)
-
-    def requests(self, counts: PageCounts) -> list[int]:
-        """Pages requested of each slab since the last second. A process that started anew counts from 0."""
-        measured = [0] * self.slabs
-        restarted = any(slab.requests < self.counted.get(slab.index, 0) for slab in counts.slabs)
-        before = {} if restarted else self.counted
-        for slab in counts.slabs:
-            if slab.index < self.slabs:
-                measured[slab.index] = slab.requests - before.get(slab.index, 0)
-        self.counts, self.counted = counts, {slab.index: slab.requests for slab in counts.slabs}
-        return measured
+SOCKET_PATH_MAX = 107
+"""Bytes of a unix socket's path."""
 
 
 class Borrowing:
@@ -216,14 +188,28 @@ class Borrowing:
         return self.volumes[name]
 
     async def _volume_up(self, known: KnownVolume, process: ByteProcess) -> None:
-        answer = await process.ask(control.ListPlaces, READY_S)
-        if not isinstance(answer, PlaceList):
-            raise ConnectionResetError(f"the volume's process answered {answer}")
-        slabs = -(-known.size_bytes // known.slab_bytes)
-        places = tuple((place.index, _place(place)) for place in answer.places if place.index < slabs)
+        places: list[tuple[int, SlabPlace]] = []
+        slabs, after, more = -(-known.size_bytes // known.slab_bytes), (0, 0), True
+        while more:
+            answer = await process.ask(lambda id: control.ListPlaces(id, *after), READY_S)  # noqa: B023
+            if not isinstance(answer, PlaceList):
+                raise ConnectionResetError(f"the volume's process answered {answer}")
+            more = answer.more
+            for place in answer.places:
+                after = (place.index, place.epoch)
+                if place.index < slabs:
+                    places.append((place.index, _place(place)))
+        await self._export_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
-        self.dispatch(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, places))
+        self.dispatch(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, tuple(places)))
+
+    async def _export_again(self, name: str, process: ByteProcess) -> None:
+        volume = self.volumes.get(name)
+        for path in volume.known.exports if volume is not None else ():
+            answer = await process.ask(lambda id, path=path: control.ExportVolume(id, path), ASK_S)  # type: ignore[misc]
+            if not isinstance(answer, Yes):
+                self._host.note(f"volume/{name}", "not exported", f"{path}: {getattr(answer, 'why', answer)}")
 
     def _volume_down(self, name: str, why: str) -> None:
         self._env.log.warning("a volume's process is gone", volume=name, why=why)
@@ -257,8 +243,8 @@ class Borrowing:
         for name, volume in list(self.volumes.items()):
             counts = await self._count(volume)
             if counts is not None:
-                requests[name] = volume.requests(counts)
-                links[name] = {place.epoch: place.state for place in counts.places}
+                requests[name] = volume.take(counts)
+                links[name] = volume.links
                 self._tell_trouble(volume, counts)
         self.dispatch(events.BorrowerTick(requests, self._peers(), links))
         self._ask_about_slabs()
@@ -267,7 +253,8 @@ class Borrowing:
         if not volume.process.ready.is_set():
             return None
         try:
-            answer = await volume.process.ask(control.CountPages, ASK_S)
+            life, since = volume.since()
+            answer = await volume.process.ask(lambda id: control.CountPages(id, life, since), ASK_S)
         except (ConnectionError, TimeoutError) as error:
             self._env.log.warning("a volume's process does not answer", volume=volume.known.volume, why=str(error))
             return None
@@ -286,7 +273,7 @@ class Borrowing:
         """By lender: places of which a volume's process does not know what they hold, since it began anew."""
         found: dict[HostId, list[SlabRef]] = {}
         for name, volume in self.volumes.items():
-            epochs = {now.epoch for now in volume.counts.places if now.state == "recovering"} if volume.counts else ()
+            epochs = {now.epoch for now in volume.recovering()}
             for slab in self._slabs(name) if epochs else ():
                 held = {place.epoch: place.lender for place in slab.places}
                 for epoch, lender in (held | slab.left).items():
@@ -299,15 +286,17 @@ class Borrowing:
         for lender, slabs in sorted(self._recovering().items()):
             if lender not in self._asked:
                 self._asked.add(lender)
-                self._env.spawn(f"ask {lender} about slabs", self._ask_lender(lender, slabs[:REFS_MAX]))
+                self._env.spawn(f"ask {lender} about slabs", self._ask_lender(lender, slabs))
 
     async def _ask_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
         try:
-            answer = await self._host.ask("memory", lender, SlabsHeld(tuple(slabs)), ANSWER_S)
-            if isinstance(answer, SlabsAreHeld) and answer.known:
-                for slab in slabs:
-                    if slab not in answer.slabs:
-                        await self._tell_dead(lender, slab)
+            for part in in_parts(slabs):
+                answer = await self._host.ask("memory", lender, SlabsHeld(part), ANSWER_S)
+                if isinstance(answer, SlabsAreHeld) and answer.known:
+                    held = set(answer.slabs)
+                    for slab in part:
+                        if slab not in held:
+                            await self._tell_dead(lender, slab)
         except (TimeoutError, ConnectionError, Refused):
             pass  # asked again in a second
         finally:
@@ -324,16 +313,42 @@ class Borrowing:
         volume = self.volumes.get(name)
         if volume is None:
             raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-        try:
-            answer = await volume.process.ask(control.GiveUp, ASK_S)
-        except (ConnectionError, TimeoutError) as error:
-            what = f"volume {name} cannot be asked"
-            raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
-        given_up = answer.places if isinstance(answer, PlaceList) else ()
+        given_up: tuple[OpenPlace, ...] = ()
+        more = True
+        while more:
+            try:
+                answer = await volume.process.ask(control.GiveUp, ASK_S)
+            except (ConnectionError, TimeoutError) as error:
+                what = f"volume {name} cannot be asked"
+                raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
+            given_up += answer.places if isinstance(answer, PlaceList) else ()
+            more = isinstance(answer, PlaceList) and answer.more
         for place in given_up:
             why = f"slab {place.index} waits no longer for {place.lender}; pages written there last may read older"
             self._host.note(f"volume/{name}", "given up", why)
         return given_up
+
+    async def export(self, name: str, path: str, end: bool) -> None:
+        """Offer it as a block device at this unix socket, from now on and whenever its process starts; or no more."""
+        volume, what = self.volumes.get(name), f"volume {name} is not exported at {path}"
+        if volume is None:
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+        if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_MAX:
+            why = f"a unix socket's path is absolute and has at most {SOCKET_PATH_MAX} bytes"
+            raise Refused(2, what, why, "choose another --socket")
+        frame = control.EndExport if end else control.ExportVolume
+        try:
+            answer = await volume.process.ask(lambda id: frame(id, path), ASK_S)
+        except (ConnectionError, TimeoutError) as error:
+            why = f"its process does not answer: {error}"
+            raise Refused(1, f"volume {name} cannot be asked", why, "try again in a few seconds") from error
+        if not isinstance(answer, Yes):
+            why = getattr(answer, "why", str(answer))
+            raise Refused(4, what, why, "choose a --socket in a directory that the agent's user may write")
+        others = tuple(each for each in volume.known.exports if each != path)
+        volume.known = msgspec.structs.replace(volume.known, exports=others if end else (*others, path))
+        await self._record.set_volume(volume.known)
+        self._host.note(f"volume/{name}", "export ended" if end else "exported", path)
 
     def _peers(self) -> tuple[LenderPeer, ...]:
         peers: list[LenderPeer] = []
@@ -413,7 +428,7 @@ class Borrowing:
         )
 
     def _waits_for(self, volume: OpenVolume) -> tuple[WaitView, ...]:
-        why = {place.epoch: place.why for place in volume.counts.places} if volume.counts else {}
+        why = {place.epoch: place.why for place in volume.recovering()}
         return tuple(
             WaitView(
                 lender,
@@ -434,8 +449,7 @@ class Borrowing:
         ]
 
     def _slab_view(self, slab: BorrowedSlab, volume: OpenVolume) -> SlabView:
-        found = [count for count in volume.counts.slabs if count.index == slab.index] if volume.counts else []
-        counts = found[0] if found else SlabCounts(slab.index, 0, 0, 0)
+        counts = volume.counted.get(slab.index) or SlabCounts(slab.index, 0, 0, 0)
         return SlabView(
             volume=slab.volume,
             index=slab.index,

@@ -12,7 +12,7 @@ from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
 from plugins.facts import Spare, SpareChanged
 from plugins.memory.datapath import control
-from plugins.memory.datapath.control import SlabList, Yes
+from plugins.memory.datapath.control import SLABS_TOLD, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender as machine
 from plugins.memory.machine.lender import FreeSlab, Lender, LenderEvent, RegisterSlab
@@ -88,26 +88,30 @@ class Lending:
     # ---- the slab process ----
 
     async def _up(self, process: ByteProcess) -> None:
-        listed = await self._list(process)
-        slabs = tuple(
-            LoanedSlab(
-                HostId(slab.borrower), SlabRef(slab.volume, slab.index, slab.epoch), slab.slab_bytes, slab.secret
-            )
-            for slab in listed.slabs
-        )
-        self.dispatch(machine.StoreFound(self._reached_at(listed.address), slabs))
+        slabs: list[LoanedSlab] = []
+        after, more = ("", "", 0), True
+        while more:
+            listed = await self._list(process, after)
+            more = listed.more
+            for slab in listed.slabs:
+                ref = SlabRef(slab.volume, slab.index, slab.epoch)
+                slabs.append(LoanedSlab(HostId(slab.borrower), ref, slab.slab_bytes, slab.secret))
+                after = (slab.borrower, slab.volume, slab.index)
+        self.dispatch(machine.StoreFound(self._reached_at(listed.address), tuple(slabs)))
 
     def _down(self, why: str) -> None:
         self._touched_bytes = 0
         self._env.log.warning("the slab process is gone", why=why)
         self.dispatch(machine.StoreLost(why))
 
-    async def _list(self, process: ByteProcess) -> SlabList:
+    async def _list(
+        self, process: ByteProcess, after: tuple[str, str, int] = ("", "", 0), most: int = SLABS_TOLD
+    ) -> SlabList:
         """ConnectionError when it is not there or answers something else."""
-        answer = await process.ask(control.ListSlabs, ASK_S)
+        answer = await process.ask(lambda id: control.ListSlabs(id, after, most), ASK_S)
         if not isinstance(answer, SlabList):
             raise ConnectionResetError(f"the slab process answered {answer}")
-        self._touched_bytes = sum(slab.touched_bytes for slab in answer.slabs)
+        self._touched_bytes = answer.touched_bytes
         self._refused = answer.refused
         return answer
 
@@ -131,7 +135,7 @@ class Lending:
         """Once a second: measure, decide, publish."""
         if self.process is not None and self.process.ready.is_set():
             try:
-                await self._list(self.process)
+                await self._list(self.process, most=0)
             except (ConnectionError, TimeoutError) as error:
                 self._env.log.warning("the slab process does not answer", why=str(error))
         self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes))

@@ -32,6 +32,8 @@ class KnownVolume(msgspec.Struct, frozen=True):
     uid: int
     """Whose it is; -1: any user of this host."""
     process: KnownProcess
+    exports: tuple[str, ...] = ()
+    """Unix sockets where it is offered as a block device."""
 
 
 class SlabsOnDisk(msgspec.Struct, frozen=True):

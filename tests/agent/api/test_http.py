@@ -90,6 +90,7 @@ class FakeApi:
                 "memory.detach": {},
                 "memory.give_up": {},
                 "scheduler.move": {},
+                "memory.export": {},
             }.items()
         }
         self.commands["agent.health"] = self.health
@@ -190,6 +191,13 @@ async def test_an_answer_says_who_spoke_and_when(rig: Rig) -> None:
         ("POST", "/v1/jobs/j1/cancel", None, "scheduler.cancel", {"id": "j1"}),
         ("POST", "/v1/volumes/demo/give-up", None, "memory.give_up", {"volume": "demo"}),
         ("POST", "/v1/jobs/j1/move", {"what": "2", "id": "j9"}, "scheduler.move", {"what": "2", "id": "j1"}),
+        (
+            "POST",
+            "/v1/volumes/demo/export",
+            {"socket": "/run/d.sock", "end": False, "volume": "other"},
+            "memory.export",
+            {"socket": "/run/d.sock", "end": False, "volume": "demo"},
+        ),
         (
             "POST",
             "/v1/volumes",

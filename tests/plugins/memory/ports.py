@@ -3,7 +3,7 @@
 import asyncio
 import random
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,9 @@ from agent.tasks import Tasks
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Pages, Probes, Processes
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
-from plugins.memory.datapath.slabd import SlabServer, SlabStore
+from plugins.memory.datapath.slab_session import SlabSession
+from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.volume import Shape, Volume
 
 PAGE = 4096
@@ -47,6 +49,10 @@ class GateDisk:
         if self.fail:
             raise OSError(28, "no space left in this test")
         await self._disk.write_at(name, offset, data)
+
+    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
+        for offset, data in parts:
+            await self.write_at(name, offset, data)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         if self.reads_failing:
@@ -108,6 +114,16 @@ class Bench:
     async def cut_lender(self) -> None:
         """Every connection breaks and nobody listens any more; the memory stays."""
         await self._listener.close()
+
+    def break_links(self) -> None:
+        """Every connection breaks; the lender goes on."""
+        for user in [user for slab in self.store.slabs.values() for user in slab.users]:
+            cast(SlabSession, user)._stream.close()
+
+    def ignore_requests(self) -> None:
+        """Over the connections there are now: their requests arrive and nothing is done about them."""
+        for user in [user for slab in self.store.slabs.values() for user in slab.users]:
+            cast(SlabSession, user)._do = lambda asked, slab: None  # type: ignore[method-assign]
 
     async def mute_lender(self) -> None:
         """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""

@@ -2,18 +2,20 @@
 
 import asyncio
 from array import array
+from typing import Any, cast
 
 import pytest
 
 from covey import handshake, headers
 from covey.handshake import CHALLENGE_BYTES, Challenge
-from covey.headers import Op, Request, Status
+from covey.headers import Status
 from covey.ports import ByteStream
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
-from plugins.memory.datapath.slabd import HostedSlab, SlabStore
-from plugins.memory.datapath.slabwire import SlabHello
+from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.slabwire import SlabHello, SlabOp, SlabRequest, SlabStatus
 from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, page, soon
 
 SIZE = 16 * PAGE
@@ -31,14 +33,30 @@ def versions(*numbers: int) -> "array[int]":
     return array("Q", numbers)
 
 
+def a_volumes_links(bench: Bench) -> LenderLinks:
+    return LenderLinks(bench.env, "data", 16, PAGE, 2.0)
+
+
 async def link(bench: Bench, place: OpenPlace) -> RemoteSlab:
-    return await RemoteSlab.open(bench.env, "data", place, 16, PAGE, 2.0)
+    """As another process of the volume."""
+    return await a_volumes_links(bench).open(place)
+
+
+def asks(op: SlabOp, page: int, pages: int, size: int = 0, version: int = 0, epoch: int = 1) -> bytes:
+    """A request about slab 0."""
+    return slabwire.pack_request(SlabRequest(op, pages, 0, page, size, epoch, 1, version))
+
+
+async def hears(stream: ByteStream) -> slabwire.SlabReply:
+    data = bytearray(slabwire.REPLY_BYTES)
+    await stream.read_into(memoryview(data))
+    return slabwire.reply(data)
 
 
 async def knocked(bench: Bench, place: OpenPlace, nonce: bytes = b"n" * 16) -> tuple[ByteStream, bytes, Challenge]:
     """A raw connection that has said hello and was challenged; what it said."""
     stream = await bench.env.bytes.connect(bench.address)
-    hello = slabwire.pack_hello(SlabHello("h1", "data", place.index, place.epoch, nonce))
+    hello = slabwire.pack_hello(SlabHello("h1", "data", place.index, place.epoch, b"session of tests", nonce))
     await stream.write(hello)
     data = bytearray(CHALLENGE_BYTES)
     await stream.read_into(memoryview(data))
@@ -123,11 +141,11 @@ async def test_a_write_cut_short_leaves_the_older_page_whole() -> None:
         slab = hosted(bench.store)
         slab.put(0, versions(1), memoryview(page(1)))
         stream = await greeted(bench, place)
-        request = headers.pack_request(Request(Op.WRITE, 0, 1, 1))
-        await stream.write(request, versions(2).tobytes(), page(2)[: PAGE // 2])
+        await stream.write(asks(SlabOp.WRITE, 0, 1, PAGE, version=2), page(2)[: PAGE // 2])
         await asyncio.sleep(0.02)
+        assert len(slab.users) == 1
         stream.close()
-        await soon(lambda: slab.streams == [] or slab.streams[0].__dict__.get("_ended") is not None)
+        await soon(lambda: slab.users == [])
         assert slab.has(0, 1) == page(1)
         assert slab.versions[0] == 1
 
@@ -161,11 +179,9 @@ async def test_nothing_that_was_heard_on_the_wire_opens_another_connection() -> 
             again, _, other = await knocked(bench, place)
             assert other.nonce != challenge.nonce
             assert await welcome(again, said) is Status.REFUSED
-        assert hosted(bench.store).streams[0].peer, "and the owner is not cut off"
-        await stream.write(headers.pack_request(Request(Op.READ, 0, 1, 1)))
-        reply = bytearray(headers.REPLY_BYTES)
-        await stream.read_into(memoryview(reply))
-        assert headers.reply(reply).status is Status.OK
+        assert len(hosted(bench.store).users) == 1, "and the owner is not cut off"
+        await stream.write(asks(SlabOp.READ, 0, 1))
+        assert (await hears(stream)).status is SlabStatus.OK
 
 
 async def test_a_volume_says_hello_without_the_secret_of_the_slab() -> None:
@@ -205,8 +221,8 @@ async def test_a_borrower_does_not_use_a_lender_that_cannot_prove_itself() -> No
 async def test_a_volume_of_the_older_version_is_refused_in_words() -> None:
     async with a_bench() as bench:
         stream = await bench.env.bytes.connect(bench.address)
-        hello = slabwire.pack_hello(SlabHello("h1", "data", 0, 1, SECRET))
-        await stream.write(b"coveysl2" + hello[8:])
+        hello = slabwire.pack_hello(SlabHello("h1", "data", 0, 1, SECRET, SECRET))
+        await stream.write(b"coveysl3" + hello[8:])
         data = bytearray(headers.WELCOME_BYTES)
         await stream.read_into(memoryview(data))
         assert headers.welcome(data).status is Status.VERSION
@@ -273,10 +289,14 @@ async def test_many_requests_may_be_under_way_at_once() -> None:
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        headers.pack_request(Request(Op.READ, 15, 2, 1)),
-        headers.pack_request(Request(Op.WRITE, 0, 0, 1)),
-        headers.pack_request(Request(Op.READ, 1 << 31, 1 << 31, 1)),
-        b"\xff" * headers.REQUEST_BYTES,
+        asks(SlabOp.READ, 15, 2),
+        asks(SlabOp.WRITE, 0, 0),
+        asks(SlabOp.WRITE, 0, 2, PAGE),
+        asks(SlabOp.READ, 1 << 31, 1 << 31),
+        asks(SlabOp.COPY, 0, 1, PAGE),
+        asks(SlabOp.ATTACH, 0, 0, 31),
+        asks(SlabOp.WRITE, 0, 1, 1 << 31, epoch=9),
+        b"\xff" * slabwire.REQUEST_BYTES,
     ],
 )
 async def test_a_request_out_of_range_ends_that_connection_and_no_other(request_bytes: bytes) -> None:
@@ -285,13 +305,116 @@ async def test_a_request_out_of_range_ends_that_connection_and_no_other(request_
         other = await link(bench, OpenPlace(1, 1, "h2", bench.address, SECRET))
         stream = await greeted(bench, bench.register(0))
         await stream.write(request_bytes)
-        reply = bytearray(headers.REPLY_BYTES)
-        await stream.read_into(memoryview(reply))
-        assert headers.reply(reply).status is headers.Status.BAD
+        assert (await hears(stream)).status is SlabStatus.BAD
         with pytest.raises(ConnectionError):
             await stream.read_into(memoryview(bytearray(1)))
         await other.write(0, versions(1), memoryview(page(1)))
         assert bench.store.refused == 1
+
+
+# ---- many slabs over two connections ---------------------------------------------------------------------------------
+
+
+async def test_all_slabs_of_a_volume_at_a_lender_share_two_connections() -> None:
+    async with a_bench() as bench:
+        links = a_volumes_links(bench)
+        remotes = await asyncio.gather(*(links.open(bench.register(index)) for index in range(40)))
+        users = {id(user) for slab in bench.store.slabs.values() for user in slab.users}
+        assert len(users) == 2
+        for index, remote in enumerate(remotes):
+            await remote.write(0, versions(1), memoryview(page(index)))
+        words = [bytes(bench.store.slabs["h1", "data", index].has(0, 1)) for index in range(40)]
+        assert words == [page(index) for index in range(40)]
+
+
+async def test_a_slab_that_is_taken_back_is_no_other_slabs_trouble() -> None:
+    async with a_bench() as bench:
+        links = a_volumes_links(bench)
+        one, other = [await links.open(bench.register(index)) for index in (0, 1)]
+        told: list[str] = []
+        one.ended = lambda slab: told.append(slab.why)
+        bench.store.free("h1", "data", 0, 1)
+        await soon(lambda: told == ["h2 does not lend this slab under epoch 1 any more"])
+        await other.write(0, versions(1), memoryview(page(1)))
+        with pytest.raises(SlabStale):
+            await links.open(OpenPlace(0, 1, "h2", bench.address, SECRET))
+        assert other.usable
+
+
+async def test_a_further_slab_needs_its_own_secret() -> None:
+    async with a_bench() as bench:
+        links = a_volumes_links(bench)
+        await links.open(bench.register(0))
+        bench.register(1, secret=b"another secret..")
+        for place in (OpenPlace(1, 1, "h2", bench.address, SECRET), OpenPlace(2, 1, "h2", bench.address, SECRET)):
+            with pytest.raises(SlabStale):
+                await links.open(place)
+        assert bench.store.slabs["h1", "data", 1].users == []
+        assert (await links.open(OpenPlace(1, 1, "h2", bench.address, b"another secret.."))).usable
+
+
+async def test_what_an_earlier_process_left_under_way_cannot_land_any_more() -> None:
+    """It was asked what it holds: whatever comes later from before would be there without anybody knowing."""
+    async with a_bench() as bench:
+        place = bench.register(0)
+        old = await greeted(bench, place)
+        await old.write(asks(SlabOp.WRITE, 0, 1, PAGE, version=5), page(5)[: PAGE // 2])
+        await asyncio.sleep(0.02)
+        new = await link(bench, place)
+        assert list(await new.versions()) == [0] * 16
+        await old.write(page(5)[PAGE // 2 :], asks(SlabOp.WRITE, 1, 1, PAGE, version=6), page(6))
+        replies = [await hears(old) for _ in range(3)]
+        assert [reply.status for reply in replies] == [SlabStatus.GONE] * 3
+        assert [reply.tag for reply in replies] == [0, 1, 1], "told at once, and for each request"
+        assert list(await new.versions()) == [0] * 16 and hosted(bench.store).has(0, 1) == bytes(PAGE)
+
+
+async def test_a_slab_that_is_let_go_is_not_served_over_that_connection_any_more() -> None:
+    async with a_bench() as bench:
+        links = a_volumes_links(bench)
+        one, other = [await links.open(bench.register(index)) for index in (0, 1)]
+        await one.retire()
+        await soon(lambda: bench.store.slabs["h1", "data", 0].users == [])
+        await other.write(0, versions(1), memoryview(page(1)))
+        again = await links.open(OpenPlace(0, 1, "h2", bench.address, SECRET))
+        await again.write(0, versions(1), memoryview(page(1)))
+
+
+async def test_a_slab_given_up_with_requests_under_way_takes_its_link_along() -> None:
+    """Bytes of theirs may be half way in either direction, and whoever asked uses his buffer for something else now."""
+    async with a_bench() as bench:
+        links = a_volumes_links(bench)
+        one, other = [await links.open(bench.register(index)) for index in (0, 1)]
+        bench.ignore_requests()
+        reading = asyncio.ensure_future(one.read(0, memoryview(bytearray(PAGE))))
+        await asyncio.sleep(0.02)
+        one.fail("it lied")
+        assert not other.usable
+        with pytest.raises(SlabGone, match="it lied"):
+            await reading
+        assert (await links.open(OpenPlace(1, 1, "h2", bench.address, SECRET))).usable
+
+
+async def test_a_lender_that_works_slowly_through_many_requests_is_not_given_up() -> None:
+    async with a_bench() as bench:
+        remote = await LenderLinks(bench.env, "data", 16, PAGE, 0.2).open(bench.register(0))
+        for user in hosted(bench.store).users:
+            do = cast(Any, user)._do
+            at = iter(range(1, 100))
+
+            def later(asked: Any, slab: Any, do: Any = do, at: Any = at, user: Any = user) -> None:
+                asyncio.get_running_loop().call_later(0.08 * next(at), lambda: (do(asked, slab), user.turn()))
+
+            cast(Any, user)._do = later
+        await asyncio.gather(*(remote.write(n, versions(1), None) for n in range(8)))
+        assert remote.usable
+
+
+async def test_a_link_that_no_slab_uses_is_closed() -> None:
+    async with a_bench() as bench:
+        remote = await link(bench, bench.register(0))
+        await remote.retire()
+        await soon(lambda: len(bench._listener._tasks) == 0)
 
 
 async def test_a_connection_that_is_none_is_dropped_and_counted() -> None:

@@ -95,6 +95,19 @@ async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_v
         assert await read(again, 5, 1) == [2]
 
 
+async def test_a_page_being_overwritten_counts_as_held_by_nobody() -> None:
+    async with a_volume() as (bench, volume):
+        await volume.open_place(bench.register(0))
+        await write(volume, 5, 1, 2)
+        assert volume.counts(1).slabs[0].remote == 2
+        writing = asyncio.ensure_future(write(volume, 5, 3))
+        await asyncio.sleep(0)
+        link = volume.slabs[0].link
+        assert link is not None and volume.slabs[0].holder(5) is None and volume.slabs[0].holder(6) is link
+        await writing
+        assert volume.slabs[0].holder(5) is link
+
+
 async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_up() -> None:
     async with a_volume() as (bench, volume):
         await volume.open_place(bench.register(0))
@@ -226,8 +239,7 @@ async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_ep
         await write(volume, 0, *range(1, 17))
         await volume.flush()
         await copied(bench)
-        for stream in bench.store.slabs["h1", "data", 0].streams:
-            stream.close()
+        bench.break_links()
         await soon(lambda: volume.lenders.reopened == 1)
         assert [place.state for place in volume.counts(1).places] == ["open"]
         assert volume.counts(1).slabs[0].remote == 16, "and what it holds is known"
@@ -599,17 +611,13 @@ async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges
         await volume.open_place(bench.register(0))
         link = volume.slabs[0].link
         assert link is not None
-        link._take_reply = _swallow  # type: ignore[method-assign]
+        bench.ignore_requests()
         await write(volume, 0, 4)
         assert await read(volume, 0, 1) == [4]
         assert volume.backing.version[0] > 0
         assert "did not answer within" in link.why
         await soon(lambda: volume.slabs[0].link is not None)
         assert volume.lenders.reopened == 1
-
-
-async def _swallow(reply: object) -> None:
-    """A reply that never arrived."""
 
 
 async def test_discarded_pages_are_zeros_here_at_the_lender_and_after_a_crash() -> None:

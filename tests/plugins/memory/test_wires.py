@@ -12,6 +12,7 @@ from covey import frames, headers, volumewire
 from covey.core import HostId
 from covey.headers import Op, Reply, Request, Status, Welcome
 from plugins.memory.datapath import control, slabwire
+from plugins.memory.datapath.slabwire import SlabOp, SlabRequest
 from plugins.memory.messages import (
     Activity,
     CheckActivity,
@@ -60,6 +61,8 @@ QUESTIONS: list[control.ControlFrame] = [
     control.CloseSlabFrame(6, 3, 9),
     control.CountPages(7),
     control.ListPlaces(8),
+    control.ExportVolume(11, "/run/v.sock"),
+    control.EndExport(12, "/run/v.sock"),
     control.PlaceDead(9, 3, 9, "why"),
     control.GiveUp(10),
 ]
@@ -97,23 +100,32 @@ def mutated(seeds: Sequence[bytes]) -> st.SearchStrategy[bytes]:
     return st.builds(change, st.sampled_from(list(seeds)), st.lists(edit, min_size=1, max_size=6))
 
 
-def to_slab(data: bytes) -> headers.Request:
-    return headers.request(data, 300, slabwire.OPERATIONS)
+def to_slab(data: bytes) -> SlabRequest:
+    found = slabwire.request(data)
+    slabwire.check(found, 300, 4096)
+    return found
 
 
 def to_volume(data: bytes) -> headers.Request:
     return headers.request(data, 300, volumewire.OPERATIONS)
 
 
+VERSIONS_OF = SlabRequest(SlabOp.VERSIONS, 290, 7, 3, 0, 9, 5, 0)
+A_COPY = SlabRequest(SlabOp.COPY, 2, 7, 298, 2 * 4104, 9, 5, 0)
+GONE = slabwire.SlabReply(slabwire.SlabStatus.GONE, 0, 7, 9, 5)
+ATTACHED = slabwire.AttachedSlab(b"p" * 32, 4096, 1 << 26)
 HEADERS: list[tuple[Callable[[bytes], object], bytes, object]] = [
     (
         slabwire.hello,
-        slabwire.pack_hello(slabwire.SlabHello("h1", "data", 3, 9, b"s" * 16)),
-        ("h1", "data", 3, 9, b"s" * 16),
+        slabwire.pack_hello(slabwire.SlabHello("h1", "data", 3, 9, b"e" * 16, b"s" * 16)),
+        ("h1", "data", 3, 9, b"e" * 16, b"s" * 16),
     ),
     (volumewire.hello, volumewire.pack_hello(b"t" * 32), b"t" * 32),
     (headers.welcome, headers.pack_welcome(Welcome(Status.OK, 4096, 1 << 20)), Welcome(Status.OK, 4096, 1 << 20)),
-    (to_slab, headers.pack_request(Request(Op.VERSIONS, 3, 290, 5)), Request(Op.VERSIONS, 3, 290, 5)),
+    (to_slab, slabwire.pack_request(VERSIONS_OF), VERSIONS_OF),
+    (to_slab, slabwire.pack_request(A_COPY), A_COPY),
+    (slabwire.reply, slabwire.pack_reply(GONE), GONE),
+    (slabwire.attached, slabwire.pack_attached(ATTACHED), ATTACHED),
     (to_volume, headers.pack_request(Request(Op.WRITE, 3, 4, 5)), Request(Op.WRITE, 3, 4, 5)),
     (to_volume, headers.pack_request(Request(Op.FLUSH, 0, 0, 5)), Request(Op.FLUSH, 0, 0, 5)),
     (headers.reply, headers.pack_reply(Reply(Status.FAILED, 4, 5)), Reply(Status.FAILED, 4, 5)),
@@ -137,20 +149,39 @@ def test_any_bytes_are_a_header_or_a_wire_error(which: int, data: bytes) -> None
 def test_whatever_request_is_accepted_is_known_and_lies_inside(code: int, page: int, count: int) -> None:
     data = bytearray(headers.pack_request(Request(Op.READ, page, count, 1)))
     data[0] = code
-    for operations in (slabwire.OPERATIONS, volumewire.OPERATIONS):
-        try:
-            request = headers.request(data, 300, operations)
-        except headers.WireError:
-            continue
-        assert request.op in operations
-        limit = operations[request.op]
-        assert limit == 0 or (1 <= request.pages <= limit and request.page + request.pages <= 300)
+    try:
+        request = headers.request(data, 300, volumewire.OPERATIONS)
+    except headers.WireError:
+        return
+    assert request.op in volumewire.OPERATIONS
+    limit = volumewire.OPERATIONS[request.op]
+    assert limit == 0 or (1 <= request.pages <= limit and request.page + request.pages <= 300)
+
+
+NUMBERS = st.integers(0, 2**32 - 1) | st.integers(0, 400)
+
+
+@given(code=st.integers(0, 9), page=NUMBERS, count=NUMBERS, size=NUMBERS | st.integers(0, 256).map(lambda n: n * 4096))
+def test_a_request_to_a_slab_that_is_accepted_lies_inside_it(code: int, page: int, count: int, size: int) -> None:
+    data = bytearray(slabwire.pack_request(SlabRequest(SlabOp.READ, count, 7, page, size, 9, 5, 1)))
+    data[0] = code
+    try:
+        found = to_slab(bytes(data))
+    except headers.WireError:
+        return
+    if found.op is SlabOp.ATTACH or found.op is SlabOp.DETACH:
+        assert found.size == (32 if found.op is SlabOp.ATTACH else 0)
+        return
+    assert found.pages >= 1 and found.page + found.pages <= 300
+    written = {SlabOp.WRITE: 4096, SlabOp.COPY: 4104}
+    assert found.size == found.pages * written.get(found.op, 0)
 
 
 def test_neither_end_takes_an_operation_of_the_other_protocol() -> None:
-    for decode, op in ((to_slab, Op.FLUSH), (to_volume, Op.VERSIONS)):
-        with pytest.raises(headers.WireError, match="no operation here"):
-            decode(headers.pack_request(Request(op, 0, 1, 1)))
+    with pytest.raises(headers.WireError, match="no operation here"):
+        to_volume(headers.pack_request(Request(Op.VERSIONS, 0, 1, 1)))
+    with pytest.raises(headers.WireError, match="bytes instead of"):
+        to_slab(headers.pack_request(Request(Op.READ, 0, 1, 1)))
 
 
 @pytest.mark.parametrize("message", SAID, ids=lambda message: type(message).__name__)

@@ -1,0 +1,218 @@
+"""A page's way from a local NBD client to another host's memory, beside nbdkit's relay: both in one run, in turns.
+
+    fio -> unix socket -> volume's process -> TCP -> slab process         each a process of its own; pages spill to disk
+    fio -> unix socket -> nbdkit nbd plugin -> TCP -> nbdkit memory       no disk behind it
+
+    python bench/memory_path.py                        # every case, three rounds of two seconds
+    python bench/memory_path.py --only randread --rounds 5 --seconds 3 --json PATH
+
+Ratios are of medians. CPU is of the processes that serve, per request. Needs nbdkit and fio.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench.memory_size import PAGE, SLAB, an_env
+from covey.units import MIB
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.exports import Exports
+from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.datapath.slabd import SlabServer
+from plugins.memory.datapath.volume import Shape, Volume
+
+SIZE = 512 * MIB
+SECRET = b"s" * 16
+INSTALL = "apt-get install nbdkit fio"
+
+
+class Case(NamedTuple):
+    kind: str
+    block: str
+    depth: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.block} depth {self.depth}"
+
+
+CASES = (
+    *(Case(kind, "4k", depth) for kind in ("randread", "randwrite") for depth in (1, 16, 64)),
+    *(Case(kind, block, 8) for block in ("128k", "1m") for kind in ("read", "write")),
+)
+
+
+class Result(NamedTuple):
+    iops: float
+    mib_s: float
+    p99_us: float
+    max_ms: float
+    cpu_us: tuple[float, ...]
+    """Of each serving process, per request."""
+
+
+# ---- what serves -----------------------------------------------------------------------------------------------------
+
+
+async def serve_slabs(directory: str) -> None:
+    env = an_env(directory)
+    store = SlabStore(2 * SIZE)
+    for index in range(SIZE // SLAB):
+        store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB, PAGE, SECRET))
+    listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)
+    Path(directory, "address").write_text(listener.address)  # noqa: ASYNC240
+    await asyncio.Event().wait()
+
+
+async def serve_volume(directory: str) -> None:
+    env = an_env(directory)
+    volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None)
+    await volume.open()
+    address = Path(directory, "address").read_text()  # noqa: ASYNC240
+    for index in range(SIZE // SLAB):
+        await volume.open_place(OpenPlace(index, 1, "h2", address, SECRET))
+    await Exports(env, volume).open(f"{directory}/covey.sock")
+    await asyncio.Event().wait()
+
+
+class Side(NamedTuple):
+    name: str
+    uri: str
+    pids: tuple[int, ...]
+
+
+@contextmanager
+def started(*argv: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(path: str) -> None:
+    for _ in range(200):
+        if os.path.exists(path):
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"{path} did not appear within 10 s")
+
+
+def ours(stack: ExitStack, directory: str) -> Side:
+    slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory))
+    wait_for(f"{directory}/address")
+    time.sleep(0.2)
+    vold = stack.enter_context(started(sys.executable, __file__, "--serve", "volume", directory))
+    wait_for(f"{directory}/covey.sock")
+    return Side("covey", f"nbd+unix:///?socket={directory}/covey.sock", (vold.pid, slabd.pid))
+
+
+def theirs(stack: ExitStack, directory: str) -> Side:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    memory = stack.enter_context(started("nbdkit", "-f", "-i", "127.0.0.1", "-p", str(port), "memory", str(SIZE)))
+    time.sleep(0.5)
+    path = f"{directory}/nbdkit.sock"
+    relay = stack.enter_context(started("nbdkit", "-f", "-U", path, "nbd", f"uri=nbd://127.0.0.1:{port}"))
+    wait_for(path)
+    return Side("nbdkit", f"nbd+unix:///?socket={path}", (relay.pid, memory.pid))
+
+
+# ---- what asks -------------------------------------------------------------------------------------------------------
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def fio(side: Side, case: Case, seconds: float) -> Result:
+    before = [cpu_s(pid) for pid in side.pids]
+    found = subprocess.run(
+        [
+            "fio", "--name=x", "--ioengine=nbd", f"--uri={side.uri}", f"--rw={case.kind}", f"--bs={case.block}",
+            f"--iodepth={case.depth}", f"--size={SIZE}", f"--runtime={seconds}", "--time_based", "--output-format=json",
+        ],
+        capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    used = [cpu_s(pid) - was for pid, was in zip(side.pids, before, strict=True)]
+    job = json.loads(found.stdout[found.stdout.index("{") :])["jobs"][0]["read" if "read" in case.kind else "write"]
+    times = job["clat_ns"]
+    per_request = tuple(1e6 * each / max(1, job["total_ios"]) for each in used)
+    p99_us = times.get("percentile", {}).get("99.000000", 0) / 1e3
+    return Result(job["iops"], job["bw"] / 1024, p99_us, times["max"] / 1e6, per_request)
+
+
+def median(results: list[Result]) -> Result:
+    plain = [statistics.median(each[at] for each in results) for at in range(4)]  # type: ignore[misc]
+    cpu = tuple(statistics.median(each.cpu_us[at] for each in results) for at in range(len(results[0].cpu_us)))
+    return Result(*plain, cpu)
+
+
+def told(side: str, result: Result) -> str:
+    cpu = " + ".join(f"{each:.1f}" for each in result.cpu_us)
+    return (
+        f"  {side:<7} {result.iops:9,.0f}/s {result.mib_s:7.1f} MiB/s  p99 {result.p99_us:8,.0f} us  "
+        f"longest {result.max_ms:7.1f} ms  CPU {cpu} us"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="cases that begin so")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--json", default="", help="write medians there")
+    parser.add_argument("--serve", nargs=2, metavar=("WHAT", "DIRECTORY"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.serve:
+        import uvloop
+
+        what, directory = chosen.serve
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run((serve_slabs if what == "slabs" else serve_volume)(directory))
+    missing = [tool for tool in ("fio", "nbdkit") if shutil.which(tool) is None]
+    if missing:
+        sys.exit(f"{' and '.join(missing)} not installed\nwhy: both sides are measured by fio\nnext: {INSTALL}")
+    with tempfile.TemporaryDirectory(prefix="cv") as directory, ExitStack() as stack:
+        sides = (ours(stack, directory), theirs(stack, directory))
+        for side in sides:
+            subprocess.run(
+                ["fio", "--name=fill", "--ioengine=nbd", f"--uri={side.uri}", "--rw=write", "--bs=1m", "--iodepth=4",
+                 f"--size={SIZE}"], capture_output=True, check=True,
+            )  # fmt: skip
+        report: dict[str, dict[str, Result]] = {}
+        for case in CASES:
+            if not str(case).startswith(chosen.only):
+                continue
+            found: dict[str, list[Result]] = {side.name: [] for side in sides}
+            for _ in range(chosen.rounds):
+                for side in sides:
+                    time.sleep(0.3)
+                    found[side.name].append(fio(side, case, chosen.seconds))
+            medians = {name: median(results) for name, results in found.items()}
+            report[str(case)] = medians
+            print(f"{case}: {medians['covey'].iops / medians['nbdkit'].iops:.2f}x", flush=True)
+            for name, result in medians.items():
+                print(told(name, result), flush=True)
+        if chosen.json:
+            Path(chosen.json).write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""What large volumes cost: to open an empty one and one that was written, in memory, and once a second to count.
+
+    python bench/memory_size.py                  # every case, each in a process of its own
+    python bench/memory_size.py --only counts
+
+Real files in a temporary directory, a real lender in the same process; only the CPU and the clock of this machine are
+measured. A volume that was written is one whose index says so: its pages are not (64 GiB would be).
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from agent.ports.bytes import SocketBytes
+from agent.ports.clock import RealClock
+from agent.ports.disk import DirectoryDisk
+from agent.tasks import Tasks
+from covey.checksum import crc32
+from covey.core import HostId
+from covey.ports import Env
+from covey.units import GIB, MIB
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.datapath.slabd import SlabServer
+from plugins.memory.datapath.volume import Shape, Volume
+
+PAGE, SLAB = 4096, 64 * MIB
+ENTRY_BYTES = 24
+CASES = ("empty 128 GiB", "empty 1 TiB", "written 4 GiB", "written 64 GiB", "counts 4 GiB")
+
+
+class Silent:
+    def debug(self, event: str, **fields: Any) -> None: ...
+    def info(self, event: str, **fields: Any) -> None: ...
+    def warning(self, event: str, **fields: Any) -> None: ...
+    def error(self, event: str, **fields: Any) -> None: ...
+
+
+def an_env(directory: str) -> Env:
+    tasks = Tasks(Silent(), lambda name, error: None)
+    nothing = cast(Any, None)
+    return Env(
+        host=HostId("h1"), clock=RealClock(), rng=random.Random(1), entropy=random.Random(2).randbytes,
+        spawn=tasks.spawn, log=Silent(), datagrams=nothing, links=nothing, bytes=SocketBytes(Silent()),
+        disk=DirectoryDisk(directory), processes=nothing, probes=nothing, pages=nothing, run_dir=directory,
+    )  # fmt: skip
+
+
+def rss_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def write_index(directory: str, size_bytes: int) -> None:
+    """As a process of the first version left it: every page in its first place, under version 4 of batch 1. Checksums
+    of pages are right for those that are read below."""
+    pages = size_bytes // PAGE
+    folder = Path(directory) / "memory/volumes/data"
+    folder.mkdir(parents=True)
+    zeros = memoryview(bytes(PAGE))
+    with open(folder / "index", "wb") as index:
+        for first in range(0, pages, 1 << 16):
+            count = min(1 << 16, pages - first)
+            rows = np.zeros((count, 28), np.uint8)
+            rows[:, 0] = 4
+            rows[:, 8] = 1
+            rows[:, 20:] = (2 * np.arange(first, first + count, dtype="<u8")).view(np.uint8).reshape(-1, 8)
+            sums = np.zeros(count, "<u4")
+            for page in range(first, first + count, 1 << 14):
+                sums[page - first] = crc32(zeros, (4 ^ page * 2654435761) & 0xFFFFFFFF)
+            rows[:, 16:20] = sums.view(np.uint8).reshape(-1, 4)
+            signatures = np.fromiter((crc32(row) for row in rows), "<u4", count)
+            entries = np.concatenate([rows[:, :20], signatures.view(np.uint8).reshape(-1, 4)], axis=1)
+            index.write(entries.tobytes())
+        index.seek(-(-2 * pages * ENTRY_BYTES // 4096) * 4096)
+        mark = np.array([1], "<u8").tobytes()
+        index.write(mark + crc32(mark + bytes(20)).to_bytes(8, "little"))
+
+
+async def opened(directory: str, size_bytes: int) -> dict[str, float]:
+    begun_mib = rss_mib()
+    env = an_env(directory)
+    volume = Volume(env, Shape("data", size_bytes, PAGE, SLAB), "memory/volumes/data", 4096, 2.0, lambda told: None)
+    begun_s = time.perf_counter()
+    await volume.open()
+    page = memoryview(bytearray(PAGE))
+    await volume.read(volume.shape.pages - (1 << 14), page)
+    open_s = time.perf_counter() - begun_s
+    longest_s = await longest_stall(1.0)
+    return {
+        "open_and_read_s": open_s,
+        "rss_more_mib": rss_mib() - begun_mib,
+        "longest_stall_ms": 1000 * longest_s,
+    }
+
+
+async def longest_stall(seconds: float) -> float:
+    """How long the loop at most did not come round, beyond the millisecond that was asked for."""
+    longest_s, end_s = 0.0, time.perf_counter() + seconds
+    while (now_s := time.perf_counter()) < end_s:
+        await asyncio.sleep(0.001)
+        longest_s = max(longest_s, time.perf_counter() - now_s - 0.001)
+    return longest_s
+
+
+async def counted(directory: str, size_bytes: int) -> dict[str, float]:
+    """Once a second, when one page of every slab was written since, and when nothing was."""
+    env = an_env(directory)
+    store = SlabStore(2 * size_bytes)
+    listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)
+    shape = Shape("data", size_bytes, PAGE, SLAB)
+    volume = Volume(env, shape, "memory/volumes/data", 4096, 5.0, lambda told: None)
+    await volume.open()
+    for index in range(shape.slabs):
+        store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB, PAGE, b"s" * 16))
+        await volume.open_place(OpenPlace(index, 1, "h2", listener.address, b"s" * 16))
+    page = memoryview(bytes(PAGE))
+    answer = volume.counts(1)
+    asks = hasattr(answer, "upto")
+    all_s: list[float] = []
+    none_s: list[float] = []
+    for _ in range(5):
+        for index in range(shape.slabs):
+            await volume.write(index * shape.slab_pages, 1, page)
+        for times in (all_s, none_s):
+            begun_s = time.perf_counter()
+            answer = volume.counts(1, answer.life, answer.upto) if asks else volume.counts(1)
+            times.append(time.perf_counter() - begun_s)
+    volume.lenders.shut()
+    await listener.close()
+    return {"all_changed_ms": 1000 * sorted(all_s)[2], "none_changed_ms": 1000 * sorted(none_s)[2]}
+
+
+def run(case: str) -> dict[str, float]:
+    kind, number, unit = case.split()
+    size_bytes = int(number) * (GIB if unit == "GiB" else 1024 * GIB)
+    with tempfile.TemporaryDirectory(prefix="cv") as directory:
+        if kind == "written":
+            write_index(directory, size_bytes)
+        measured = counted if kind == "counts" else opened
+        return asyncio.run(measured(directory, size_bytes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="cases that begin so")
+    parser.add_argument("--case", default="", help="this one, in this process; prints JSON")
+    chosen = parser.parse_args()
+    if chosen.case:
+        print(json.dumps(run(chosen.case)))
+        return
+    for case in CASES:
+        if case.startswith(chosen.only):
+            done = subprocess.run(
+                [sys.executable, __file__, "--case", case], capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                print(f"{case:<16} failed: {done.stderr.strip().splitlines()[-1]}")
+                continue
+            found = json.loads(done.stdout)
+            print(f"{case:<16} " + "  ".join(f"{name} {value:.3g}" for name, value in found.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

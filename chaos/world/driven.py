@@ -1,0 +1,86 @@
+"""A simulated stream driven by a machine: two tasks that do with `read_into` and `write` what sockets do by callbacks.
+
+So all that meets a simulated connection meets a driven one as well: delays, windows, cuts, mischief.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from covey.ports import ByteStream
+from plugins.memory.datapath.driven import Driven, Part
+
+
+class UnreadStream(ByteStream, Protocol):
+    @property
+    def unread(self) -> int:
+        """Bytes that are here and that nobody has read."""
+
+
+class DrivenEnd:
+    """One end of a connection from `drive` on."""
+
+    def __init__(
+        self, spawn: Callable[[str, Coroutine[Any, Any, None]], object], stream: UnreadStream, by: Driven, polite: bool
+    ) -> None:
+        self._stream, self._by, self._polite = stream, by, polite
+        self._out: deque[bytes] = deque()
+        self._more, self._sent = asyncio.Event(), asyncio.Event()
+        self._sent.set()
+        self._over = False
+        self._free = asyncio.Event()
+        self._free.set()
+        spawn("driven reads", self._reads())
+        spawn("driven writes", self._writes())
+
+    def send(self, parts: Sequence[Part]) -> None:
+        if not self._over:
+            self._out.append(b"".join(parts))
+            self._sent.clear()
+            self._more.set()
+
+    def hold(self) -> None:
+        self._free.clear()
+
+    def go_on(self) -> None:
+        self._free.set()
+
+    async def _reads(self) -> None:
+        stream, by = self._stream, self._by
+        try:
+            while not self._over:
+                await stream.read_into(by.wanted())
+                if self._over:
+                    return
+                by.filled()
+                if not stream.unread:
+                    by.turn()
+                if self._polite:
+                    await self._sent.wait()
+                await self._free.wait()
+        except ConnectionError as error:
+            self.end(error)
+
+    async def _writes(self) -> None:
+        try:
+            while not self._over:
+                await self._more.wait()
+                self._more.clear()
+                while self._out and not self._over:
+                    await self._stream.write(self._out.popleft())
+                self._sent.set()
+        except ConnectionError as error:
+            self.end(error)
+
+    def abandon(self) -> None:
+        """The process is dead: its machine hears nothing any more."""
+        self._over = True
+
+    def end(self, error: ConnectionError) -> None:
+        """The connection is over."""
+        if not self._over:
+            self._over = True
+            for event in (self._more, self._sent, self._free):
+                event.set()
+            self._by.ended(error)

@@ -1,0 +1,219 @@
+"""A volume's links to slab processes: two connections to each, whatever the number of slabs there.
+
+    short    requests of at most 32 KiB, so that they do not wait behind long ones
+    long     the rest, and what is copied in the background
+
+Both are of one session (`slabwire`). The slab for which a link is made brings proof of who we are; each further one is
+attached with its own. When one connection ends or does not answer in time the other ends too, and with them the places
+of all slabs there: `lenders` opens them again. A link that no slab uses any more is closed.
+"""
+
+import asyncio
+
+from covey import handshake, headers
+from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES
+from covey.headers import Status, WireError
+from covey.ports import ByteStream, Env
+from plugins.memory.datapath import slabwire
+from plugins.memory.datapath.control import OpenPlace
+from plugins.memory.datapath.driven import driven
+from plugins.memory.datapath.lender_lane import LenderLane
+from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.slab_session import Greeting
+from plugins.memory.datapath.slabwire import ATTACHED_BYTES, SESSION_BYTES, SlabHello, SlabOp, Versions
+
+
+class LenderLink:
+    """To one slab process."""
+
+    def __init__(self, lender: str, address: str) -> None:
+        self.lender, self.address = lender, address
+        self.why = ""
+        self.lanes: list[LenderLane] = []
+        self.greetings: list[Greeting] = []
+        self.slabs: dict[tuple[int, int], RemoteSlab] = {}
+        """By index and epoch; those that are being attached too."""
+
+    def end(self, why: str) -> None:
+        """Idempotent."""
+        if self.why:
+            return
+        self.why = f"{self.lender} {why}"
+        slabs, self.slabs = self.slabs, {}
+        for slab in slabs.values():
+            slab.lost(self.why)
+        for lane in self.lanes:
+            lane.end(why)
+
+    def gone(self, index: int, epoch: int) -> None:
+        """The lender says that it is not ours any more."""
+        slab = self.slabs.pop((index, epoch), None)
+        if slab is not None:
+            slab.lost(f"{self.lender} does not lend this slab under epoch {epoch} any more")
+            self._close_unused()
+
+    def unused(self, slab: RemoteSlab) -> None:
+        if self.slabs.get((slab.place.index, slab.place.epoch)) is slab:
+            del self.slabs[slab.place.index, slab.place.epoch]
+            for lane in self.lanes:
+                lane.detach(slab.place)
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        if not self.slabs:
+            asyncio.get_running_loop().call_soon(self._close_if_unused)  # after what is to be said over it
+
+    def _close_if_unused(self) -> None:
+        if not self.slabs:
+            self.end("is not used any more")
+
+
+class LenderLinks:
+    """Of one volume, whose slabs have so many pages at a lender. SlabGone from `open`: SlabStale when the lender
+    refuses, otherwise it cannot be reached or is of another size."""
+
+    def __init__(self, env: Env, volume: str, pages: int, page_bytes: int, deadline_s: float) -> None:
+        self._env, self._volume = env, volume
+        self._pages, self._page_bytes, self._deadline_s = pages, page_bytes, deadline_s
+        self._links: dict[str, LenderLink] = {}
+        self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
+
+    async def open(self, place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
+        """`within_s`: for each step of making a link, when it is less than the deadline of requests."""
+        while True:
+            link = self._links.get(place.address)
+            if link is not None and not link.why:
+                return await self._attach(link, place)
+            making = self._making.get(place.address)
+            if making is None:
+                return await self._make(place, within_s)
+            failed = await asyncio.shield(making)
+            if failed is not None and not isinstance(failed, SlabStale):
+                raise SlabGone(str(failed)) from failed.__cause__
+
+    async def _make(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
+        """One at a time for an address: whoever else wants it waits for the result."""
+        done = self._making[place.address] = asyncio.get_running_loop().create_future()
+        failed: SlabGone | None = SlabGone("given up")
+        try:
+            slab = await self._made(place, within_s)
+            failed = None
+            return slab
+        except SlabGone as gone:
+            failed = gone
+            raise
+        finally:
+            del self._making[place.address]
+            done.set_result(failed)
+
+    async def _made(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
+        step_s = self._deadline_s if within_s is None else min(self._deadline_s, within_s)
+        session = self._env.entropy(SESSION_BYTES)
+        streams: list[ByteStream] = []
+        link = LenderLink(place.lender, place.address)
+        try:
+            for _ in range(2):
+                streams.append(await self._connected(place, step_s))
+                link.greetings.append(await self._greeted(streams[-1], place, session, step_s))
+        except SlabGone:
+            for stream in streams:
+                stream.close()
+            raise
+        except asyncio.CancelledError:
+            for stream in streams:
+                stream.close()
+            raise
+        for stream in streams:
+            lane = LenderLane(self._env, driven(stream), self._deadline_s, link.end, link.gone)
+            link.lanes.append(lane)
+        slab = self._slab(link, place)
+        for stream, lane in zip(streams, link.lanes, strict=True):
+            driven(stream).drive(lane, polite=False)
+        self._links[place.address] = link
+        return slab
+
+    def _slab(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:
+        short, long = link.lanes
+        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused)
+        link.slabs[place.index, place.epoch] = slab
+        return slab
+
+    async def _connected(self, place: OpenPlace, step_s: float) -> ByteStream:
+        try:
+            async with asyncio.timeout(step_s):
+                return await self._env.bytes.connect(place.address, step_s)
+        except (TimeoutError, OSError) as error:
+            raise SlabGone(f"cannot connect to {place.lender} at {place.address}: {error}") from error
+
+    async def _greeted(self, stream: ByteStream, place: OpenPlace, session: bytes, step_s: float) -> Greeting:
+        try:
+            async with asyncio.timeout(step_s):
+                greeting, found = await _greet(self._env, stream, self._volume, place, session)
+        except (TimeoutError, ConnectionError) as error:
+            raise SlabGone(f"no welcome from {place.lender} at {place.address}: {error}") from error
+        if found.status is not Status.OK:
+            raise SlabStale(f"{place.lender} does not lend this slab under epoch {place.epoch}")
+        self._check_size(place, found.page_bytes, found.size_bytes)
+        return greeting
+
+    def _check_size(self, place: OpenPlace, page_bytes: int, slab_bytes: int) -> None:
+        if (page_bytes, slab_bytes) != (self._page_bytes, self._pages * self._page_bytes):
+            raise SlabGone(f"{place.lender} lends {slab_bytes} bytes in pages of {page_bytes}")
+
+    async def _attach(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:
+        """One more slab over a link that works. On return what an earlier use of it over this link left under way is
+        done, since each connection keeps its order."""
+        known = link.slabs.get((place.index, place.epoch))
+        if known is not None:
+            raise SlabGone(f"slab {place.index} is open under epoch {place.epoch} already")
+        slab = self._slab(link, place)
+        try:
+            for lane, greeting in zip(link.lanes, link.greetings, strict=True):
+                await self._attach_over(lane, greeting, slab)
+        except SlabGone as gone:
+            slab.fail(str(gone))
+            raise
+        return slab
+
+    async def _attach_over(self, lane: LenderLane, greeting: Greeting, slab: RemoteSlab) -> None:
+        place = slab.place
+        key = (place.secret, greeting.packed, greeting.nonce, place.index, place.epoch)
+        data = bytearray(ATTACHED_BYTES)
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def answered(did: bool, versions: Versions) -> None:
+            if not done.done():
+                done.set_result(did)
+
+        proof = slabwire.proof_of_volume(*key)
+        lane.ask(place, SlabOp.ATTACH, 0, 0, 0, (proof,), memoryview(data), answered)
+        if not await done:
+            if lane.why:
+                raise SlabGone(f"{place.lender} {lane.why}")
+            raise SlabStale(f"{place.lender} does not lend this slab under epoch {place.epoch}")
+        found = slabwire.attached(data)
+        if not handshake.is_proof(found.proof, slabwire.proof_of_lender(*key)):
+            raise SlabGone(f"whoever answers at {place.address} does not know the secret of this slab")
+        self._check_size(place, found.page_bytes, found.slab_bytes)
+
+
+async def _greet(
+    env: Env, stream: ByteStream, volume: str, place: OpenPlace, session: bytes
+) -> tuple[Greeting, headers.Welcome]:
+    """Both ends prove that they know the secret of the slab. SlabGone when the lender does not."""
+    said = SlabHello(env.host, volume, place.index, place.epoch, session, env.entropy(NONCE_BYTES))
+    hello = slabwire.pack_hello(said)
+    await stream.write(hello)
+    data = bytearray(CHALLENGE_BYTES)
+    await stream.read_into(memoryview(data))
+    challenge = handshake.parse_challenge(data)
+    await stream.write(handshake.proof_of_client(place.secret, hello, challenge.nonce))
+    data = bytearray(headers.WELCOME_BYTES)
+    await stream.read_into(memoryview(data))
+    found = headers.welcome(data)
+    expected = handshake.proof_of_server(place.secret, hello, challenge.nonce)
+    if found.status is Status.OK and not handshake.is_proof(challenge.proof, expected):
+        raise SlabGone(f"whoever answers at {place.address} does not know the secret of this slab")
+    if found.status is Status.VERSION:
+        raise WireError("it speaks another version of the slab protocol")
+    return Greeting(said, hello, challenge.nonce), found

@@ -1,0 +1,140 @@
+"""Bytes at any offset on a volume that knows pages: requests cut at slabs and at the longest request, edges completed.
+
+Whole pages, as file systems and swap use them, go to the volume as they are. A write that covers a page in part reads
+it first, and such writes take turns: two of them to different bytes of one page would lose one another otherwise.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from covey.ports import Env
+from plugins.memory.datapath.volume import Done, Volume
+from plugins.memory.policy.settings import REQUEST_PAGES_MAX
+
+
+class NbdPages:
+    """Of one volume, for all connections. `done` of every method is called once, with None or why not."""
+
+    def __init__(self, env: Env, volume: Volume) -> None:
+        self._env, self._volume = env, volume
+        self._page, self._slab_pages = volume.shape.page_bytes, volume.shape.slab_pages
+        self._edges = asyncio.Lock()
+
+    def read(self, offset: int, into: memoryview, done: Done) -> None:
+        page = self._page
+        if offset % page or len(into) % page:
+            self._spawn(self._read_part(offset, into), done)
+            return
+        first, count = offset // page, len(into) // page
+        parts = self._parts(first, count)
+        if len(parts) == 1:
+            self._volume.submit_read(first, into, done)
+            return
+        all_done = _Together(len(parts), done)
+        for start, run in parts:
+            at = (start - first) * page
+            self._volume.submit_read(start, into[at : at + run * page], all_done.one)
+
+    def write(self, offset: int, data: memoryview, done: Done) -> None:
+        page = self._page
+        if offset % page or len(data) % page:
+            self._spawn(self._write_part(offset, data), done)
+            return
+        first, count = offset // page, len(data) // page
+        parts = self._parts(first, count)
+        if len(parts) == 1:
+            self._volume.submit_write(first, count, data, done)
+            return
+        all_done = _Together(len(parts), done)
+        for start, run in parts:
+            at = (start - first) * page
+            self._volume.submit_write(start, run, data[at : at + run * page], all_done.one)
+
+    def trim(self, offset: int, length: int, done: Done) -> None:
+        """Pages covered in part are left as they are."""
+        first, end = -(-offset // self._page), (offset + length) // self._page
+        self._spawn(self._zero_pages(first, max(0, end - first)), done)
+
+    def zero(self, offset: int, length: int, done: Done) -> None:
+        self._spawn(self._zero(offset, length), done)
+
+    # ---- what takes several steps ----
+
+    def _spawn(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+        self._env.spawn("bytes", self._then(work, done))
+
+    async def _then(self, work: Coroutine[Any, Any, None], done: Done) -> None:
+        try:
+            await work
+        except OSError as error:
+            done(error)
+        else:
+            done(None)
+
+    def _parts(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Cut at slab boundaries and at the longest request: first page, pages."""
+        parts: list[tuple[int, int]] = []
+        while count:
+            run = min(count, REQUEST_PAGES_MAX, self._slab_pages - first % self._slab_pages)
+            parts.append((first, run))
+            first, count = first + run, count - run
+        return parts
+
+    async def _read_part(self, offset: int, into: memoryview) -> None:
+        first, end = offset // self._page, -(-(offset + len(into)) // self._page)
+        whole = memoryview(bytearray((end - first) * self._page))
+        for start, run in self._parts(first, end - first):
+            at = (start - first) * self._page
+            await self._volume.read(start, whole[at : at + run * self._page])
+        skip = offset - first * self._page
+        into[:] = whole[skip : skip + len(into)]
+
+    async def _write_part(self, offset: int, data: memoryview) -> None:
+        page = self._page
+        first, end = offset // page, -(-(offset + len(data)) // page)
+        whole = memoryview(bytearray((end - first) * page))
+        skip = offset - first * page
+        async with self._edges:
+            if skip:
+                await self._volume.read(first, whole[:page])
+            if (skip + len(data)) % page and (end - first > 1 or not skip):
+                await self._volume.read(end - 1, whole[-page:])
+            whole[skip : skip + len(data)] = data
+            for start, run in self._parts(first, end - first):
+                at = (start - first) * page
+                await self._volume.write(start, run, whole[at : at + run * page])
+
+    async def _zero(self, offset: int, length: int) -> None:
+        page = self._page
+        first, end = -(-offset // page), (offset + length) // page
+        if first >= end:
+            await self._write_part(offset, memoryview(bytes(length)))
+            return
+        if offset < first * page:
+            await self._write_part(offset, memoryview(bytes(first * page - offset)))
+        await self._zero_pages(first, end - first)
+        if end * page < offset + length:
+            await self._write_part(end * page, memoryview(bytes(offset + length - end * page)))
+
+    async def _zero_pages(self, first: int, count: int) -> None:
+        """Those that were never written are zeros."""
+        for start, run in self._parts(first, count):
+            if await self._volume.ever_written(start, run):
+                await self._volume.write(start, run, None)
+
+
+class _Together:
+    """Calls `done` when the last of several parts is, with the first error."""
+
+    __slots__ = ("_done", "_error", "_left")
+
+    def __init__(self, parts: int, done: Done) -> None:
+        self._left, self._done = parts, done
+        self._error: OSError | None = None
+
+    def one(self, error: OSError | None) -> None:
+        self._error = self._error or error
+        self._left -= 1
+        if not self._left:
+            self._done(self._error)

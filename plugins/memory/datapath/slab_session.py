@@ -1,0 +1,204 @@
+"""A slab process's end of one connection, once its borrower has proven who it is: a machine that bytes drive.
+
+A page arrives in a buffer of the connection first and is moved into the slab only when it is there whole: a borrower
+that dies in the middle of a write leaves the older page, complete, under its older version. What is read is copied out
+at once, so a write that follows cannot change it while it waits for the network.
+"""
+
+import asyncio
+from array import array
+from dataclasses import dataclass
+
+from covey import handshake
+from covey.headers import WireError
+from plugins.memory.datapath import slabwire
+from plugins.memory.datapath.driven import DrivenStream, Part
+from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.slabwire import (
+    REQUEST_BYTES,
+    VERSION_BYTES,
+    AttachedSlab,
+    SlabHello,
+    SlabOp,
+    SlabReply,
+    SlabRequest,
+    SlabStatus,
+)
+
+GATHERED_MAX = 256 << 10
+"""Bytes of answers that are sent before the turn is over."""
+SCRATCH_BYTES = 64 << 10
+"""What nobody wants is read in parts of this size."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What both ends said first: proofs for further slabs hold for this connection alone."""
+
+    hello: SlabHello
+    packed: bytes
+    nonce: bytes
+    """The lender's."""
+
+
+class SlabSession:
+    """`Driven`, and `SlabUser` of the slabs that are attached over it."""
+
+    def __init__(self, store: SlabStore, stream: DrivenStream, greeting: Greeting) -> None:
+        self.session = greeting.hello.session
+        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why it ended."""
+        self._store, self._stream, self._greeting = store, stream, greeting
+        self._slabs: dict[tuple[int, int], HostedSlab] = {}
+        """By index and epoch."""
+        self._header = memoryview(bytearray(REQUEST_BYTES))
+        self._payload = memoryview(bytearray(SCRATCH_BYTES))
+        self._asked: SlabRequest | None = None
+        """Its payload is on its way."""
+        self._slab: HostedSlab | None = None
+        self._unwanted = 0
+        """Bytes still to come of a request about a slab that this connection does not have."""
+        self._out: list[Part] = []
+        self._gathered = 0
+
+    def attach(self, slab: HostedSlab) -> None:
+        slab.attach(self)
+        self._slabs[slab.index, slab.epoch] = slab
+
+    def lose(self, slab: HostedSlab) -> None:
+        if self._slabs.pop((slab.index, slab.epoch), None) is not None:
+            self._say(SlabReply(SlabStatus.GONE, 0, slab.index, slab.epoch, 0))
+            asyncio.get_running_loop().call_soon(self.turn)
+
+    # ---- driven ----
+
+    def wanted(self) -> memoryview:
+        asked = self._asked
+        if asked is None:
+            return self._header
+        if self._unwanted:
+            return self._payload[: min(self._unwanted, SCRATCH_BYTES)]
+        return self._payload[: asked.size]
+
+    def filled(self) -> None:
+        try:
+            self._filled()
+        except WireError as error:
+            self._store.refused += 1
+            self._say(SlabReply(SlabStatus.BAD, 0, 0, 0, 0))
+            self.turn()
+            self._end(str(error))
+
+    def turn(self) -> None:
+        if self._out:
+            out, self._out, self._gathered = self._out, [], 0
+            self._stream.send(out)
+
+    def ended(self, error: ConnectionError) -> None:
+        for slab in self._slabs.values():
+            if self in slab.users:
+                slab.users.remove(self)
+        self._slabs.clear()
+        if not self.over.done():
+            self.over.set_result(str(error))
+
+    def _end(self, why: str) -> None:
+        if not self.over.done():
+            self.over.set_result(why)
+        self._stream.close()
+
+    # ---- requests ----
+
+    def _filled(self) -> None:
+        asked = self._asked
+        if asked is None:
+            self._begin(slabwire.request(bytes(self._header)))
+        elif self._unwanted:
+            self._unwanted -= min(self._unwanted, SCRATCH_BYTES)
+            if not self._unwanted:
+                self._asked = None
+                self._gone(asked)
+        else:
+            self._asked = None
+            self._do(asked, self._slab)
+
+    def _begin(self, asked: SlabRequest) -> None:
+        slab = self._slabs.get((asked.slab, asked.epoch))
+        self._slab = slab
+        if asked.op is SlabOp.ATTACH:
+            slabwire.check(asked, 0, 0)
+        elif slab is not None:
+            slabwire.check(asked, slab.pages, slab.page_bytes)
+        elif asked.size:
+            self._asked, self._unwanted = asked, asked.size
+            return
+        if not asked.size:
+            self._do(asked, slab)
+            return
+        if asked.size > len(self._payload):
+            self._payload = memoryview(bytearray(asked.size))
+        self._asked = asked
+
+    def _do(self, asked: SlabRequest, slab: HostedSlab | None) -> None:
+        if asked.op is SlabOp.ATTACH:
+            self._attach(asked)
+            return
+        if slab is None or self._slabs.get((asked.slab, asked.epoch)) is not slab:  # lost while its payload came
+            self._gone(asked)
+            return
+        match asked.op:
+            case SlabOp.READ:
+                pages = bytes(slab.has(asked.page, asked.pages))
+                self._say(_ok(asked), self._versions(slab, asked), pages)
+            case SlabOp.VERSIONS:
+                self._say(_ok(asked), self._versions(slab, asked))
+            case SlabOp.DETACH:
+                del self._slabs[asked.slab, asked.epoch]
+                slab.users.remove(self)
+            case _:
+                self._write(slab, asked)
+                self._say(_ok(asked))
+
+    def _versions(self, slab: HostedSlab, asked: SlabRequest) -> bytes:
+        return slab.versions[asked.page : asked.page + asked.pages].tobytes()
+
+    def _write(self, slab: HostedSlab, asked: SlabRequest) -> None:
+        payload = self._payload[: asked.size]
+        if asked.op is SlabOp.COPY:
+            versions = array("Q")
+            versions.frombytes(payload[: asked.pages * VERSION_BYTES])
+            slab.put(asked.page, versions, payload[asked.pages * VERSION_BYTES :])
+        elif asked.op is SlabOp.WRITE and asked.pages == 1:
+            slab.put_one(asked.page, asked.version, payload)
+        else:
+            versions = array("Q", (asked.version,)) * asked.pages
+            slab.put(asked.page, versions, payload if asked.op is SlabOp.WRITE else None)
+
+    def _attach(self, asked: SlabRequest) -> None:
+        """An unknown slab, a stale epoch and a wrong proof get the same no."""
+        said = self._greeting
+        slab = self._store.known(said.hello.borrower, said.hello.volume, asked.slab, asked.epoch)
+        proof = bytes(self._payload[: asked.size])
+        known_by = (said.packed, said.nonce, asked.slab, asked.epoch)
+        if slab is None or not handshake.is_proof(proof, slabwire.proof_of_volume(slab.secret, *known_by)):
+            self._store.refused += 1
+            self._gone(asked)
+            return
+        self.attach(slab)
+        proof = slabwire.proof_of_lender(slab.secret, *known_by)
+        self._say(_ok(asked), slabwire.pack_attached(AttachedSlab(proof, slab.page_bytes, len(slab.memory))))
+
+    def _gone(self, asked: SlabRequest) -> None:
+        if asked.op is not SlabOp.DETACH:
+            self._say(SlabReply(SlabStatus.GONE, 0, asked.slab, asked.epoch, asked.tag))
+
+    def _say(self, reply: SlabReply, *parts: bytes) -> None:
+        self._out.append(slabwire.pack_reply(reply))
+        self._out += parts
+        self._gathered += sum(map(len, parts))
+        if self._gathered > GATHERED_MAX:
+            self.turn()
+
+
+def _ok(asked: SlabRequest) -> SlabReply:
+    return SlabReply(SlabStatus.OK, asked.pages, asked.slab, asked.epoch, asked.tag)

@@ -1,0 +1,162 @@
+"""Slabs in the memory of a slab process. Each is an anonymous mapping, so the kernel hands it out zeroed and takes it
+back whole; no borrower ever sees what another wrote."""
+
+import mmap
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from plugins.memory.datapath import control
+from plugins.memory.datapath.control import HeldSlab
+from plugins.memory.datapath.slabwire import SlabHello, Versions
+from plugins.memory.policy.settings import PAGE_BYTES_MAX
+
+Key = tuple[str, str, int]
+"""Borrower, volume, index."""
+
+
+class SlabUser(Protocol):
+    """A connection over which a slab is used."""
+
+    session: bytes
+
+    def lose(self, slab: "HostedSlab") -> None:
+        """It was freed, or another session attached it: nothing more is answered about it than that."""
+
+
+@dataclass
+class HostedSlab:
+    """The memory of one slab under one epoch."""
+
+    borrower: str
+    volume: str
+    index: int
+    epoch: int
+    secret: bytes
+    page_bytes: int
+    memory: mmap.mmap
+    versions: Versions
+    users: list[SlabUser] = field(default_factory=list)
+    """All of one session."""
+    touched: int = 0
+    """Pages that have a version."""
+    live: bool = True
+    on_touched: Callable[[int], None] = lambda bytes: None
+    """Called with the bytes of pages that were written for the first time."""
+
+    @property
+    def pages(self) -> int:
+        return len(self.versions)
+
+    def has(self, first: int, count: int) -> memoryview:
+        """Bytes of a run of pages."""
+        return memoryview(self.memory)[first * self.page_bytes : (first + count) * self.page_bytes]
+
+    def attach(self, user: SlabUser) -> None:
+        """Its session has it from now on, and no other."""
+        if self.users and self.users[0].session != user.session:
+            for older in self.users:
+                older.lose(self)
+            self.users = []
+        if user not in self.users:
+            self.users.append(user)
+
+    def put_one(self, page: int, version: int, content: memoryview) -> None:
+        """`put` of a single page."""
+        old = self.versions[page]
+        if version <= old:
+            return
+        if not old:
+            self._touch(1)
+        at = page * self.page_bytes
+        self.memory[at : at + self.page_bytes] = content
+        self.versions[page] = version
+
+    def put(self, first: int, versions: Versions, pages: memoryview | None) -> None:
+        """Keep every page that is newer than what is here; None: zeros."""
+        size = self.page_bytes
+        here = self.versions[first : first + len(versions)]
+        if 0 in here:
+            self._touch(sum(old == 0 < new for new, old in zip(versions, here, strict=True)))
+        if pages is not None and all(new > old for new, old in zip(versions, here, strict=True)):
+            self.memory[first * size : (first + len(versions)) * size] = pages
+            self.versions[first : first + len(versions)] = versions
+            return
+        for at, (new, old) in enumerate(zip(versions, here, strict=True)):
+            if new > old:
+                page = bytes(size) if pages is None else pages[at * size : (at + 1) * size]
+                self.memory[(first + at) * size : (first + at + 1) * size] = page
+                self.versions[first + at] = new
+
+    def _touch(self, pages: int) -> None:
+        self.touched += pages
+        self.on_touched(pages * self.page_bytes)
+
+
+class SlabStore:
+    """Every slab of this process."""
+
+    def __init__(self, lend_bytes: int) -> None:
+        self.slabs: dict[Key, HostedSlab] = {}
+        self.refused = self.held_bytes = self.touched_bytes = 0
+        self._lend_bytes = lend_bytes
+
+    def listed(self, after: Key, most: int) -> tuple[tuple[HeldSlab, ...], bool]:
+        """At most so many slabs after that key, and whether there are more."""
+        keys = sorted(key for key in self.slabs if key > after) if most else []
+        return tuple(_held(self.slabs[key]) for key in keys[:most]), len(keys) > most
+
+    def register(self, asked: control.RegisterSlabFrame) -> None:
+        """ValueError says why not. Sizes are checked before anything is allocated. A higher epoch replaces a lower."""
+        key = (asked.borrower, asked.volume, asked.index)
+        known = self.slabs.get(key)
+        if known is not None and (known.epoch, known.secret) == (asked.epoch, asked.secret):
+            return
+        if known is not None and known.epoch >= asked.epoch:
+            raise ValueError(f"epoch {asked.epoch} is not newer than {known.epoch}")
+        page_bytes, slab_bytes = asked.page_bytes, asked.slab_bytes
+        if not 512 <= page_bytes <= PAGE_BYTES_MAX or slab_bytes < 1 or slab_bytes % page_bytes:
+            raise ValueError(f"a slab of {slab_bytes} bytes is not a whole number of pages of {page_bytes}")
+        if known is not None:
+            self.free(known.borrower, known.volume, known.index, known.epoch)
+        if self.held_bytes + slab_bytes > self._lend_bytes:
+            raise ValueError(f"{self.held_bytes} bytes are lent, {self._lend_bytes} is the most")
+        memory = mmap.mmap(-1, slab_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        versions = array("Q", bytes(slab_bytes // page_bytes * 8))
+        slab = HostedSlab(
+            asked.borrower, asked.volume, asked.index, asked.epoch, asked.secret, page_bytes, memory, versions
+        )
+        slab.on_touched = self._touched
+        self.slabs[key] = slab
+        self.held_bytes += slab_bytes
+
+    def _touched(self, touched_bytes: int) -> None:
+        self.touched_bytes += touched_bytes
+
+    def free(self, borrower: str, volume: str, index: int, epoch: int) -> None:
+        """The mapping goes back to the kernel with its last user; its borrower is told."""
+        slab = self.slabs.get((borrower, volume, index))
+        if slab is None or slab.epoch != epoch:
+            return
+        del self.slabs[borrower, volume, index]
+        slab.live = False
+        self.held_bytes -= len(slab.memory)
+        self.touched_bytes -= slab.touched * slab.page_bytes
+        slab.on_touched = lambda bytes: None
+        users, slab.users = slab.users, []
+        for user in users:
+            user.lose(slab)
+
+    def find(self, hello: SlabHello) -> HostedSlab | None:
+        """None for an unknown slab and for a stale epoch."""
+        return self.known(hello.borrower, hello.volume, hello.slab, hello.epoch)
+
+    def known(self, borrower: str, volume: str, index: int, epoch: int) -> HostedSlab | None:
+        slab = self.slabs.get((borrower, volume, index))
+        return slab if slab is not None and slab.epoch == epoch else None
+
+
+def _held(slab: HostedSlab) -> HeldSlab:
+    touched = slab.touched * slab.page_bytes
+    return HeldSlab(slab.borrower, slab.volume, slab.index, slab.epoch, len(slab.memory), slab.secret, touched)

@@ -1,0 +1,60 @@
+"""A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
+
+from dataclasses import dataclass, field
+
+from plugins.memory.datapath.control import PageCounts, PlaceNow, SlabCounts
+from plugins.memory.machine.place import Link
+from plugins.memory.service.process import ByteProcess
+from plugins.memory.service.record import KnownVolume
+
+
+@dataclass
+class OpenVolume:
+    """A volume of this host and its process."""
+
+    known: KnownVolume
+    process: ByteProcess
+    counts: PageCounts | None = None
+    """The last answer; what did not change is not in it."""
+    counted: dict[int, SlabCounts] = field(default_factory=dict)
+    """Slabs that were ever used."""
+    places: dict[int, tuple[PlaceNow, ...]] = field(default_factory=dict)
+    """Slab -> its places, as its process said last."""
+    links: dict[int, Link] = field(default_factory=dict)
+    """Epoch -> how the link to that place is."""
+    trouble: str = ""
+    """What its event log says now about reading and writing it; empty: nothing is wrong."""
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.known.size_bytes // self.known.slab_bytes)
+
+    def since(self) -> tuple[int, int]:
+        """What its process is asked to go on from."""
+        return (0, 0) if self.counts is None else (self.counts.life, self.counts.upto)
+
+    def take(self, counts: PageCounts) -> list[int]:
+        """Pages requested of each slab since the last answer. A process that started anew counts from 0."""
+        if self.counts is None or counts.life != self.counts.life:
+            self.counted, self.places, self.links = {}, {}, {}
+        if not counts.life:  # a process of before tells everything each time
+            self.places, self.links = {}, {}
+        self.counts = counts
+        requested = [0] * self.slabs
+        for slab in counts.slabs:
+            if slab.index < self.slabs:
+                before = self.counted.get(slab.index)
+                requested[slab.index] = slab.requests - (0 if before is None else before.requests)
+            self.counted[slab.index] = slab
+            for place in self.places.pop(slab.index, ()):
+                self.links.pop(place.epoch, None)
+        for place in counts.places:
+            self.places[place.index] = (*self.places.get(place.index, ()), place)
+            self.links[place.epoch] = place.state
+        return requested
+
+    def recovering(self) -> list[PlaceNow]:
+        """Places of which its process does not know what they hold, since it began anew."""
+        if "recovering" not in self.links.values():
+            return []
+        return [place for places in self.places.values() for place in places if place.state == "recovering"]

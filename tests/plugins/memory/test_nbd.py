@@ -1,0 +1,453 @@
+"""A volume as a block device: what clients ask and get, what those that lie get, and clients that no one here wrote."""
+
+import asyncio
+import random
+import shutil
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.headers import WireError
+from covey.ports import ByteStream
+from plugins.memory.datapath import nbdwire
+from plugins.memory.datapath.exports import CLIENTS_MAX, Exports
+from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NbdAnswer, NbdCommand, NbdError, NbdOption
+from plugins.memory.datapath.volume import Volume
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_volume, page, soon
+
+SIZE = SHAPE.size_bytes
+
+
+class Client:
+    """A small client of the protocol, one request at a time unless told otherwise."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self.cookie = 0
+
+    async def take(self, count: int) -> bytes:
+        data = bytearray(count)
+        await self.stream.read_into(memoryview(data))
+        return bytes(data)
+
+    async def greet(self, flags: int = 3) -> None:
+        assert (await self.take(18))[:16] == b"NBDMAGICIHAVEOPT"
+        await self.stream.write(flags.to_bytes(4, "big"))
+
+    async def option(self, number: int, data: bytes = b"") -> list[tuple[int, bytes]]:
+        """Replies up to the last one."""
+        await self.stream.write(b"IHAVEOPT" + struct.pack(">II", number, len(data)) + data)
+        found: list[tuple[int, bytes]] = []
+        while not found or found[-1][0] in (NbdAnswer.SERVER, NbdAnswer.INFO):
+            magic, again, kind, length = struct.unpack(">QIII", await self.take(20))
+            assert (magic, again) == (0x3E889045565A9, number)
+            found.append((kind, await self.take(length)))
+        return found
+
+    async def go(self, name: bytes = b"", size_bytes: int = SIZE) -> None:
+        replies = await self.option(NbdOption.GO, len(name).to_bytes(4, "big") + name + b"\0\0")
+        assert replies[-1][0] == NbdAnswer.ACK
+        sizes = [struct.unpack(">HQH", data)[1] for _, data in replies if data[:2] == b"\0\0"]
+        assert sizes == [size_bytes]
+
+    async def send(self, command: int, offset: int, length: int, data: bytes = b"", flags: int = 0) -> int:
+        self.cookie += 1
+        head = struct.pack(">IHHQQI", 0x25609513, flags, command, self.cookie, offset, length)
+        await self.stream.write(head, data)
+        return self.cookie
+
+    async def reply(self) -> tuple[int, int]:
+        """Error and cookie of a simple reply."""
+        magic, error, cookie = struct.unpack(">IIQ", await self.take(16))
+        assert magic == 0x67446698
+        return error, cookie
+
+    async def ask(self, command: int, offset: int, length: int, data: bytes = b"", flags: int = 0) -> int:
+        cookie = await self.send(command, offset, length, data, flags)
+        error, found = await self.reply()
+        assert found == cookie
+        return error
+
+    async def write(self, offset: int, data: bytes, flags: int = 0) -> int:
+        return await self.ask(NbdCommand.WRITE, offset, len(data), data, flags)
+
+    async def read(self, offset: int, length: int) -> bytes:
+        assert await self.ask(NbdCommand.READ, offset, length) == 0
+        return await self.take(length)
+
+
+async def connected(bench: Bench, go: bool = True) -> Client:
+    client = Client(await bench.env.bytes.connect(f"unix:{bench.env.run_dir}/nbd.sock"))
+    if go:
+        await client.greet()
+        await client.go()
+    return client
+
+
+@asynccontextmanager
+async def exported(lent: bool = True) -> AsyncIterator[tuple[Bench, Volume, Exports]]:
+    async with a_volume() as (bench, volume):
+        if lent:
+            for index in range(SHAPE.slabs):
+                await volume.open_place(bench.register(index))
+        exports = Exports(bench.env, volume)
+        await exports.open(f"{bench.env.run_dir}/nbd.sock")
+        yield bench, volume, exports
+        await exports.close_all()
+
+
+# ---- what is asked and answered --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lent", [True, False], ids=["at lenders", "on the disk"])
+async def test_whatever_is_written_at_whatever_offset_is_read_again(lent: bool) -> None:
+    rng = random.Random(7)
+    model = bytearray(SIZE)
+    async with exported(lent) as (bench, _, _):
+        clients = [await connected(bench) for _ in range(2)]
+        for _ in range(80):
+            client = rng.choice(clients)
+            offset = rng.choice((rng.randrange(SIZE), rng.randrange(SHAPE.pages) * PAGE))
+            length = min(SIZE - offset, rng.choice((1, 100, PAGE, 3 * PAGE, 20 * PAGE, rng.randrange(1, 60_000))))
+            match rng.randrange(4):
+                case 0:
+                    assert await client.ask(NbdCommand.WRITE_ZEROES, offset, length) == 0
+                    model[offset : offset + length] = bytes(length)
+                case 1:
+                    assert await client.ask(NbdCommand.TRIM, offset, length) == 0
+                    first, end = -(-offset // PAGE) * PAGE, (offset + length) // PAGE * PAGE
+                    model[first : max(first, end)] = bytes(max(0, end - first))
+                case _:
+                    data = rng.randbytes(length)
+                    assert await client.write(offset, data) == 0
+                    model[offset : offset + length] = data
+            assert await rng.choice(clients).read(offset, length) == model[offset : offset + length]
+        assert await clients[0].read(0, SIZE) == model
+
+
+async def test_many_requests_under_way_are_answered_each_with_its_cookie() -> None:
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        sent = [await client.send(NbdCommand.WRITE, n * PAGE, PAGE, page(n + 1)) for n in range(32)]
+        assert sorted([await client.reply() for _ in range(32)]) == [(0, cookie) for cookie in sent]
+        await volume.flush()
+        wanted = {await client.send(NbdCommand.READ, n * PAGE, PAGE): page(n + 1) for n in range(32)}
+        for _ in range(32):
+            error, cookie = await client.reply()
+            assert error == 0 and await client.take(PAGE) == wanted.pop(cookie)
+
+
+async def test_two_clients_write_to_different_bytes_of_one_page_and_neither_is_lost() -> None:
+    async with exported() as (bench, volume, _):
+        clients = [await connected(bench) for _ in range(4)]
+        await clients[0].write(0, page(9))
+        await volume.flush()  # from now on the page comes from its lender, which takes a moment
+        await asyncio.gather(*(c.write(512 * n, bytes([n + 1]) * 512) for n, c in enumerate(clients)))
+        assert await clients[0].read(0, 2048) == b"".join(bytes([n + 1]) * 512 for n in range(4))
+
+
+@pytest.mark.parametrize("how", ["flush", "fua", "fua zeroes"])
+async def test_what_flush_or_fua_promised_is_on_disk_and_synced(how: str) -> None:
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        await client.write(PAGE, page(5))
+        bench.disk.gate.clear()
+        if how == "flush":
+            await client.write(0, page(7))
+            await client.send(NbdCommand.FLUSH, 0, 0)
+        elif how == "fua":
+            await client.send(NbdCommand.WRITE, 0, PAGE, page(7), FUA)
+        else:
+            await client.send(NbdCommand.WRITE_ZEROES, PAGE, PAGE, flags=FUA)
+        answered = asyncio.ensure_future(client.reply())
+        await asyncio.sleep(0.05)
+        assert not answered.done(), "answered before the disk has it"
+        syncs = bench.disk.syncs
+        bench.disk.gate.set()
+        assert (await answered)[0] == 0
+        assert bench.disk.syncs >= syncs + 2
+        assert volume.backing.version[1 if how == "fua zeroes" else 0] > 0
+
+
+async def test_a_write_whose_lender_dies_is_answered_when_the_disk_has_it() -> None:
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        assert await client.write(0, page(1)) == 0
+        await volume.flush()
+        bench.ignore_requests()
+        bench.disk.gate.clear()
+        await client.send(NbdCommand.WRITE, 0, PAGE, page(2))
+        answered = asyncio.ensure_future(client.reply())
+        await asyncio.sleep(0.05)
+        bench.break_links()
+        await asyncio.sleep(0.05)
+        assert not answered.done(), "neither a lender nor the disk has it"
+        bench.disk.gate.set()
+        assert (await answered)[0] == 0
+        assert await client.read(0, PAGE) == page(2)
+
+
+async def test_a_read_of_what_only_the_queue_has_newest_finds_it() -> None:
+    """Its lender holds the version before, and does not answer the overwrite."""
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        assert await client.write(0, page(1)) == 0
+        await volume.flush()
+        bench.disk.gate.clear()
+        bench.ignore_requests()
+        await client.send(NbdCommand.WRITE, 0, PAGE, page(2))
+        other = await connected(bench)
+        assert await asyncio.wait_for(other.read(0, PAGE), 2.0) == page(2)
+        bench.disk.gate.set()
+
+
+async def test_trimming_what_was_never_written_writes_nothing() -> None:
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        assert await client.ask(NbdCommand.TRIM, 0, SIZE) == 0
+        assert await client.ask(NbdCommand.WRITE_ZEROES, 0, SIZE) == 0
+        assert volume.counts(1).written_bytes == 0
+
+
+async def test_structured_replies_are_given_once_they_are_agreed() -> None:
+    async with exported() as (bench, _, _):
+        client = await connected(bench, go=False)
+        await client.greet()
+        assert await client.option(NbdOption.STRUCTURED_REPLY) == [(NbdAnswer.ACK, b"")]
+        await client.go(b"data")
+        for command, offset, length, data, kind, body in (
+            (NbdCommand.WRITE, PAGE, PAGE, page(3), 0, b""),
+            (NbdCommand.READ, PAGE, PAGE, b"", 1, PAGE.to_bytes(8, "big") + page(3)),
+            (NbdCommand.READ, SIZE, 1, b"", 32769, None),
+        ):
+            cookie = await client.send(command, offset, length, data)
+            found = struct.unpack(">IHHQI", await client.take(20))
+            assert found[:4] == (0x668E33EF, 1, kind, cookie)
+            told = await client.take(found[4])
+            assert told == body if body is not None else told[:4] == NbdError.EINVAL.to_bytes(4, "big")
+
+
+async def test_options_are_answered_and_unknown_ones_refused() -> None:
+    async with exported() as (bench, _, exports):
+        client = await connected(bench, go=False)
+        await client.greet()
+        assert await client.option(NbdOption.LIST) == [(NbdAnswer.SERVER, b"\0\0\0\4data"), (NbdAnswer.ACK, b"")]
+        for number, data, answer in (
+            (99, b"what", NbdAnswer.ERR_UNSUP),
+            (NbdOption.LIST, b"x", NbdAnswer.ERR_INVALID),
+            (NbdOption.GO, b"\0\0\0\5other\0\0", NbdAnswer.ERR_UNKNOWN),
+            (NbdOption.INFO, b"\0\0\1\0data\0\0", NbdAnswer.ERR_INVALID),
+        ):
+            assert await client.option(number, data) == [(answer, b"")]
+        assert (await client.option(NbdOption.ABORT))[-1][0] == NbdAnswer.ACK
+        with pytest.raises(ConnectionError):
+            await client.take(1)
+        older = await connected(bench, go=False)
+        await older.greet(flags=1)
+        await older.stream.write(b"IHAVEOPT" + struct.pack(">II", NbdOption.EXPORT_NAME, 4) + b"data")
+        assert struct.unpack(">QH", await older.take(10)) == (SIZE, nbdwire.EXPORT_FLAGS)
+        assert await older.take(124) == bytes(124)
+        assert await older.write(0, page(1)) == 0
+        assert exports.clients.refused == 0
+
+
+# ---- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_lies_outside_is_refused_and_the_connection_goes_on() -> None:
+    async with exported() as (bench, _, _):
+        client = await connected(bench)
+        for command, offset, length, error in (
+            (NbdCommand.READ, SIZE - 1, 2, NbdError.EINVAL),
+            (NbdCommand.READ, 1 << 63, PAGE, NbdError.EINVAL),
+            (NbdCommand.READ, 0, 0, NbdError.EINVAL),
+            (NbdCommand.READ, 0, LENGTH_MAX + 1, NbdError.EINVAL),
+            (NbdCommand.TRIM, SIZE, PAGE, NbdError.EINVAL),
+            (NbdCommand.WRITE_ZEROES, 0, (1 << 32) - 1, NbdError.EINVAL),
+            (77, 0, PAGE, NbdError.EINVAL),
+        ):
+            assert await client.ask(command, offset, length) == error
+        assert await client.write(SIZE - PAGE, bytes(2 * PAGE)) == NbdError.ENOSPC
+        assert await client.write(0, page(4)) == 0 and await client.read(0, PAGE) == page(4)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        (0).to_bytes(4, "big"),
+        (3).to_bytes(4, "big") + b"IHAVEOPT" + struct.pack(">II", 7, 1 << 30),
+        (3).to_bytes(4, "big") + b"NO OPTION AT ALL",
+        (3).to_bytes(4, "big") + b"IHAVEOPT" + struct.pack(">II", NbdOption.EXPORT_NAME, 5) + b"other",
+    ],
+)
+async def test_a_client_that_breaks_the_protocol_is_cut_off_and_no_other(said: bytes) -> None:
+    async with exported() as (bench, _, exports):
+        other = await connected(bench)
+        liar = await connected(bench, go=False)
+        await liar.take(18)
+        await liar.stream.write(said)
+        with pytest.raises(ConnectionError):
+            await liar.take(1)
+        assert exports.clients.refused == 1
+        assert await other.write(0, page(1)) == 0
+
+
+async def test_a_client_that_lies_in_a_request_is_cut_off_and_half_a_write_is_none() -> None:
+    async with exported() as (bench, _, exports):
+        other, liar, half = [await connected(bench) for _ in range(3)]
+        assert await other.write(0, page(1)) == 0
+        await liar.stream.write(b"\0" * 28)
+        with pytest.raises(ConnectionError):
+            await liar.take(1)
+        too_long = await connected(bench)
+        await too_long.send(NbdCommand.WRITE, 0, LENGTH_MAX + 1)
+        with pytest.raises(ConnectionError):
+            await too_long.take(1)
+        await half.send(NbdCommand.WRITE, 0, PAGE, page(9)[:100])
+        half.stream.close()
+        await soon(lambda: exports.clients.connections == 1)
+        assert exports.clients.refused == 2
+        assert await other.read(0, PAGE) == page(1)
+
+
+async def test_connections_beyond_the_limit_are_closed_and_the_others_served() -> None:
+    async with exported() as (bench, _, exports):
+        many = [await connected(bench, go=False) for _ in range(CLIENTS_MAX + 5)]
+        await soon(lambda: exports.clients.refused == 5)
+        assert exports.clients.connections == CLIENTS_MAX
+        await many[0].greet()
+        await many[0].go()
+        assert await many[0].write(0, page(2)) == 0
+        for client in many:
+            client.stream.close()
+        await soon(lambda: exports.clients.connections == 0)
+
+
+async def test_who_chooses_no_export_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.nbd_front.GREETING_S", 0.05)
+    async with exported() as (bench, _, exports):
+        chosen = await connected(bench)
+        silent = await connected(bench, go=False)
+        await silent.take(18)
+        with pytest.raises(ConnectionError):
+            await silent.take(1)
+        assert exports.clients.refused == 1
+        assert await chosen.write(0, page(2)) == 0
+
+
+async def test_a_client_that_does_not_read_its_answers_costs_a_bounded_amount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.nbd_front.UNDER_WAY_MAX", 8)
+    async with exported() as (bench, volume, _):
+        client = await connected(bench)
+        other = await connected(bench)
+        await other.write(0, page(2) * 32)
+
+        async def ask() -> None:
+            for _ in range(2000):
+                await client.send(NbdCommand.READ, 0, 32 * PAGE)
+
+        asking = asyncio.ensure_future(ask())
+        await asyncio.sleep(0.3)
+        assert volume.counts(1).read_bytes < 200 * 32 * PAGE, "answers pile up for somebody who reads none"
+        assert await other.read(0, PAGE) == page(2)
+        for _ in range(2000):
+            assert (await client.reply())[0] == 0
+            assert await client.take(32 * PAGE) == page(2) * 32
+        await asking
+
+
+async def test_a_volume_that_cannot_be_written_says_so_to_the_client() -> None:
+    async with exported(lent=False) as (bench, volume, _):
+        client = await connected(bench)
+        volume.read_only = "its disk is read-only in this test"
+        assert await client.write(0, page(1)) == NbdError.EPERM
+        assert await client.write(10, b"part of a page") == NbdError.EPERM
+        assert await client.read(0, PAGE) == bytes(PAGE)
+
+
+@given(st.binary(min_size=28, max_size=28))
+def test_any_bytes_are_a_request_or_a_wire_error(data: bytes) -> None:
+    for seed in (data, b"\x25\x60\x95\x13" + data[4:]):
+        try:
+            found = nbdwire.request(seed)
+        except WireError:
+            assert seed[:4] != b"\x25\x60\x95\x13"
+        else:
+            assert found.cookie == int.from_bytes(seed[8:16], "big")
+
+
+@given(st.binary(max_size=40), st.binary(min_size=16, max_size=16))
+def test_any_bytes_are_an_option_or_a_wire_error(data: bytes, head: bytes) -> None:
+    name = nbdwire.wanted_export(data)
+    assert name is None or name.encode() == data[4 : 4 + len(name.encode())]
+    for seed in (head, b"IHAVEOPT" + head[8:]):
+        try:
+            assert nbdwire.option(seed)[1] <= nbdwire.OPTION_DATA_MAX
+        except WireError:
+            pass
+    try:
+        assert nbdwire.client_flags(head[:4]) & nbdwire.FIXED_NEWSTYLE
+    except WireError:
+        pass
+
+
+# ---- clients that no one here wrote ----------------------------------------------------------------------------------
+
+QEMU_IO = [
+    "write -P 5 0 64k", "read -P 5 0 64k", "write -P 7 1000 3000", "read -P 7 1000 3000", "read -P 5 4096 1000",
+    "write -z 8k 16k", "read -P 0 8k 16k", "discard 32k 8k", "read -P 0 32k 8k", "read -P 5 40k 24k",
+    "flush", "write -f -P 9 65000 3000", "read -P 9 65000 3000",
+]  # fmt: skip
+
+
+async def run(*argv: str) -> str:
+    """Output of a program that must succeed; skipped when it is not installed."""
+    if shutil.which(argv[0]) is None:
+        pytest.skip(f"{argv[0]} is not installed: apt-get install nbdkit fio libnbd-bin qemu-utils")
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert process.returncode == 0, said.decode()
+    return said.decode()
+
+
+def uri(bench: Bench) -> str:
+    return f"nbd+unix:///?socket={bench.env.run_dir}/nbd.sock"
+
+
+async def test_qemu_io_reads_what_it_wrote() -> None:
+    async with exported() as (bench, _, _):
+        said = await run("qemu-io", "-f", "raw", *(word for each in QEMU_IO for word in ("-c", each)), uri(bench))
+        assert "failed" not in said and said.count("bytes at offset") == len(QEMU_IO) - 1
+
+
+async def test_nbdinfo_sees_what_the_volume_can() -> None:
+    async with exported() as (bench, _, _):
+        said = await run("nbdinfo", uri(bench))
+        for line in ("can_fua: true", "can_multi_conn: true", "can_trim: true", f"export-size: {SIZE}"):
+            assert line in said
+
+
+async def test_nbdcopy_copies_a_file_in_and_out_again(tmp_path: Path) -> None:
+    async with exported() as (bench, _, _):
+        (tmp_path / "in").write_bytes(random.Random(3).randbytes(SIZE))
+        await run("nbdcopy", str(tmp_path / "in"), uri(bench))
+        await run("nbdcopy", uri(bench), str(tmp_path / "out"))
+        assert (tmp_path / "out").read_bytes() == (tmp_path / "in").read_bytes()
+
+
+async def test_fio_verifies_every_block_that_it_wrote() -> None:
+    async with exported() as (bench, _, _):
+        said = await run(
+            "fio", "--name=v", "--ioengine=nbd", f"--uri={uri(bench)}", "--rw=randwrite", "--bs=4k", "--iodepth=8",
+            f"--size={SIZE}", "--verify=crc32c", "--verify_fatal=1", "--loops=3",
+        )  # fmt: skip
+        assert "err= 0" in said
