@@ -44,6 +44,7 @@ from covey.taking_over import (
     HEAL_S,
     PATIENCE_S,
     WITHIN_S,
+    HealingClosed,
     Recovered,
     TakingOver,
 )
@@ -195,8 +196,10 @@ class Healing:
         while True:
             with self._changed:
                 left = [each for each in self._neighbours if self._mirrored.get(each) != kept]
-            if not left or self._closed:
+            if not left:
                 return
+            if self._closed:
+                raise HealingClosed("the client was closed before anybody kept what is this rank's own")
             for neighbour in () if is_told else left:
                 self._tells.tell(Tell(neighbour, About.MIRROR, step, data))
             with self._changed:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from covey.healing import Healing, neighbours_of
 from covey.held_state import HeldState
 from covey.rounds import Rounds, Tell, ToldByRank
 from covey.state_pieces import About, encode_have, have_decoder
+from covey.taking_over import HealingClosed
 from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
 
 SHORT_S = 0.1
@@ -258,6 +260,14 @@ def test_what_was_told_too_early_is_told_again_and_waited_for() -> None:
     assert list(healing._own) == [(1, b"[2]")]
 
 
+def test_a_client_that_is_closed_pushes_nothing_that_nobody_could_repeat() -> None:
+    healing = made(Words())
+    healing.begin({})
+    healing.close()
+    with pytest.raises(HealingClosed):
+        healing.before_push(lambda: [1])
+
+
 def test_a_neighbour_says_which_bytes_it_keeps() -> None:
     words = Words()
     healing = made(words)
@@ -307,10 +317,18 @@ def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.
     read: list[str] = []
     healing = Healing(0, 2, [1], Words(), lambda: b"", 0, 0, read.append)
     healing.begin({})
-    threading.Thread(target=healing.before_push, args=(lambda: 7,), daemon=True).start()
+
+    def push() -> None:
+        with suppress(HealingClosed):
+            healing.before_push(lambda: 7)
+
+    thread = threading.Thread(target=push, daemon=True)
+    thread.start()
     until(lambda: read)
     assert "pushes once rank 1 keeps what is its own" in read[0]
     healing.close()
+    thread.join(10.0)
+    assert not thread.is_alive()
 
 
 def test_a_script_that_fails_while_it_waits_does_not_wait_for_a_successor() -> None:
