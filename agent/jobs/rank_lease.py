@@ -39,12 +39,12 @@ class HeldLease:
         pause_s = None if self.lease is None else self.lease.pause_s
         return pause_s is not None and self.silent_s(now_s) >= pause_s
 
-    def look_in_s(self, now_s: float, may_be_lost: bool) -> float:
-        """When something may have to be done."""
+    def look_in_s(self, now_s: float, may_stand_still: bool) -> float:
+        """When something may have to be done. `may_stand_still`: they are suspended when nobody confirms them."""
         if self.lease is None:
             return LOOK_S
         left_s = min(LOOK_S, self.lease.until_s - now_s)
-        if may_be_lost and self.lease.pause_s is not None:
+        if may_stand_still and self.lease.pause_s is not None:
             still = self.stands_still(now_s)
             left_s = min(left_s, STILL_LOOK_S if still else self.lease.asked_s + self.lease.pause_s - now_s)
         return max(LEAST_S, left_s)

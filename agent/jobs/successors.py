@@ -44,6 +44,12 @@ def may_be_lost(ranks: Collection[int], state: SupervisorState) -> bool:
     return not state.codes and all(rank in known and known[rank].step < NEVER for rank in ranks)
 
 
+def stand_still_unconfirmed(ranks: Collection[int], state: SupervisorState) -> bool:
+    """Whether the ranks here are suspended when nobody confirms them. Also those that may be lost no more, as they are
+    through: whoever decides that others take their place may not have heard of that yet."""
+    return bool(state.healing) and all(rank in state.healing or rank in state.codes for rank in ranks)
+
+
 def command_of(start: RankStart, incarnation: int) -> Command:
     """Of one process of a rank. Each has its own files, by which it is found again."""
     if not incarnation:

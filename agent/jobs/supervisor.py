@@ -40,7 +40,7 @@ import msgspec
 
 from agent.jobs.claimed_socket import ClaimedSocket
 from agent.jobs.rank_lease import HeldLease
-from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, may_be_lost
+from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, stand_still_unconfirmed
 from agent.jobs.supervision import (
     CANNOT_START,
     SIGTERM,
@@ -277,16 +277,16 @@ class Supervisor:
                 self._lease_ran_out(now_s)
                 return
             self._stand_still_or_go_on()
-            await asyncio.sleep(self._lease.look_in_s(now_s, self._may_be_lost))
+            await asyncio.sleep(self._lease.look_in_s(now_s, self._may_stand_still))
 
     @property
-    def _may_be_lost(self) -> bool:
+    def _may_stand_still(self) -> bool:
         ranks = [start.rank for start in self._config.ranks]
-        return self._state.ending is None and may_be_lost(ranks, self._state)
+        return self._state.ending is None and stand_still_unconfirmed(ranks, self._state)
 
     def _stand_still_or_go_on(self) -> None:
         now_s, before = self._env.clock.boot_s(), self._suspended
-        self._suspended = self._may_be_lost and self._lease.stands_still(now_s)
+        self._suspended = self._may_stand_still and self._lease.stands_still(now_s)
         if self._suspended != before:
             silent = format_seconds(self._lease.silent_s(now_s))
             self._env.log.warning("ranks stand still" if self._suspended else "ranks go on", unconfirmed_for=silent)

@@ -66,13 +66,10 @@ class HostLeases:
         self._wake.set()
         return None
 
-    def may_be_lost(self, key: Key, may: bool) -> None:
-        """Whether these ranks here stand still when they are not confirmed in time; then they are asked for at once."""
-        if may:
-            self._may_be_lost.add(key)
-            self._wake.set()
-        else:
-            self._may_be_lost.discard(key)
+    def may_be_lost(self, key: Key) -> None:
+        """These ranks here stand still from now on when they are not confirmed in time: they are asked for at once."""
+        self._may_be_lost.add(key)
+        self._wake.set()
 
     async def keep(self) -> None:
         """For as long as the plugin lives."""

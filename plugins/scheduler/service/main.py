@@ -160,7 +160,7 @@ class SchedulerService(PluginService):
             self.host.note(fact.job, "rank replaced", f"{said} (epoch {fact.epoch}, successor {fact.incarnation})")
         elif isinstance(fact, RanksHeal):
             self.ranks.told_by.may_be_lost(fact)
-            self.leases.may_be_lost((fact.job, fact.epoch), fact.may_be_lost)
+            self.leases.may_be_lost((fact.job, fact.epoch))
             self.env.spawn(f"{fact.job} may lose ranks here", self.ranks.checkpoint(fact.job))
         elif isinstance(fact, JobJoined):
             self.ranks.told_by.joined(fact)
