@@ -25,8 +25,8 @@ from typing import Any
 
 from agent.ports.datagrams import ip_port_text
 from covey.addresses import ip_port
+from covey.driven import Driven
 from covey.ports import Address, ByteStream, HeldPort, Listener, Logger, SharedPage
-from plugins.memory.datapath.driven import Driven
 
 SPILL_BYTES = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -128,7 +128,7 @@ class SocketStream(asyncio.BufferedProtocol):
     # ---- driven ----
 
     def drive(self, by: Driven, polite: bool) -> None:
-        """`plugins.memory.datapath.driven.DrivenStream`. What was received already comes first, in the next turn."""
+        """`covey.driven.DrivenStream`. What was received already comes first, in the next turn."""
         self._driver, self._polite = by, polite
         self._target = by.wanted()
         self._filled = self._take(self._target)

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from covey.driven import Driven, Part
 from covey.ports import ByteStream
-from plugins.memory.datapath.driven import Driven, Part
 
 
 class UnreadStream(ByteStream, Protocol):

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
+from covey.driven import Driven, Part
 from covey.ports import Address, SharedPage
-from plugins.memory.datapath.driven import Driven, Part
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess

@@ -241,7 +241,8 @@ def test_accumulated_gradients_and_skipped_steps_are_healed_too(gangs: Gangs) ->
     gang = gangs(2, "steps", 48)
     disturbed(gang, random.Random(3), 2, [2, 6, 7, 12, 17, 22], 1)
     assert gang.learnt() == calm(gangs, 2, "steps", 48)
-    scales = dict(line.split() for line in gang.lines(0, "scale"))
+    # A rank that is killed after its step may not have written that line.
+    scales = dict(line.split() for rank in (0, 1) for line in gang.lines(rank, "scale"))
     assert float(scales["7"]) < float(scales["6"]), "a step was skipped"
     gang.check_samples()
 

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from covey.driven import DrivenStream, Part
 from covey.headers import WireError
 from covey.ports import Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.driven import DrivenStream, Part
 from plugins.memory.datapath.slabwire import (
     ATTACHED_BYTES,
     REPLY_BYTES,

@@ -11,12 +11,12 @@ of all slabs there: `lenders` opens them again. A link that no slab uses any mor
 import asyncio
 
 from covey import handshake, headers
+from covey.driven import driven
 from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES
 from covey.headers import Status, WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.driven import driven
 from plugins.memory.datapath.lender_lane import LenderLane
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slab_session import Greeting

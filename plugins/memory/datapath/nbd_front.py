@@ -14,10 +14,10 @@ import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from covey.driven import Part, driven
 from covey.headers import WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import nbdwire
-from plugins.memory.datapath.driven import Part, driven
 from plugins.memory.datapath.nbd_pages import NbdPages
 from plugins.memory.datapath.nbdwire import (
     FLAGS_BYTES,

@@ -10,9 +10,9 @@ import asyncio
 from array import array
 from collections.abc import Callable
 
+from covey.driven import Part
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.driven import Part
 from plugins.memory.datapath.lender_lane import Answered, LenderLane
 from plugins.memory.datapath.slabwire import SlabOp, Versions
 

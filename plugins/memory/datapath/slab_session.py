@@ -10,9 +10,9 @@ from array import array
 from dataclasses import dataclass
 
 from covey import handshake
+from covey.driven import DrivenStream, Part
 from covey.headers import WireError
 from plugins.memory.datapath import slabwire
-from plugins.memory.datapath.driven import DrivenStream, Part
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.slabwire import (
     REQUEST_BYTES,

@@ -11,12 +11,12 @@ import asyncio
 import msgspec
 
 from covey import handshake, headers
+from covey.driven import driven
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.headers import Status, Welcome, WireError
 from covey.ports import Address, ByteStream, Env
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.control import Answer, ControlServer, No, Question, SlabList, Yes
-from plugins.memory.datapath.driven import driven
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 

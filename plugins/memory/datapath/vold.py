@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from covey import headers, volumewire
+from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env
 from covey.volumewire import OtherVersion
@@ -27,7 +28,6 @@ from plugins.memory.datapath.control import (
     Question,
     Yes,
 )
-from plugins.memory.datapath.driven import driven
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.volume import Shape, Volume
 from plugins.memory.datapath.volume_session import VolumeSession

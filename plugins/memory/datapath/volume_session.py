@@ -7,9 +7,9 @@ is bounded; then nothing more of it is read.
 import asyncio
 
 from covey import headers, volumewire
+from covey.driven import Part, driven
 from covey.headers import Op, Reply, Request, Status, WireError
 from covey.ports import ByteStream, Env
-from plugins.memory.datapath.driven import Part, driven
 from plugins.memory.datapath.volume import Volume
 
 UNDER_WAY_MAX = 64
