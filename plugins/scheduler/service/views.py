@@ -224,6 +224,11 @@ class Seen(msgspec.Struct, frozen=True):
 CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
 
 
+def heals(job: Job) -> bool:
+    """Whether it goes on whichever one of its hosts is lost now."""
+    return all(job.heals_without((place.host,)) for place in job.places if place.host not in job.missing)
+
+
 def job_view(
     job: Job, standing: QueueSnapshot, age_s: float, seen: Seen, heard: Mapping[HostId, JobNowAnswer] | None = None
 ) -> JobView:
@@ -261,7 +266,7 @@ def job_view(
         failures=job.failures,
         retries={cause: job.happened(cause)[1] for cause in CAUSES},
         on_lost="heal" if job.spec.on_lost == "stop" else job.spec.on_lost,
-        heals_not="" if job.state != "running" or job.heals_without(()) else why_not(job),
+        heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
         away=away,
         coordinator=job.coordinator,
         exit_code=job.exit_code,

@@ -10,7 +10,7 @@ from plugins.scheduler.machine.gang import ATTEMPTS, Action, GrantSeen, Placemen
 from plugins.scheduler.machine.leader import RackHost, ScheduleTick
 from plugins.scheduler.machine.leases import LeaseAsked
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.replacing import LOSSES_MAX, waits_for
+from plugins.scheduler.machine.replacing import LOSSES_MAX, waits_for, why_not
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -29,6 +29,7 @@ from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Reserved
 from plugins.scheduler.policy.leases import DRIFT, PAUSE_SLACK_S, terms
 from plugins.scheduler.policy.place import stand_in
+from plugins.scheduler.service import views
 from tests.plugins.scheduler.test_gang import Coordinator, asks, proposals, released
 from tests.plugins.scheduler.test_leader import Led
 from tests.plugins.scheduler.test_queue import Told
@@ -264,6 +265,21 @@ def test_a_gang_that_cannot_heal_does_not_move() -> None:
     told.heals(H2, may=False)
     result = told.move(H2)
     assert isinstance(result, NotApplied) and "its ranks on h2 have not said that they may be lost" in result.why
+
+
+def test_it_is_said_whether_a_job_goes_on_without_any_one_of_its_hosts() -> None:
+    told = Healing()
+    assert views.heals(told.job)
+    told.heals(H2, may=False)
+    assert (
+        not views.heals(told.job)
+        and why_not(told.job) == "its ranks on h2 have not said that they may be lost (job.state)"
+    )
+    alone = told.submit(1)
+    told.grant(alone)
+    told.place(alone, Place(H3, (0,), ("h3-0",)))
+    told.say(Attained(wall_s=1.0, host=H3, service_gpu_s={}, heals={alone: JobHeals(told[alone].epoch, 0, True)}))
+    assert not views.heals(told[alone]) and why_not(told[alone]).startswith("all its ranks are on one host")
 
 
 def test_a_snapshot_keeps_what_is_missing_and_who_may_be_lost() -> None:
