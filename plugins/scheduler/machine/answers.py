@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from covey.core import HostId, JobId
+from plugins.facts import Place
 from plugins.scheduler.machine.beside import guaranteed_on
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import (
@@ -72,16 +73,20 @@ def wrong_places(
         return f"it wants one host for all its workers, and these are {len(hosts)}"
     if spec.pack == "apart" and len(hosts) < spec.workers:
         return f"it wants a host for each of {spec.workers} workers, and these are {len(hosts)}"
-    for place in command.places:
-        distinct = len(set(map(device_of, place.gpus)))
-        if distinct != len(place.gpus) or distinct != len(place.ranks) * spec.gpus_per_worker:
-            return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"
-        held = holders.get(place.host, {})
-        upgraded = guaranteed_on(place.host, jobs, holders) if job.counts else {}
-        for gpu in place.gpus:
-            if job.counts and is_part(gpu):
-                return f"it is guaranteed, and {place.host} gives it a part of GPU {device_of(gpu)}"
-            holder = held.get(gpu) or upgraded.get(gpu)
-            if holder is not None:
-                return f"GPU {gpu} on {place.host} belongs to {holder}"
+    return next(filter(None, (wrong_gpus(job, place, jobs, holders) for place in command.places)), "")
+
+
+def wrong_gpus(job: Job, place: Place, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]) -> str:
+    """Why this place cannot have its GPUs; empty when it can. `holders`: as of `wrong_places`."""
+    distinct = len(set(map(device_of, place.gpus)))
+    if distinct != len(place.gpus) or distinct != len(place.ranks) * job.spec.gpus_per_worker:
+        return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"
+    held = holders.get(place.host, {})
+    upgraded = guaranteed_on(place.host, jobs, holders) if job.counts else {}
+    for gpu in place.gpus:
+        if job.counts and is_part(gpu):
+            return f"it is guaranteed, and {place.host} gives it a part of GPU {device_of(gpu)}"
+        holder = held.get(gpu) or upgraded.get(gpu)
+        if holder is not None:
+            return f"GPU {gpu} on {place.host} belongs to {holder}"
     return ""

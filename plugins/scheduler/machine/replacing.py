@@ -12,11 +12,9 @@ from collections.abc import Collection, Mapping
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.beside import guaranteed_on
+from plugins.scheduler.machine.answers import wrong_gpus
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import JobHeals, MoveAsked, NotApplied, Replaced
-from plugins.scheduler.policy import explain
-from plugins.scheduler.policy.shared import device_of, is_part
 
 LOSSES_MAX = 5
 """Hosts that one gang may lose without a step between them: then it is the job that takes its hosts along."""
@@ -89,16 +87,8 @@ def wrong_replacement(
             return f"{place.host} has ranks of it"
         if place.ranks != before.ranks or place.since != job.healed + 1:
             return f"the place on {place.host} is not the one that {host} had"
-        if len(set(map(device_of, place.gpus))) != len(before.gpus) or len(place.gpus) != len(before.gpus):
-            return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"
-        held = holders.get(place.host, {})
-        owned = guaranteed_on(place.host, jobs, holders) if job.counts else {}
-        for gpu in place.gpus:
-            if job.counts and is_part(gpu):
-                return f"it is guaranteed, and {place.host} gives it a part of GPU {device_of(gpu)}"
-            holder = held.get(gpu) or owned.get(gpu)
-            if holder is not None:
-                return f"GPU {gpu} on {place.host} belongs to {holder}"
+        if wrong := wrong_gpus(job, place, jobs, holders):
+            return wrong
     return ""
 
 

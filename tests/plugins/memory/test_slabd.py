@@ -378,6 +378,7 @@ async def test_a_slab_that_is_let_go_is_not_served_over_that_connection_any_more
         await other.write(0, versions(1), memoryview(page(1)))
         again = await links.open(OpenPlace(0, 1, "h2", bench.address, SECRET))
         await again.write(0, versions(1), memoryview(page(1)))
+        assert not one.usable and other.usable and again.usable
 
 
 async def test_a_slab_given_up_with_requests_under_way_takes_its_link_along() -> None:
@@ -415,6 +416,7 @@ async def test_a_link_that_no_slab_uses_is_closed() -> None:
         remote = await link(bench, bench.register(0))
         await remote.retire()
         await soon(lambda: len(bench._listener._tasks) == 0)
+        assert not remote.usable
 
 
 async def test_a_connection_that_is_none_is_dropped_and_counted() -> None:
