@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from covey.ports import Env
-from plugins.memory.datapath.volume import Done, Volume
+from plugins.memory.datapath.volume import Done, Volume, settle
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 
@@ -62,15 +62,7 @@ class NbdPages:
     # ---- what takes several steps ----
 
     def _spawn(self, work: Coroutine[Any, Any, None], done: Done) -> None:
-        self._env.spawn("bytes", self._then(work, done))
-
-    async def _then(self, work: Coroutine[Any, Any, None], done: Done) -> None:
-        try:
-            await work
-        except OSError as error:
-            done(error)
-        else:
-            done(None)
+        self._env.spawn("bytes", settle(work, done))
 
     def _parts(self, first: int, count: int) -> list[tuple[int, int]]:
         """Cut at slab boundaries and at the longest request: first page, pages."""

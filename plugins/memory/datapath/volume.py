@@ -47,6 +47,16 @@ GENERATION_BITS = 20
 """Upper bits of a version: how often this volume's process has started. The rest counts writes."""
 
 
+async def settle(work: Coroutine[Any, Any, None], done: Done) -> None:
+    """Await it, and say how it went."""
+    try:
+        await work
+    except OSError as error:
+        done(error)
+    else:
+        done(None)
+
+
 class VolumeRecord(msgspec.Struct, frozen=True):
     """What a volume is; file `volume`."""
 
@@ -204,7 +214,7 @@ class Volume:
         link = None if slab is None else slab.link
         plain = not self.read_only and self.queue.fits(count) and self.backing.is_ready(first, count)
         if slab is None or link is None or not link.usable or not plain:
-            self._env.spawn("write", self._then(self.write(first, count, pages), done))
+            self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
         version = self._begin(slab, first, count, pages)
 
@@ -214,7 +224,7 @@ class Volume:
                 self.lenders.acknowledged(slab, link, first, (version,) * count)
                 done(None)
             else:
-                self._env.spawn("write", self._then(self.queue.written(first, count, version), done))
+                self._env.spawn("write", settle(self.queue.written(first, count, version), done))
 
         link.send_write(first - slab.first, count, version, pages, answered)
 
@@ -225,12 +235,12 @@ class Volume:
         link = None if slab is None else slab.link
         held = slab is not None and link is not None and not slab.unsure and link.usable
         if not held or not self.backing.is_ready(first, count) or self.queue.has_any(first, count):
-            self._env.spawn("read", self._then(self.read(first, into), done))
+            self._env.spawn("read", settle(self.read(first, into), done))
             return
         assert slab is not None and link is not None
         at = first - slab.first
         if link.held.flags.find(0, at, at + count) >= 0:
-            self._env.spawn("read", self._then(self.read(first, into), done))
+            self._env.spawn("read", settle(self.read(first, into), done))
             return
         slab.requests += count
         slab.touch()
@@ -244,20 +254,12 @@ class Volume:
                 return
             if did:
                 self._found_out(link)
-            self._env.spawn("read", self._then(self.read(first, into), done))
+            self._env.spawn("read", settle(self.read(first, into), done))
 
         link.send_read(at, into, answered)
 
     def submit_flush(self, done: Done) -> None:
-        self._env.spawn("flush", self._then(self.flush(), done))
-
-    async def _then(self, work: Coroutine[Any, Any, None], done: Done) -> None:
-        try:
-            await work
-        except OSError as error:
-            done(error)
-        else:
-            done(None)
+        self._env.spawn("flush", settle(self.flush(), done))
 
     def _slab_of(self, first: int, count: int) -> SlabMemory | None:
         """None when the pages lie in several."""
