@@ -1,26 +1,45 @@
 """Who is in the rack, what state each host is in, and what it can spare, as the answering agent knows it by gossip.
 
 `agentctl hosts give-up NAME` says that nothing runs any more on a host that is gone (its power is off, say): jobs that
-wait for it are taken back and placed again at once, those submitted with --on-lost keep too."""
+wait for it are taken back and placed again at once, those submitted with --on-lost keep too.
+
+`agentctl hosts drain NAME` has everything leave a host before it is shut down or upgraded: no rank starts there, jobs
+that heal (job.state) go on on other hosts, slabs and sums go elsewhere, and other jobs stay until they end, or with
+--stop-jobs stop and are queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` takes that
+back."""
 
 import argparse
-from collections.abc import Sequence
+import getpass
+import time
+from typing import Any
 
-from cli.client import USAGE, AgentctlError
+from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
 from cli.context import Context
 from cli.table import ago, of, plural, table
 from covey.units import format_seconds
 
 TITLES = ("HOST", "STATE", "LEADS", "FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT", "SUMS FOR", "SEEN", "NOTE")
 
+ACTIONS = {
+    "give-up": "give-up NAME: it is lost for good",
+    "drain": "drain NAME: everything leaves it",
+    "resume": "resume NAME: it is used again",
+}
+ASK_AGAIN_S = 0.5
+STOPS = "agentctl hosts drain --stop-jobs"
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="give-up NAME", help="say that a host is lost for good")
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), help="; ".join(ACTIONS.values()))
+    parser.add_argument("host", nargs="?", metavar="NAME", help="of the host")
+    parser.add_argument("--stop-jobs", action="store_true", help="drain: jobs that cannot move stop, and queue again")
+    parser.add_argument("--wait", action="store_true", help="drain: return once nothing is left there")
 
 
 def run(context: Context) -> int:
-    if context.args.words:
-        return give_up(context, context.args.words)
+    args = context.args
+    if args.action is not None:
+        return act(context, args.action, args.host)
     answer = context.agent.get("hosts")
     if context.json:
         return context.say_json(answer.whole)
@@ -47,27 +66,75 @@ def run(context: Context) -> int:
     return 0
 
 
-def give_up(context: Context, words: Sequence[str]) -> int:
-    verb, host, *rest = [*words, ""][: max(2, len(words))]
-    if verb != "give-up" or rest:
-        word = rest[0] if verb == "give-up" else verb
-        raise AgentctlError(
-            USAGE, f"{word!r} is one word too many", "agentctl hosts does not take it", "agentctl hosts --help"
-        )
+def act(context: Context, action: str, host: str | None) -> int:
     if not host:
-        example = "agentctl hosts give-up gpu2"
-        raise AgentctlError(USAGE, "no host is named", "one that is gone is to be given up", example)
-    answer = context.agent.post("hosts", host, "give-up")
-    if context.json:
+        raise AgentctlError(USAGE, "no host is named", f"{action} is about one", f"agentctl hosts {action} gpu2")
+    body = {"by": person(), "stop_jobs": context.args.stop_jobs}
+    answer = context.agent.post("hosts", host, action, body=body)
+    if context.json and not context.args.wait:
         return context.say_json(answer.whole)
     jobs = ", ".join(job["id"] for job in answer.data)
-    context.say(f"{host} is given up; {f'taken back: {jobs}' if jobs else 'no job waited for it'}")
+    if action == "give-up":
+        context.say(f"{host} is given up; {f'taken back: {jobs}' if jobs else 'no job waited for it'}")
+    elif action == "resume":
+        context.say(f"{host} is used again")
+    elif context.args.wait:
+        return wait_until_empty(context, host)
+    else:
+        context.say(
+            f"{host} is drained: nothing new starts there; {f'jobs there now: {jobs}' if jobs else 'no job is'}"
+        )
+        context.say(f"next: agentctl hosts drain {host} --wait, or agentctl hosts")
     return 0
 
 
-def note(host: dict[str, object]) -> str:
+def wait_until_empty(context: Context, host: str) -> int:
+    """0 once the host says that nothing is left there."""
+    began_s, said = time.monotonic(), ""
+    while True:
+        row = next((row for row in context.agent.get("hosts").data if row["host"] == host), None)
+        state = "unknown" if row is None else row["state"]
+        if row is None or state in ("gone", "left"):
+            next_step = f"agentctl hosts give-up {host}, if nothing runs there any more"
+            raise AgentctlError(REFUSED, f"{host} was not seen to be empty", f"it is {state}", next_step)
+        heard, rest = row["drained_by"] is not None, left(row)
+        if heard and not rest:
+            break
+        if heard and rest != said:
+            said = rest
+            if not context.json:
+                context.say(f"{host}: {rest} left")
+        limit_s = context.args.timeout
+        if limit_s is not None and time.monotonic() - began_s > limit_s:
+            why = f"after {limit_s:g} s {f'{said} are left' if said else 'it has not said that it is drained'}"
+            raise AgentctlError(TOO_LATE, f"{host} is not empty yet", why, f"agentctl jobs, or {STOPS} {host}")
+        time.sleep(ASK_AGAIN_S)
+    if context.json:
+        return context.say_json({"schema": 1, "data": row})
+    context.say(f"{host} is empty: no job, slab or sum is left; it can be shut down, or agentctl hosts resume {host}")
+    return 0
+
+
+def person() -> str:
+    """Whoever types this, as far as this machine knows a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""
+
+
+def left(row: dict[str, Any]) -> str:
+    """What a host that is drained still has; empty: nothing."""
+    parts = ((row["drained_jobs"], "job"), (row["slabs_lent"], "slab"), (row["aggregator_jobs"], "summed job"))
+    return ", ".join(plural(count, what) for count, what in parts if count)
+
+
+def note(host: dict[str, Any]) -> str:
     failed, suspected_by = host["plugins_failed"], host["suspected_by"]
     parts = [f"suspected by {suspected_by}"] if suspected_by else []
+    if host["drained_by"] is not None:
+        rest = left(host)
+        parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")
     if host["state"] == "away":
         parts.append(f"back within {format_seconds(float(str(host.get('away_s', 0))))}")
     if isinstance(failed, list) and failed:

@@ -358,6 +358,21 @@ class GpusShared(msgspec.Struct, frozen=True):
     """Percent of the last 10 s, for each; 127: it takes no job now."""
 
 
+class DrainedNow(msgspec.Struct, frozen=True):
+    """Key `drained`: whether this host is to be left, as its copy of the log says."""
+
+    by: str
+    """Who wants that, cut to 63 characters; empty: nobody."""
+    jobs: int = 0
+    """That still have ranks here."""
+
+
+def drained(view: HostView) -> DrainedNow | None:
+    """What a host says of that; None: it takes jobs, slabs and sums as ever."""
+    said = view.value("drained", DrainedNow)
+    return said if isinstance(said, DrainedNow) and said.by else None
+
+
 class AggregatorNow(msgspec.Struct, frozen=True):
     """Key `aggregator`: who sums tensors here, and how busy it is. A hint."""
 

@@ -41,6 +41,10 @@ class HostRow(msgspec.Struct, frozen=True):
     plugins_failed: tuple[str, ...] = ()
     away_s: float = 0.0
     """Of one that is away: seconds within which it announced to be back."""
+    drained_by: str | None = None
+    """Who has everything leave it; None: nobody."""
+    drained_jobs: int = 0
+    """Of a host that is drained: jobs that still have ranks there."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.errors import Refused
 from covey.ports import Env, Gpu
 from plugins.base import Command, ReplicatedLog
-from plugins.facts import AggregatorNow, GpusNow, HostView, Spare
+from plugins.facts import AggregatorNow, GpusNow, HostView, Spare, drained
 from plugins.views import (
     AggregatorJobView,
     EventLine,
@@ -136,6 +136,7 @@ class RackView:
     def _row(self, view: HostView, now_s: float) -> HostRow:
         gpus, spare = view.value("gpus", GpusNow), view.value("spare", Spare)
         sums, failed = view.value("aggregator", AggregatorNow), view.value("health", PluginsFailed)
+        leaves = drained(view)
         return HostRow(
             host=view.host,
             state=view.state,
@@ -150,6 +151,8 @@ class RackView:
             aggregator_jobs=sums.jobs if isinstance(sums, AggregatorNow) else None,
             suspected_by=view.suspected_by,
             away_s=view.away_s,
+            drained_by=leaves.by if leaves else None,
+            drained_jobs=leaves.jobs if leaves else 0,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
         )
 

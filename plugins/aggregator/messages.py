@@ -8,6 +8,7 @@
            |-- Profiled --------------------->|  (after its trial iterations: what it needs)
            |<-- AssignmentKept, or Declined --|
            |-- LossReport ------------------->|  (each 100 iterations: what sharing costs it)
+           |-- Coordinates ------------------>|  (from another host, which is the job's coordinator now)
            |<--------------------- Handover --|  (it hurts somebody here, this host empties itself, or a person
            |                                  |  wants it elsewhere: MoveTensors, from any host)
            |<------------ AssignmentDropped --|                                      |
@@ -122,6 +123,10 @@ class LossReport(JobMessage, frozen=True, tag="Judged"):
     iterations: Annotated[int, Meta(ge=1, le=1 << 40)]
     lost_permille: Annotated[int, Meta(ge=0, le=1000)]
     hurt: bool
+
+
+class Coordinates(JobMessage, frozen=True, tag="Coordinates"):
+    """A host that has become the coordinator of a job -> its aggregator: what is to be said of it goes here now."""
 
 
 class Handover(JobMessage, frozen=True, tag="Handover"):
@@ -271,6 +276,7 @@ ToOwner = (
     Offer
     | Profiled
     | LossReport
+    | Coordinates
     | Retire
     | MoveTensors
     | ReserveCycle
@@ -293,7 +299,7 @@ FromOwner = (
     | CycleNotReserved
     | ReleaseCycle
 )
-FromCoordinator = Offer | Profiled | LossReport | Retire | Assigned
+FromCoordinator = Offer | Profiled | LossReport | Coordinates | Retire | Assigned
 """Messages by the machine that sends them, and hears when they were not delivered."""
 Question = GetOwner | Probe | WorkOf | CycleHere | TensorsHere
 Answer = KnownOwner | Serving | WorkCounters | CycleNow | Tensors

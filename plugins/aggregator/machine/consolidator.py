@@ -278,9 +278,9 @@ class Consolidator:
             case _:
                 return ()
 
-    def stop(self) -> Sequence[Action]:
-        """The process is down and its jobs are dropped: no job is left to hand over."""
-        return self._give_up("its process is down") if isinstance(self.state, Reserving) else self._rest()
+    def stop(self, why: str) -> Sequence[Action]:
+        """The process is down and its jobs are dropped, or all of them go to other hosts anyway."""
+        return self._give_up(why) if isinstance(self.state, Reserving) else self._rest()
 
     def _give_up(self, why: str) -> Sequence[Action]:
         """No job moves: what was held for some of them is released."""

@@ -41,6 +41,7 @@ from plugins.aggregator.messages import (
     Assigned,
     AssignmentDropped,
     AssignmentKept,
+    Coordinates,
     Declined,
     Demand,
     FromCoordinator,
@@ -195,7 +196,8 @@ class JobCoordinator:
     def _adopt(self, job: TrackedJob, found: Assigned) -> Sequence[Action]:
         job.adopt(found)
         job.gauge.begin(0.0)
-        return [*self._broadcast(job, found), *self._look_again(job, frozenset())]
+        told = Send(found.owner, Coordinates(job.job, found.epoch))
+        return [*self._broadcast(job, found), told, *self._look_again(job, frozenset())]
 
     # ---- an owner for it ----
 
@@ -469,16 +471,10 @@ class JobCoordinator:
         match message:
             case Offer():
                 return self._no_answer(message.job, message.epoch)
-            case Assigned():
+            case Assigned() | Coordinates() | Retire():
                 job = self.jobs.get(message.job)
-                return (
-                    (Send(event.to, message),) if job is not None and job.summed_as(message.epoch) is not None else ()
-                )
-            case Retire():
-                job = self.jobs.get(message.job)
-                return (
-                    (Send(event.to, message),) if job is not None and job.summed_as(message.instead) is not None else ()
-                )
+                epoch = message.instead if isinstance(message, Retire) else message.epoch
+                return (Send(event.to, message),) if job is not None and job.summed_as(epoch) is not None else ()
             case Profiled() | LossReport():
                 return ()  # the next timings of its ranks are told again
             case _:

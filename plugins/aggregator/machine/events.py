@@ -35,6 +35,8 @@ class RackUpdated(msgspec.Struct, frozen=True):
 
     gone: frozenset[HostId]
     candidates: tuple[Candidate, ...]
+    drained: bool = False
+    """This host: nothing new is to be summed here, and what is goes elsewhere."""
 
 
 class QuestionAnswered(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ from plugins.aggregator.messages import (
     AggregatorSettings,
     AssignmentDropped,
     AssignmentKept,
+    Coordinates,
     CycleNotReserved,
     CycleNow,
     CycleReserved,
@@ -44,6 +45,7 @@ from plugins.aggregator.messages import (
     Retire,
     ToOwner,
 )
+from plugins.aggregator.policy import Candidate
 from plugins.aggregator.policy.measured import BARRED, reverted
 
 OVER_MAX = 4096
@@ -123,6 +125,8 @@ class Owner:
         self.address = ""
         """Where the process listens; empty while it is down."""
         self.load = 0.0
+        self.drained = False
+        """Nothing new is summed here, and what is goes elsewhere."""
         self._idle: frozenset[JobId] = frozenset()
         self._barred: set[JobId] = set()
         """Jobs that left because they hurt another one here; when a job leaves they may come back."""
@@ -142,7 +146,7 @@ class Owner:
             case ProcessUp():
                 return self._up(event)
             case ProcessDown():
-                return [*self.emptier.stop(), *self._down(event.why)]
+                return [*self.emptier.stop("its process is down"), *self._down(event.why)]
             case LoadChanged():
                 self.load, self._idle = event.load, event.idle
                 return ()
@@ -180,7 +184,7 @@ class Owner:
 
     def promised(self) -> CycleNow:
         """The answer to an aggregator that wants to empty itself into this host."""
-        takes = self.settings.serve and bool(self.address) and not self.emptier.busy
+        takes = not self._closed() and not self.emptier.busy
         jobs = [JobDemand(job, demand) for job, demand in sorted(self.ledger.demands.items())]
         cycle = self.ledger.cycle
         return CycleNow(takes, cycle.us, cycle.lanes, cycle.times, jobs, sorted(self._barred))
@@ -188,9 +192,25 @@ class Owner:
     def _look(self, rack: RackUpdated, now_s: float) -> Sequence[Action]:
         self.ledger.expire(now_s)
         self._leaving = {job: since_s for job, since_s in self._leaving.items() if now_s - since_s < LEAVE_S}
+        self.drained = rack.drained
         if not self.address:
             return ()
+        if self.drained:
+            return [*self.emptier.stop("it is drained"), *self._drain(rack.candidates, now_s)]
         return self.emptier.look(rack, self.jobs, self._idle, self.ledger, now_s)
+
+    def _drain(self, candidates: Sequence[Candidate], now_s: float) -> Sequence[Action]:
+        """Each job to the best other host, by the coordinator's ways; one that finds none goes on here."""
+        actions: list[Action] = []
+        for held in self.jobs.values():
+            others = [one for one in candidates if one.host != self.me and not one.suspect]
+            if held.job in self._leaving or not others:
+                continue
+            self._leaving[held.job] = now_s
+            to, why = policy.ranked(held.job, others)[0], f"{self.me} is drained"
+            actions.append(LogEvent(held.job, "tensors must leave", why))
+            actions.append(Send(held.coordinator, Handover(held.job, held.epoch, to, why)))
+        return actions
 
     def _reserve(self, sender: HostId, message: ReserveCycle, now_s: float) -> Sequence[Action]:
         why = self._no_room(sender, message, now_s)
@@ -214,6 +234,8 @@ class Owner:
     def _closed(self) -> str:
         if not self.settings.serve:
             return "it does not sum tensors (serve = false)"
+        if self.drained:
+            return "it is drained"
         return "" if self.address else "its process is not up"
 
     def _full(self, reserved: int) -> str:
@@ -301,6 +323,15 @@ class Owner:
         why = f"a person wants it on {message.to}"
         return (Send(held.coordinator, Handover(held.job, held.epoch, message.to, why, wished=True)),)
 
+    def _has_coordinator(self, sender: HostId, message: Coordinates) -> Sequence[Action]:
+        """Another one than before: what was asked of that one may never have been heard."""
+        held = self.jobs.get(message.job)
+        if held is None or held.epoch != message.epoch or held.coordinator == sender:
+            return ()
+        self.jobs[held.job] = msgspec.structs.replace(held, coordinator=sender)
+        self._leaving.pop(held.job, None)
+        return (Keep(),)
+
     # ---- jobs come and go ----
 
     def _heard(self, sender: HostId, message: ToOwner, now_s: float) -> Sequence[Action]:
@@ -313,6 +344,8 @@ class Owner:
                 return self._profiled(sender, message)
             case LossReport():
                 return self._judged(message, now_s)
+            case Coordinates():
+                return self._has_coordinator(sender, message)
             case MoveTensors():
                 return self._asked_away(message)
             case ReserveCycle():

@@ -366,11 +366,12 @@ class AggregatorService(PluginService):
         if self.env.clock.now_s() - self._started_s > STRANGER_S:
             gone |= self._tables.hosts() - {view.host for view in views} - {self.host.id}
         candidates = (self._candidate(view) for view in views if view.host not in gone)
-        return RackUpdated(frozenset(gone), tuple(one for one in candidates if one is not None))
+        leaves = any(facts.drained(view) for view in views if view.host == self.host.id)
+        return RackUpdated(frozenset(gone), tuple(one for one in candidates if one is not None), leaves)
 
     def _candidate(self, view: HostView) -> Candidate | None:
         now = view.value("aggregator", AggregatorNow)
-        if not isinstance(now, AggregatorNow) or not now.address or view.state == "away":
+        if not isinstance(now, AggregatorNow) or not now.address or view.state == "away" or facts.drained(view):
             return None
         plan = now.cycle_us, now.used_us, max(1, now.lanes)
         return Candidate(view.host, view.state == "suspect", now.load, now.jobs, view.age_s, *plan)

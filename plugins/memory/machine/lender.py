@@ -52,6 +52,8 @@ ANSWER_S = 2.0
 ANSWERS_S = 1.5 * ANSWER_S
 """How long borrowers may take to say how busy their slabs are; the slabs of one that does not answer count as idle."""
 
+DRAIN_BYTES = 1 << 30
+"""How much a host that is drained takes back at a time."""
 ASLEEP = "asleep"
 """In place of an address: the first loan starts the slab process."""
 
@@ -62,6 +64,8 @@ class LenderTick(msgspec.Struct, frozen=True):
     memory: MemoryNow
     touched_bytes: int
     """Pages of lent slabs that have been written."""
+    drained: bool = False
+    """All that is lent is to go elsewhere, a batch at a time."""
 
 
 class LentSlabEvent(msgspec.Struct, frozen=True):
@@ -158,11 +162,12 @@ class Lender:
         self.address = ""
         """Where the slab process listens, or `ASLEEP`; empty while it is not there."""
         self.budget: Budget | None = None
-        self.evictions: dict[str, int] = {"pressure": 0, "orphan": 0, "forced": 0}
+        self.evictions: dict[str, int] = {"pressure": 0, "drained": 0, "orphan": 0, "forced": 0}
         """Slabs taken back, by reason."""
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
         self._used_bytes: float | None = None
+        self._drained = False
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
         self._round = 0
@@ -222,6 +227,7 @@ class Lender:
     def _second_passed(self, event: LenderTick, now_s: float) -> Actions:
         memory = event.memory
         used_now_bytes = memory.total_bytes - memory.available_bytes
+        self._drained = event.drained
         self._used_bytes = lending.memory_used(self._used_bytes, used_now_bytes)
         self.budget = Budget(
             total_bytes=memory.total_bytes,
@@ -229,7 +235,7 @@ class Lender:
             used_now_bytes=used_now_bytes,
             pressure=memory.pressure_some_avg10,
             headroom_bytes=self._headroom_bytes(memory, event.touched_bytes),
-            lend_bytes=self._lend_bytes,
+            lend_bytes=0 if event.drained else self._lend_bytes,
             lent_bytes=self._lent_bytes(),
             touched_bytes=event.touched_bytes,
         )
@@ -264,7 +270,7 @@ class Lender:
 
     def _make_room(self, budget: Budget, now_s: float) -> Actions:
         """One batch at a time, since the next measurement shows what it brought."""
-        needed_bytes = eviction.bytes_to_free(budget)
+        needed_bytes = min(budget.lent_bytes, DRAIN_BYTES) if self._drained else eviction.bytes_to_free(budget)
         if needed_bytes == 0 or self._batch is not None:
             return []
         leaving = any(lent.state in ("evicting", "freeing") for lent in self.lent.values())
@@ -320,9 +326,10 @@ class Lender:
         for key in taken:
             lent = self.lent[key]
             lent.state, lent.deadline_s = "evicting", now_s + self._grace_s
-            self.evictions["pressure"] += 1
+            self.evictions["drained" if self._drained else "pressure"] += 1
+            short = "this host is drained" if self._drained else f"memory is short: {self._shortage()}"
             why = (
-                f"memory is short: {self._shortage()}; {activities[key]:.1f} page requests/s, "
+                f"{short}; {activities[key]:.1f} page requests/s, "
                 f"among the {len(taken)} least active of {len(activities)} asked"
             )
             ref = lent.slab

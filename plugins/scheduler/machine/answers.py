@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.beside import guaranteed_on
+from plugins.scheduler.machine.job_table import Drain
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -13,6 +14,7 @@ from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
     Elapsed,
+    HostDrained,
     Leads,
     NotApplied,
     Placed,
@@ -29,7 +31,7 @@ def touched(command: Command, result: Result) -> Iterable[JobId]:
     match command:
         case Attained():
             return {**command.service_gpu_s, **command.tensors, **command.heals}
-        case QuotaSet() | Elapsed() | Leads():
+        case QuotaSet() | HostDrained() | Elapsed() | Leads():
             return ()
         case Submitted():
             return (result.job,) if isinstance(result, Applied) and result.job is not None else ()
@@ -56,6 +58,13 @@ def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
 def not_alone(job: Job, host: HostId, gpu: str, other: JobId) -> NotApplied:
     why = f"GPU {device_of(gpu)} on {host} belongs to {other}, which is guaranteed"
     return NotApplied(4, f"{job.id} was not upgraded", why, "wait until one of them ends")
+
+
+def on_drained(places: Iterable[Place], drained: Mapping[HostId, Drain]) -> str:
+    """Why no rank may start in one of these places; empty when it may."""
+    return next(
+        (f"{place.host} is drained, by {drained[place.host].by}" for place in places if place.host in drained), ""
+    )
 
 
 def wrong_places(

@@ -273,7 +273,7 @@ def add(gpus: Gpus, more: Mapping[HostId, int]) -> None:
 
 def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
     """GPUs of these hosts that a gang holds, by host."""
-    return {place.host: len(place.gpus) for place in job.awaited if place.host in hosts and place.gpus}
+    return {place.host: len(place.gpus) for place in job.awaited if hosts.get(place.host) and place.gpus}
 
 
 def fits_whole(job: Job, free: Mapping[HostId, int]) -> bool:

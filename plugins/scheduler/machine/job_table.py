@@ -16,10 +16,22 @@ from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
 """Ended jobs kept."""
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
 """Version 1 knew no classes, reservation, clock or models, version 2 no leases, version 3 no parts of GPUs
-(`policy/shared.py`), version 4 no models that do not pair, version 5 no gangs that go on without a host; they are read
-as states without them."""
+(`policy/shared.py`), version 4 no models that do not pair, version 5 no gangs that go on without a host, version 6 no
+hosts that are drained; they are read as states without them."""
+DRAINED_MAX = 10_000
+"""Hosts that are drained at a time."""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Why no rank starts on a host, and those that are there leave it."""
+
+    by: str
+    stop_jobs: bool
+    """Also those of jobs that can only begin again elsewhere."""
+    wall_s: float
+    """Since when."""
 
 
 class QueueState(msgspec.Struct, frozen=True):
@@ -41,6 +53,7 @@ class QueueState(msgspec.Struct, frozen=True):
     leases_over_s: float = 0.0
     pairs: dict[str, dict[str, float]] = {}
     pauses_over_s: float = 0.0
+    drained: dict[HostId, Drain] = {}
 
 
 FEED_MAX = 200_000
@@ -103,6 +116,8 @@ class JobTable:
         """Within which the leases of leaders up to that one are certainly over."""
         self.pauses_over_s = 0.0
         """Within which ranks that may be lost certainly stand still without them; 0: not known."""
+        self.drained: dict[HostId, Drain] = {}
+        """Hosts where no rank starts. Exchanged as a whole whenever it changes."""
         self._changed: dict[JobId, None] = {}
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
         self._rebuild()
@@ -234,6 +249,7 @@ class JobTable:
             self.leases_over_s,
             self.models.pairs,
             self.pauses_over_s,
+            self.drained,
         )
         return msgspec.msgpack.encode(state)
 
@@ -248,7 +264,7 @@ class JobTable:
         self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
-        self.pauses_over_s = state.pauses_over_s
+        self.pauses_over_s, self.drained = state.pauses_over_s, state.drained
         self._rebuild()
 
     def check(self) -> None:

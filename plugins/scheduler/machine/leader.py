@@ -14,6 +14,7 @@ from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.machine.admission import Admission, taken_back
 from plugins.scheduler.machine.capacity import Capacity
+from plugins.scheduler.machine.draining import Draining, open_gpus
 from plugins.scheduler.machine.job_index import JobIndex
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leases import Leases
@@ -96,6 +97,7 @@ class Leader:
         """Of gangs some of whose ranks are to go on elsewhere: epoch, how often that was so, since when."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
+        self.draining = Draining(self.queue)
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
@@ -108,9 +110,10 @@ class Leader:
         self.roll = JobIndex(self.queue)
         self.run_queues = RunQueues(self.settings)
         self.rack: Sequence[RackHost] = ()
+        self.drained = self.queue.drained
         self.capacity = self._capacity({}, ())
         self.away: dict[JobId, None] = {}
-        """Running gangs that wait for a host that is not alive."""
+        """Running gangs that wait for a host that is not alive, or are to leave one."""
         self.gone: dict[HostId, float] = {}
         """Of those hosts, the ones that are gone, and for how many seconds."""
         self.restarting: frozenset[HostId] = frozenset()
@@ -122,6 +125,8 @@ class Leader:
         self._read(event.rack, now_s)
         gone = self._gone(now_s)
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
+        told = {command.job for command in about}
+        about += self.draining.commands(self.roll, self.capacity.totals, told, event.wall_s, now_s)
         promoted = self._starved(event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
@@ -163,7 +168,7 @@ class Leader:
         if self.quotas != self.queue.quotas:
             changed += self._whose_tenant_got_or_lost_its_quota()
             self.quotas = dict(self.queue.quotas)
-        if rack is not self.rack and rack != self.rack:
+        if self.drained is not self.queue.drained or (rack is not self.rack and rack != self.rack):
             changed += self._heard(rack)
         for id in changed:
             job = self.queue.jobs.get(id)
@@ -183,14 +188,14 @@ class Leader:
 
     def _heard(self, rack: Sequence[RackHost]) -> list[JobId]:
         """Gossip says something else of the rack. Jobs on hosts that came or went."""
-        self.rack = rack
+        self.rack, drained, self.drained = rack, self.drained, self.queue.drained
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
         self.restarting = frozenset(host.host for host in rack if host.away)
         self.roll.heard({host.host: host.gone_s for host in rack})
-        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
+        totals = open_gpus({host.host: host.gpus for host in rack if host.gone_s is None}, self.drained)
         if totals == self.capacity.totals and self._same_gpus():
             return []
-        moved = totals.keys() ^ self.capacity.totals.keys()
+        moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
         held = {**self.roll.placing, **_all_of(self.roll.awaited)}
         jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
         self.capacity = self._capacity(totals, jobs)
@@ -212,7 +217,9 @@ class Leader:
         return same
 
     def _shared_gpus(self) -> dict[HostId, SharedGpus]:
-        return {host.host: host.shared for host in self.rack if host.shared is not None}
+        return {
+            host.host: host.shared for host in self.rack if host.shared is not None and host.host not in self.drained
+        }
 
     def _put(self, job: Job, now_s: float) -> None:
         id = job.id
@@ -243,10 +250,11 @@ class Leader:
         self.run_queues.drop(id)
 
     def _entry(self, job: Job) -> None:
-        """Whether it may run now, and where it stands then."""
+        """Whether it may run now, and where it stands then. One that runs on a host that is not alive, or is drained,
+        is counted apart: it neither stops for others nor stands on GPUs that they could have."""
         self.away.pop(job.id, None)
-        totals = self.capacity.totals
-        if job.state == "running" and any(at.host not in totals for at in job.awaited):
+        open_hosts = self.capacity.totals.keys() - self.drained.keys() if self.drained else self.capacity.totals
+        if job.state == "running" and any(at.host not in open_hosts for at in job.awaited):
             self.away[job.id] = None
         if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
             self.run_queues.drop(job.id)

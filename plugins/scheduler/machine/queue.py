@@ -22,6 +22,7 @@ from covey.core import JobId, LogEvent
 from plugins.scheduler.machine import answers, replacing
 from plugins.scheduler.machine.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.job_endings import all_ranks
+from plugins.scheduler.machine.job_table import DRAINED_MAX, Drain
 from plugins.scheduler.machine.jobs import HOLDING, Cause, FirstFailure, Job, State
 from plugins.scheduler.machine.kept_bytes import LIVE_BYTES_MAX, size_of
 from plugins.scheduler.machine.replacing_jobs import ReplacingJobs
@@ -35,6 +36,7 @@ from plugins.scheduler.messages.commands import (
     Elapsed,
     GpusKept,
     Granted,
+    HostDrained,
     Leads,
     MoveAsked,
     NotApplied,
@@ -101,6 +103,8 @@ class Queue(ReplacingJobs):
                 return self._submitted(command)
             case QuotaSet():
                 return self._quota_set(command)
+            case HostDrained():
+                return self._host_drained(command)
             case Attained():
                 return self._attained(command)
             case Elapsed():
@@ -198,7 +202,8 @@ class Queue(ReplacingJobs):
         return Applied(job.id)
 
     def _placed(self, job: Job, command: Placed) -> Result:
-        wrong = answers.wrong_places(job, command, self.jobs, self.holders)
+        wrong = answers.on_drained(command.places, self.drained)
+        wrong = wrong or answers.wrong_places(job, command, self.jobs, self.holders)
         if wrong:
             return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its coordinator tries again")
         job.places, job.granted = command.places, self.index
@@ -389,6 +394,24 @@ class Queue(ReplacingJobs):
         self._notes.append(LogEvent(f"tenant/{command.tenant}", "quota set", what, f"log/{self.index}"))
         return Applied()
 
+    def _host_drained(self, command: HostDrained) -> Result:
+        """The same said again changes nothing."""
+        host, by = command.host, command.by or "a person"
+        before = self.drained.get(host)
+        now = Drain(by, command.stop_jobs, command.wall_s) if command.drained else None
+        if (now and now.stop_jobs) == (before and before.stop_jobs):
+            return Applied()
+        rest = {other: drain for other, drain in self.drained.items() if other != host}
+        if now is not None and len(rest) >= DRAINED_MAX:
+            why = f"{DRAINED_MAX} hosts are drained already"
+            return NotApplied(4, f"{host} was not drained", why, "agentctl hosts resume those that are back in use")
+        self.drained = rest if now is None else dict(sorted({**rest, host: now}.items()))
+        what = (
+            ("host resumed", f"{by}: ranks may start there again") if now is None else ("host drained", _drained(now))
+        )
+        self._notes.append(LogEvent(f"host/{host}", *what, f"log/{self.index}"))
+        return Applied()
+
     def _attained(self, command: Attained) -> Result:
         for id, service in sorted(command.service_gpu_s.items()):
             job = self.jobs.get(id)
@@ -416,3 +439,8 @@ class Queue(ReplacingJobs):
         self.leading_term, self.leases_over_s = command.term, command.leases_over_s
         self.pauses_over_s = command.pauses_over_s
         return Applied()
+
+
+def _drained(drain: Drain) -> str:
+    stays = "others stop and are queued again" if drain.stop_jobs else "others stay until they end"
+    return f"{drain.by}: no rank starts there; jobs that can go on elsewhere move, {stays}"

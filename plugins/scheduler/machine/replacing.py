@@ -8,11 +8,12 @@ Where no place is found the whole gang stops and is queued again, as one does th
 move stays where it is.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.answers import wrong_gpus
+from plugins.scheduler.machine.job_table import Drain
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import JobHeals, MoveAsked, NotApplied, Replaced
 
@@ -37,7 +38,14 @@ def lose(job: Job, hosts: Collection[HostId]) -> bool:
     job.healing = tuple(host for host in job.healing if host not in hosts)
     job.moving = {host: to for host, to in job.moving.items() if host not in hosts}
     job.timings = {host: timing for host, timing in job.timings.items() if host not in hosts}
+    if not _stays(job, job.moving):
+        job.moving = {}  # the last ones that have what all others need stay where they are
     return job.losses[1] <= LOSSES_MAX
+
+
+def _stays(job: Job, hosts: Container[HostId]) -> bool:
+    """Whether something of the gang is left where it is, beside what is lost and what is on these hosts."""
+    return any(place.host not in hosts and place.host not in job.missing for place in job.places)
 
 
 def whole_again(job: Job) -> None:
@@ -45,7 +53,7 @@ def whole_again(job: Job) -> None:
     job.missing, job.moving = (), {}
 
 
-def refused_move(job: Job, command: MoveAsked) -> NotApplied | None:
+def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) -> NotApplied | None:
     """Why these ranks cannot move; None: they can."""
     what, next = f"{job.id} was not moved", f"see agentctl job {job.id}"
     if job.place_on(command.host) is None:
@@ -54,10 +62,17 @@ def refused_move(job: Job, command: MoveAsked) -> NotApplied | None:
     if any(command.to == place.host for place in (*job.places, *job.leaving)):
         why = f"ranks of it are on {command.to} already, and a host has one place of a job"
         return NotApplied(4, what, why, "name another host, or none")
+    if command.to is not None and command.to in drained:
+        return NotApplied(
+            4, what, f"{command.to} is drained, by {drained[command.to].by}", "name another host, or none"
+        )
     if command.host in job.missing:
         return NotApplied(4, what, f"{command.host} is lost, and another host is looked for already", next)
     if not job.heals_without((command.host,)):
         return NotApplied(4, what, why_not(job), "it can only be cancelled, or run to its end")
+    if not _stays(job, (command.host, *job.moving)):
+        why = f"its ranks on {', '.join(sorted(job.moving))} are about to move, and nobody else has what they need"
+        return NotApplied(75, what, why, "try again once they run")
     return None
 
 
@@ -85,6 +100,8 @@ def wrong_replacement(
             return f"nothing of it is to leave {host}"
         if place.host in taken or hosts.count(place.host) > 1:
             return f"{place.host} has ranks of it"
+        if not _stays(job, command.places):
+            return "nothing of it would be left that has what they need"
         if place.ranks != before.ranks or place.since != job.healed + 1:
             return f"the place on {place.host} is not the one that {host} had"
         if wrong := wrong_gpus(job, place, jobs, holders):

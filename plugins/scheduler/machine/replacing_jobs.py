@@ -2,6 +2,7 @@
 
 from covey.core import HostId
 from plugins.scheduler.machine import replacing
+from plugins.scheduler.machine.answers import on_drained
 from plugins.scheduler.machine.job_endings import JobEndings
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import (
@@ -36,7 +37,7 @@ class ReplacingJobs(JobEndings):
         return Applied(job.id)
 
     def _move_asked(self, job: Job, command: MoveAsked) -> Result:
-        refused = replacing.refused_move(job, command)
+        refused = replacing.refused_move(job, command, self.drained)
         if refused is not None:
             return refused
         job.moving = {**job.moving, command.host: command.to or HostId("")}
@@ -47,7 +48,8 @@ class ReplacingJobs(JobEndings):
         return Applied(job.id)
 
     def _replaced(self, job: Job, command: Replaced) -> Result:
-        wrong = replacing.wrong_replacement(job, command, self.jobs, self.holders)
+        wrong = on_drained(command.places.values(), self.drained)
+        wrong = wrong or replacing.wrong_replacement(job, command, self.jobs, self.holders)
         if wrong:
             return NotApplied(4, f"{job.id} was not placed anew", wrong, "nothing: its coordinator tries again")
         said = replacing.replace(job, command)

@@ -226,6 +226,16 @@ class QuotaSet(CommandBase, frozen=True, kw_only=True, tag="QuotaSet"):
     """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
 
 
+class HostDrained(CommandBase, frozen=True, kw_only=True, tag="HostDrained"):
+    """Somebody: no rank starts on this host from now on, and those that are there leave it; or no more so."""
+
+    host: HostId
+    drained: bool = True
+    stop_jobs: bool = False
+    """Those of jobs that cannot go on elsewhere leave it too: such a job stops, and is queued again."""
+    by: Text = ""
+
+
 class JobSteps(msgspec.Struct, frozen=True):
     """Where a job is that runs, as one of its hosts sees it."""
 
@@ -262,7 +272,7 @@ AboutPlaces = PlacesLost | MoveAsked | Replaced
 AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
-Command = Submitted | AboutJob | QuotaSet | Attained | Elapsed | Leads
+Command = Submitted | AboutJob | QuotaSet | HostDrained | Attained | Elapsed | Leads
 
 
 class Applied(msgspec.Struct, frozen=True, tag="Applied"):

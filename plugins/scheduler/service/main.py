@@ -11,6 +11,7 @@ from covey.core import Fact, Heard, HostId, JobId, Send
 from covey.errors import Refused
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
+    DrainedNow,
     GpusMeasured,
     GpusNow,
     HostGone,
@@ -31,6 +32,7 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
+from plugins.scheduler.machine.draining import open_gpus
 from plugins.scheduler.machine.jobs import STATES, Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
@@ -50,6 +52,7 @@ from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
+from plugins.scheduler.service.drains import Drains
 from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
@@ -63,6 +66,8 @@ ASK_S = 1.0
 """How long a host may take to say what runs there, when a person asks."""
 NEWS_S = 0.5
 """How long a job that this host has not heard of is waited for: news of the log take milliseconds."""
+BY_MAX = 63
+"""Characters of the name of whoever drains a host, in gossip."""
 LOG_PART_BYTES = 64 * 1024
 """Most that one `logs` returns."""
 SHOWN_S = 2.0
@@ -90,12 +95,14 @@ class SchedulerService(PluginService):
         )
         self.gangs = self.coordinated_gangs.gangs
         self.moves = RunningMoves(host, self.queue, self.queue_log)
+        self.drains = Drains(host, self.queue, self.queue_log)
         self.gossip = GpuGossip(host, self.settings)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
         self._second = asyncio.Event()
         self._published: GpusNow | None = None
+        self._drained = DrainedNow("")
         self._stood: views.QueueSnapshot | None = None
 
     async def start(self) -> None:
@@ -232,6 +239,11 @@ class SchedulerService(PluginService):
         if now != self._published:
             self._published = now
             self.host.spread("gpus", now)
+        drain = self.queue.drained.get(self.host.id)
+        leaves = DrainedNow(drain.by[:BY_MAX], len(self.host.runner.running())) if drain else DrainedNow("")
+        if leaves != self._drained:
+            self._drained = leaves
+            self.host.spread("drained", leaves)
 
     # ---- what people ask ----
 
@@ -242,6 +254,8 @@ class SchedulerService(PluginService):
             "job": self._job,
             "cancel": self._cancel,
             "give_up": self._give_up,
+            "drain": self._drain,
+            "resume": self._resume,
             "move": self._move,
             "logs": self._logs,
             "quotas": self._quotas,
@@ -315,8 +329,10 @@ class SchedulerService(PluginService):
         """Of this moment. Nothing is sorted again before the log or the rack changes."""
         shares = self.settings.beside > 0
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s(), shares)
-        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
-        shared = {host.host: host.shared for host in rack if host.shared is not None} if shares else None
+        drained = self.queue.drained
+        totals = open_gpus({host.host: host.gpus for host in rack if host.gone_s is None}, drained)
+        takes = [host for host in rack if host.shared is not None and host.host not in drained]
+        shared = {host.host: host.shared for host in takes if host.shared is not None} if shares else None
         if self._stood is None or not self._stood.holds(totals, shared):
             self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared)
         return self._stood
@@ -369,7 +385,15 @@ class SchedulerService(PluginService):
         return await self._job(given)
 
     async def _give_up(self, given: Mapping[str, Any]) -> list[JobView]:
-        jobs = await self.moves.give_up(HostId(str(given.get("id", ""))), given)
+        return self._shown(await self.moves.give_up(HostId(str(given.get("id", ""))), given))
+
+    async def _drain(self, given: Mapping[str, Any]) -> list[JobView]:
+        return self._shown(await self.drains.drain(HostId(str(given.get("id", ""))), given))
+
+    async def _resume(self, given: Mapping[str, Any]) -> list[JobView]:
+        return self._shown(await self.drains.resume(HostId(str(given.get("id", ""))), given))
+
+    def _shown(self, jobs: list[Job]) -> list[JobView]:
         return [views.job_view(job, self._standing(), self.host.log.age_s, self._seen()) for job in jobs]
 
     async def _logs(self, given: Mapping[str, Any]) -> views.LogPart:

@@ -374,11 +374,12 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
 
 
 def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
-    """Free GPUs of the hosts that are alive: what gossip says, or less where the log knows of more that are held."""
+    """Free GPUs of hosts that are alive and not drained: what gossip says, or less where the log knows of more that are
+    held."""
     found = {}
     for view in hosts:
         gpus = view.value("gpus", GpusNow)
-        if view.state == "alive" and isinstance(gpus, GpusNow):
+        if view.state == "alive" and isinstance(gpus, GpusNow) and view.host not in queue.drained:
             held = len(set(map(device_of, queue.holders.get(view.host, {}))))
             found[view.host] = max(0, min(gpus.free, gpus.total - held))
     return found

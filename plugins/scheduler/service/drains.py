@@ -1,0 +1,53 @@
+"""What people ask of a host as a whole: that everything leaves it, and that it is used again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from covey.core import HostId
+from covey.errors import Refused
+from plugins.base import Host
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import HostDrained
+from plugins.scheduler.service.log import QueueLog
+
+SHOWN_S = 2.0
+"""How long this host's own copy of the log is waited for."""
+BY_MAX = 100
+
+
+class Drains:
+    def __init__(self, host: Host, queue: Queue, log: QueueLog) -> None:
+        self.host, self.queue, self.log = host, queue, log
+
+    async def drain(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
+        """Nothing new starts on it from now on; the leader has what can leave it leave. Jobs that are on it. Refused:
+        nobody knows such a host. `given`: `stop_jobs`, `by`."""
+        self._known(host)
+        stop = given.get("stop_jobs", False)
+        if not isinstance(stop, bool):
+            example = f"agentctl hosts drain {host} --stop-jobs"
+            raise Refused(2, f"{host} was not drained", f"stop_jobs is true or false, not {stop!r:.80}", example)
+        await self._say(HostDrained(wall_s=0.0, host=host, stop_jobs=stop, by=_by(given)))
+        return [job for job in self.queue.live() if job.awaits(host)]
+
+    async def resume(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:
+        """Jobs, slabs and sums may come to it again. Jobs that are on it."""
+        if host not in self.queue.drained:
+            self._known(host)
+            raise Refused(4, f"{host} was not resumed", "it is not drained", "agentctl hosts")
+        await self._say(HostDrained(wall_s=0.0, host=host, drained=False, by=_by(given)))
+        return [job for job in self.queue.live() if job.awaits(host)]
+
+    def _known(self, host: HostId) -> None:
+        if all(view.host != host for view in self.host.hosts()):
+            raise Refused(3, f"there is no host {str(host)[:80]!r}", "nobody has heard of it", "agentctl hosts")
+
+    async def _say(self, command: HostDrained) -> None:
+        host = command.host
+        await self.log.change(command, f"{'drain' if command.drained else 'resume'} {host}")
+        await self.log.until(lambda: (host in self.queue.drained) == command.drained, SHOWN_S)
+
+
+def _by(given: Mapping[str, Any]) -> str:
+    return str(given.get("by", ""))[:BY_MAX]
