@@ -97,7 +97,7 @@ def wait_until_empty(context: Context, host: str) -> int:
         if row is None or state in ("gone", "left"):
             next_step = f"agentctl hosts give-up {host}, if nothing runs there any more"
             raise AgentctlError(REFUSED, f"{host} was not seen to be empty", f"it is {state}", next_step)
-        heard, rest = row["drained_by"] is not None, left(row)
+        heard, rest = row.get("drained_by") is not None, left(row)
         if heard and not rest:
             break
         if heard and rest != said:
@@ -125,14 +125,14 @@ def person() -> str:
 
 def left(row: dict[str, Any]) -> str:
     """What a host that is drained still has; empty: nothing."""
-    parts = ((row["drained_jobs"], "job"), (row["slabs_lent"], "slab"), (row["aggregator_jobs"], "summed job"))
+    parts = ((row.get("drained_jobs"), "job"), (row["slabs_lent"], "slab"), (row["aggregator_jobs"], "summed job"))
     return ", ".join(plural(count, what) for count, what in parts if count)
 
 
 def note(host: dict[str, Any]) -> str:
     failed, suspected_by = host["plugins_failed"], host["suspected_by"]
     parts = [f"suspected by {suspected_by}"] if suspected_by else []
-    if host["drained_by"] is not None:
+    if host.get("drained_by") is not None:
         rest = left(host)
         parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")
     if host["state"] == "away":

@@ -1,5 +1,6 @@
 """What plugins tell one another on one host (facts), and what hosts gossip about themselves (published values)."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -371,6 +372,11 @@ def drained(view: HostView) -> DrainedNow | None:
     """What a host says of that; None: it takes jobs, slabs and sums as ever."""
     said = view.value("drained", DrainedNow)
     return said if isinstance(said, DrainedNow) and said.by else None
+
+
+def is_drained(host: HostId, views: Iterable[HostView]) -> bool:
+    """Whether this host, which is among `views`, says so of itself."""
+    return any(drained(view) for view in views if view.host == host)
 
 
 class AggregatorNow(msgspec.Struct, frozen=True):

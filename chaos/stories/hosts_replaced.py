@@ -1,7 +1,7 @@
 """A host of a gang that heals is cut off, its agent stopped or killed besides, with clocks that drift, in one direction
 only, or its power fails; now and then it is the leader, or is back while others look for a place, or a person has just
-asked to move its ranks. Another host takes these over within seconds, under the same grant, and no rank runs twice at
-any moment (`RanksOnce`): those of before stand still by then. Nobody begins anew."""
+asked to move its ranks, or a host was drained before. Another host takes these over within seconds, under the same
+grant, and no rank runs twice at any moment (`RanksOnce`): those of before stand still by then. Nobody begins anew."""
 
 from chaos import faults
 from chaos.faults import Kill
@@ -10,13 +10,15 @@ from chaos.stories.classes import known, state
 from chaos.stories.cut_off import TROUBLES, ranks, troubles
 from chaos.story import ended
 from covey.core import HostId, JobId
-from plugins.scheduler.messages.commands import MoveAsked
+from plugins.scheduler.messages.commands import HostDrained, MoveAsked
 
 SETTINGS = {"scheduler": {"heal_pause_s": 12.0}}
 """Longer than gossip needs to find a host dead: nothing but this fence keeps others from starting too early."""
 LOST_S = 50.0
 """By then others run in its place, also when the leader was lost with it; 14 s when nothing else happens."""
-LASTS_S = 200.0
+DRAINED_S = 20.0
+"""By then nothing is left on a host that is drained; 2 s when nothing else happens."""
+LASTS_S = 260.0
 
 
 def play(rack: SimRack) -> None:
@@ -27,6 +29,9 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     host = rack.rng.choice(ranks(rack, job))
+    if rack.rng.random() < 0.25:
+        drained(rack, job, workers, host)
+        host = rack.rng.choice(ranks(rack, job))
     if rack.rng.random() < 0.4:
         move(rack, job, host)
         rack.run(rack.rng.uniform(0.0, 0.1))
@@ -37,6 +42,25 @@ def play(rack: SimRack) -> None:
     rack.run(rack.rng.uniform(0.0, 60.0))
     ended(rack, {job: ("done",)})
     assert known(rack, job).attempt == 1, f"it was started {known(rack, job).attempt} times"
+
+
+def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
+    """A person drains a host, perhaps the leader's: its rank goes on elsewhere, and none comes before it is resumed."""
+    drain(rack, host, True)
+    rack.until(lambda: whole(rack, job, workers, host), DRAINED_S, f"{job} leaves {host}, which is drained")
+    rack.run(rack.rng.uniform(0.0, 10.0))
+    assert host not in ranks(rack, job), f"{host} is drained, and {job} came to it"
+    rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost again")
+    drain(rack, host, False)
+    rack.run(rack.rng.uniform(0.0, 2.0))
+
+
+def drain(rack: SimRack, host: str, begins: bool) -> None:
+    """What `agentctl hosts drain` and `resume` do, at any agent."""
+    scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
+    command = HostDrained(wall_s=0.0, host=HostId(host), drained=begins)
+    if scheduler is not None:
+        scheduler.env.spawn("drain", scheduler.queue_log.insist(command))
 
 
 def move(rack: SimRack, job: JobId, host: str) -> None:

@@ -301,7 +301,7 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("run", "no word 'run'", "agentctl submit"),
         ("jobs --al", "no flag --al", "--all"),
         ("hosts --jsno", "no flag --jsno", "--json"),
-        ("hosts gpu1", "'gpu1' is one word too many", "--help"),
+        ("hosts gpu1", "invalid choice: 'gpu1'", "--help"),
         ("--agnet x hosts", "no flag --agnet", "--agent"),
         ("job", "required: ID", "--help"),
         ("logs j1 --rank two", "invalid int value", "--help"),

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -40,6 +41,12 @@ class LivingRack:
 
     def agent(self) -> Agent:
         return Agent([host.address for host in self.hosts], "the test's rack")
+
+    def agentctl(self, *words: str) -> tuple[int, str]:
+        """Its exit code, and what it printed."""
+        program = [str(Path(sys.executable).with_name("agentctl")), "--agent", self.hosts[0].address, *words]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=90, check=False)
+        return done.returncode, done.stdout + done.stderr
 
     def job(self, job: str) -> dict[str, Any]:
         found: dict[str, Any] = self.agent().get("jobs", job).data

@@ -105,6 +105,26 @@ def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: Liv
     assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and leaves not in places(living, job)
 
 
+def test_a_host_is_drained_and_a_job_on_it_ends_elsewhere_with_the_same_bits(
+    living: LivingRack, undisturbed: str
+) -> None:
+    job = living.submit(SCRIPT, *OPTIONS)
+    first, at = ranks(living, job), places(living, job)
+    leaves, stays = list(at)
+    code, said = living.agentctl("hosts", "drain", leaves, "--wait", "--timeout", "60s")
+    assert code == 0 and f"{leaves} is empty" in said
+    row = next(row for row in living.agent().get("hosts").data if row["host"] == leaves)
+    assert row["drained_by"] and not (row["drained_jobs"] or row["aggregator_jobs"])
+    now = wait("all run elsewhere", lambda: (found := ranks(living, job)) and len(found) == 4 and found)
+    assert leaves not in places(living, job) and {now[rank] for rank in at[stays]} == {
+        first[rank] for rank in at[stays]
+    }
+    with pytest.raises(AgentctlError, match=f"{leaves} is drained"):
+        living.agent().post("jobs", job, "move", body={"what": stays, "to": leaves})
+    assert living.agentctl("hosts", "resume", leaves)[0] == 0
+    assert digest(living, job) == undisturbed
+
+
 def test_a_host_is_lost_with_two_ranks_and_another_one_takes_them_over(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS)
     first, at = ranks(living, job), places(living, job)

@@ -365,9 +365,8 @@ class AggregatorService(PluginService):
         gone = {view.host for view in views if view.state in ("gone", "left")} - {self.host.id}
         if self.env.clock.now_s() - self._started_s > STRANGER_S:
             gone |= self._tables.hosts() - {view.host for view in views} - {self.host.id}
-        candidates = (self._candidate(view) for view in views if view.host not in gone)
-        leaves = any(facts.drained(view) for view in views if view.host == self.host.id)
-        return RackUpdated(frozenset(gone), tuple(one for one in candidates if one is not None), leaves)
+        candidates = filter(None, (self._candidate(view) for view in views if view.host not in gone))
+        return RackUpdated(frozenset(gone), tuple(candidates), facts.is_drained(self.host.id, views))
 
     def _candidate(self, view: HostView) -> Candidate | None:
         now = view.value("aggregator", AggregatorNow)

@@ -52,8 +52,7 @@ ANSWER_S = 2.0
 ANSWERS_S = 1.5 * ANSWER_S
 """How long borrowers may take to say how busy their slabs are; the slabs of one that does not answer count as idle."""
 
-DRAIN_BYTES = 1 << 30
-"""How much a host that is drained takes back at a time."""
+DRAINED = "this host is drained"
 ASLEEP = "asleep"
 """In place of an address: the first loan starts the slab process."""
 
@@ -167,10 +166,9 @@ class Lender:
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
         self._used_bytes: float | None = None
-        self._drained = False
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
-        self._round = 0
+        self._drained, self._round = False, 0
 
     def handle(self, event: LenderEvent, now_s: float) -> Sequence[LenderAction]:
         match event:
@@ -270,7 +268,7 @@ class Lender:
 
     def _make_room(self, budget: Budget, now_s: float) -> Actions:
         """One batch at a time, since the next measurement shows what it brought."""
-        needed_bytes = min(budget.lent_bytes, DRAIN_BYTES) if self._drained else eviction.bytes_to_free(budget)
+        needed_bytes = eviction.bytes_to_free(budget)
         if needed_bytes == 0 or self._batch is not None:
             return []
         leaving = any(lent.state in ("evicting", "freeing") for lent in self.lent.values())
@@ -327,9 +325,8 @@ class Lender:
             lent = self.lent[key]
             lent.state, lent.deadline_s = "evicting", now_s + self._grace_s
             self.evictions["drained" if self._drained else "pressure"] += 1
-            short = "this host is drained" if self._drained else f"memory is short: {self._shortage()}"
             why = (
-                f"{short}; {activities[key]:.1f} page requests/s, "
+                f"{DRAINED if self._drained else self._shortage()}; {activities[key]:.1f} page requests/s, "
                 f"among the {len(taken)} least active of {len(activities)} asked"
             )
             ref = lent.slab
@@ -342,8 +339,8 @@ class Lender:
     def _shortage(self) -> str:
         budget = self.budget
         assert budget is not None
-        kept = format_size(budget.headroom_bytes)
-        said = f"{format_size(budget.free_at_best_bytes)} free, headroom {kept}"
+        said = "memory is short: {} free, headroom {}"
+        said = said.format(format_size(budget.free_at_best_bytes), format_size(budget.headroom_bytes))
         waits = f", tasks waited for memory {budget.pressure:.0f} % of 10 s"
         return said + waits if budget.pressure > PRESSURE_MAX else said
 

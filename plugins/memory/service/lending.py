@@ -10,7 +10,7 @@ from covey.addresses import joined, reached_at
 from covey.core import HostId
 from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
-from plugins.facts import Spare, SpareChanged, drained
+from plugins.facts import Spare, SpareChanged, is_drained
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import SLABS_TOLD, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
@@ -138,8 +138,7 @@ class Lending:
                 await self._list(self.process, most=0)
             except (ConnectionError, TimeoutError) as error:
                 self._env.log.warning("the slab process does not answer", why=str(error))
-        mine = [view for view in self._host.hosts() if view.host == self._host.id]
-        leaves = any(drained(view) for view in mine)
+        leaves = is_drained(self._host.id, self._host.hosts())
         self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes, leaves))
         self._publish()
 

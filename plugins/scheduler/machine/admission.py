@@ -127,7 +127,7 @@ class Admission:
         being placed."""
         spec, capacity = job.spec, self.capacity
         if not spec.gpus:
-            return spec.pack != "apart" or len(capacity.totals) >= spec.workers
+            return spec.pack != "apart" or len(capacity.takers) >= spec.workers
         free = capacity.free_for(job)
         return spec.gpus <= sum(free.values()) - capacity.placing and capacity.fits(job, free)
 

@@ -13,7 +13,7 @@ staying are not in those maps: in a full rack a decision looks at the few where 
 """
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from covey.core import HostId, JobId
@@ -125,6 +125,11 @@ class Capacity:
                 _set(self.open, host, self.totals[host] - self._guaranteed[host])
             elif holding.age is not None:
                 _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
+
+    @property
+    def takers(self) -> Set[HostId]:
+        """Hosts where ranks may start, with GPUs or without."""
+        return self.totals.keys() - self.queue.drained.keys()
 
     @property
     def vacant(self) -> int:

@@ -193,9 +193,9 @@ class Leader:
         self.restarting = frozenset(host.host for host in rack if host.away)
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = open_gpus({host.host: host.gpus for host in rack if host.gone_s is None}, self.drained)
-        if totals == self.capacity.totals and self._same_gpus():
-            return []
         moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
+        if not moved and totals == self.capacity.totals and self._same_gpus():
+            return []
         held = {**self.roll.placing, **_all_of(self.roll.awaited)}
         jobs = [self.queue.jobs[id] for id in held if id in self.queue.jobs]
         self.capacity = self._capacity(totals, jobs)

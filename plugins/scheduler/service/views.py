@@ -184,7 +184,7 @@ class QueueSnapshot:
         """Whether there is room for a guaranteed job other than the gang that keeps GPUs: the same for all of its
         shape."""
         shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
-        if job.spec.pack == "apart" and len(self.totals) < job.spec.workers:
+        if job.spec.pack == "apart" and len(self.gpu_capacity.takers) < job.spec.workers:
             return False
         if shape not in self._fits:
             self._fits[shape] = self.gpu_capacity.fits(job, self.gpu_capacity.free_for(job))

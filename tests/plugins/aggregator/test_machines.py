@@ -38,6 +38,7 @@ from plugins.aggregator.messages import (
     Assigned,
     AssignmentDropped,
     AssignmentKept,
+    Coordinates,
     Declined,
     Demand,
     GetOwner,
@@ -165,7 +166,11 @@ def test_a_coordinator_that_starts_again_takes_the_highest_epoch_that_a_host_kno
     play(PLACED)
     old, new = (Assigned(JOB, G1 + n, host, "10.0.0.3:9", SECRET) for n, host in ((2, C), (4, D)))
     play(QuestionAnswered(A, GetOwner(JOB), KnownOwner(old)))
-    assert sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(new)))) == [(A, new), (B, new)]
+    assert sends(play(QuestionAnswered(B, GetOwner(JOB), KnownOwner(new)))) == [
+        (A, new),
+        (B, new),
+        (D, Coordinates(JOB, new.epoch)),
+    ], "its aggregator hears who speaks for the job now"
 
 
 def test_an_aggregator_whose_host_is_gone_is_replaced_and_told_when_it_is_back() -> None:
@@ -244,7 +249,7 @@ def test_who_gives_a_job_back_says_who_sums_it_and_retires_former_owners() -> No
 def test_a_higher_assignment_of_another_coordinator_is_taken_over() -> None:
     play, assigned = coordinating_assigned()
     higher = Assigned(JOB, assigned.epoch + 1, D, "10.0.0.4:9", SECRET)
-    assert sends(play(Heard(B, higher))) == [(A, higher), (B, higher)]
+    assert sends(play(Heard(B, higher))) == [(A, higher), (B, higher), (D, Coordinates(JOB, higher.epoch))]
     assert play(Heard(B, assigned)) == []
 
 

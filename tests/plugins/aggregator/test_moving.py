@@ -7,7 +7,7 @@ import msgspec
 
 from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
-from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated
+from plugins.aggregator.machine.events import AskQuestion, GangPlaced, Keep, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.owner import Owner, ProcessUp
 from plugins.aggregator.machine.tracked_job import HOME_S, Offering, OwnerSearch, Summed
 from plugins.aggregator.messages import (
@@ -15,6 +15,7 @@ from plugins.aggregator.messages import (
     AggregatorSettings,
     Assigned,
     AssignmentDropped,
+    Coordinates,
     Declined,
     Demand,
     GetOwner,
@@ -29,7 +30,7 @@ from plugins.aggregator.messages import (
 )
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place, TensorsSeen
-from tests.plugins.aggregator.play import JOB, PLACED, SECRET, A, B, C, D, Play, sends
+from tests.plugins.aggregator.play import G1, JOB, PLACED, SECRET, A, B, C, D, Play, promising, sends
 
 E = HostId("e")
 DEMAND = Demand(100_000, 30_000)
@@ -340,3 +341,37 @@ def test_other_plugins_are_told_the_tensors_sizes_once_and_again_when_they_chang
     assert told(4, 8) == [TensorsSeen(JOB, 1, 4, 8)]
     assert told(4, 8) == []
     assert told(4, 12) == [TensorsSeen(JOB, 1, 4, 12)]
+
+
+# ---- a host that is drained ------------------------------------------------------------------------------------------
+
+
+def drained(*sums: HostId) -> RackUpdated:
+    return RackUpdated(frozenset(), tuple(Candidate(host, False, 0.0, 0, 0.0) for host in sums), drained=True)
+
+
+def test_all_that_a_drained_host_sums_goes_elsewhere_and_nothing_new_comes() -> None:
+    play = promising("j1", "j2")
+    asked = sends(play(drained(C, D)))
+    assert [(to, message.job, message.to) for to, message in asked] == [(A, "j1", D), (A, "j2", D)]
+    assert all(isinstance(message, Handover) and message.reason == "c is drained" for _, message in asked)
+    assert sends(play(drained(C, D))) == [], "each is asked once, and again only after a while"
+    ((_, declined),) = sends(play(Heard(A, Offer(JobId("j3"), G1 + 1, 2, SECRET))))
+    assert isinstance(declined, Declined) and declined.reason == "it is drained"
+    assert not play.machine.promised().takes
+    play.now_s += 20.0
+    assert len(sends(play(drained(C, D)))) == 2
+
+
+def test_what_no_other_host_sums_stays_on_a_drained_one() -> None:
+    assert sends(promising("j1")(drained(C))) == []
+
+
+def test_another_coordinator_than_the_one_that_offered_it_hears_that_a_job_must_leave() -> None:
+    play = promising("j1")
+    play(drained(C, D))
+    assert any(isinstance(action, Keep) for action in play(Heard(B, Coordinates(JobId("j1"), G1 + 1))))
+    ((to, message),) = sends(play(drained(C, D)))
+    assert to == B and isinstance(message, Handover), "at once: the one before may never have heard"
+    assert play(Heard(A, Coordinates(JobId("j1"), G1))) == [], "of an older epoch"
+    assert play.machine.jobs["j1"].coordinator == B

@@ -110,6 +110,7 @@ MESSAGES: list[msgspec.Struct] = [
     messages.Profiled(JOB, E, NEED),
     messages.AssignmentKept(JOB, E),
     messages.LossReport(JOB, E, 100, 120, True),
+    messages.Coordinates(JOB, E),
     messages.Handover(JOB, E, A, "it empties itself"),
     messages.MoveTensors(JOB, E, A),
     messages.ReserveCycle(JOB, E, 7, NEED),

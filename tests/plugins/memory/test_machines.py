@@ -392,6 +392,7 @@ class Loan:
         self.now_s = 100.0
         self.available_bytes = 8 * GIB + spare * SLAB
         self.touched_bytes = 0
+        self.drained = False
         self.tell(le.StoreFound("10.0.0.2:7", ()))
         self.second()
 
@@ -405,7 +406,7 @@ class Loan:
         memory = MemoryNow(
             total_bytes=64 * GIB, available_bytes=self.available_bytes, pressure_some_avg10=self.pressure
         )
-        return self.tell(le.LenderTick(memory, self.touched_bytes), 1.0)
+        return self.tell(le.LenderTick(memory, self.touched_bytes, self.drained), 1.0)
 
     def hear(self, sender: HostId, message: Message) -> Sequence[Any]:
         return self.tell(Heard(sender, message))
@@ -557,7 +558,7 @@ def test_an_orphan_is_freed_when_its_lease_is_over_and_renewal_keeps_it() -> Non
     for _ in range(59):
         assert loan.second() == []
     assert noted([*loan.second(), *loan.second()]) == ["orphan"]
-    assert loan.machine.evictions == {"pressure": 0, "orphan": 1, "forced": 0}
+    assert loan.machine.evictions == {"pressure": 0, "drained": 0, "orphan": 1, "forced": 0}
 
 
 def test_who_is_still_short_asks_for_more_only_when_what_was_evicted_is_back() -> None:
@@ -738,9 +739,28 @@ def test_an_evicted_slab_is_freed_without_done_only_after_grace_and_lease() -> N
     while not (actions := loan.second()):
         pass
     assert noted(actions) == ["forced"]
-    assert loan.machine.evictions == {"pressure": 1, "orphan": 0, "forced": 1}
+    assert loan.machine.evictions == {"pressure": 1, "drained": 0, "orphan": 0, "forced": 1}
     assert only(actions, le.FreeSlab).slab == ref
     assert 50 < loan.now_s - began_s <= 60
+
+
+def test_a_host_that_is_drained_lends_nothing_more_and_takes_all_back() -> None:
+    loan = Loan(spare=4)
+    refs = [loan.lend(index) for index in range(2)]
+    loan.drained = True
+    actions = loan.second()
+    assert {message.index for _, message in sent(actions, Evict)} == {0, 1}
+    assert {action.reason for action in actions if isinstance(action, LogEvent) and "drained" in action.reason}
+    assert loan.machine.evictions["drained"] == 2 and loan.machine.spare_bytes() == 0
+    for ref in refs:
+        loan.hear(ME, Done(ref.volume, ref.index, ref.epoch))
+        loan.tell(le.SlabFreed(ME, ref))
+    assert not loan.machine.lent
+    ((_, info),) = sent(loan.hear(ME, Map("v", 7, 1, SLAB, PAGE)), MrInfo)
+    assert "to spare now" in info.refused
+    loan.drained = False
+    loan.second()
+    assert loan.machine.spare_bytes() >= 4 * SLAB
 
 
 def test_a_slab_process_found_again_is_believed_and_its_slabs_get_a_new_lease() -> None:

@@ -52,7 +52,7 @@ class PlainAdmission:
     def decide(self, live: Sequence[Job]) -> list[AboutJob]:
         """`live`: jobs that are not over and that nothing else was decided about."""
         jobs = {job.id: job for job in live}
-        apart = [job for job in live if _away(job, self.capacity.totals)]
+        apart = [job for job in live if _away(job, self.capacity.totals.keys() - self.queue.drained)]
         fixed = {job.id for job in apart} | {job.id for job in live if job.state == "stopping"}
         may_run = [job for job in live if job.id not in fixed and job.id not in self.pausing]
         guaranteed = [job for job in may_run if job.counts]
@@ -118,7 +118,7 @@ class PlainAdmission:
 
     def _fits(self, job: Job) -> bool:
         if not job.spec.gpus and job.spec.pack == "apart":
-            return len(self.capacity.totals) >= job.spec.workers
+            return len(self.capacity.totals.keys() - self.queue.drained) >= job.spec.workers
         free = self.capacity.free_for(job)
         return job.spec.gpus <= max(0, sum(free.values()) - self.capacity.placing) and fits_whole(job, free)
 
@@ -259,6 +259,6 @@ def _least(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> dict[HostI
     return {host: max(0, min(gpus, other.get(host, 0))) for host, gpus in one.items()}
 
 
-def _away(job: Job, alive: Mapping[HostId, int]) -> bool:
-    """Whether a running gang waits for a host that is not alive."""
+def _away(job: Job, alive: Set[HostId]) -> bool:
+    """Whether a running gang waits for a host that is not alive, or is to leave one."""
     return job.state == "running" and any(place.host not in alive for place in job.places if job.awaits(place.host))

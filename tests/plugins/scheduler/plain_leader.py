@@ -1,7 +1,7 @@
 """The leader's decision, plain: it looks at every job and sorts them all anew at every look. `machine/leader.py` has to
 propose the same; it was written from this."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from covey.core import HostId, JobId
 from covey.units import format_seconds
@@ -87,6 +87,7 @@ class PlainLeader:
             *self._lost(live, gone, event.wall_s, now_s),
             *self._time_limit_reached(live, event.wall_s),
         ]
+        about += self._drained(live, event.rack, {command.job for command in about}, event.wall_s)
         promoted = self._starved(live, event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
@@ -159,6 +160,21 @@ class PlainLeader:
                     )
         return commands
 
+    def _drained(self, live: list[Job], rack: Sequence[RackHost], told: Set[JobId], wall_s: float) -> list[TakenBack]:
+        """Of hosts that are drained with `stop_jobs`; no job heals here."""
+        found: list[TakenBack] = []
+        for host, drain in sorted(self.queue.drained.items()):
+            alive = any(named.host == host and named.gone_s is None for named in rack)
+            for job in live if alive and drain.stop_jobs else ():
+                known = {*told, *(command.job for command in found)}
+                if job.state == "running" and job.awaits(host) and job.id not in known:
+                    found.append(taken_back(job, "preempted", f"{host} is drained, by {drain.by}", wall_s))
+        return found
+
+    def _totals(self, rack: Sequence[RackHost]) -> dict[HostId, int]:
+        alive = {host.host: host.gpus for host in rack if host.gone_s is None}
+        return {host: 0 if host in self.queue.drained else gpus for host, gpus in alive.items()}
+
     def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
         assert self.led_s is not None
         over = now_s >= self.led_s + self.earlier_s
@@ -217,9 +233,7 @@ class PlainLeader:
             if job.state == "queued" and late and self.queue.quota(job.spec.tenant) is not None:
                 moved.append(Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)))
         guests = [job for job in live if job.state == "running" and job.demoted is not None and not job.counts]
-        ground = (
-            PlainGround(self.queue, {host.host: host.gpus for host in rack if host.gone_s is None}) if guests else None
-        )
+        ground = PlainGround(self.queue, self._totals(rack)) if guests else None
         spent: dict[str, int] = {}
         for job in guests:
             tenant, gpus = job.spec.tenant, job.spec.gpus
@@ -243,5 +257,4 @@ class PlainLeader:
 
     def _order(self, live: list[Job], rack: Sequence[RackHost], wall_s: float) -> list[AboutJob]:
         """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
-        totals = {host.host: host.gpus for host in rack if host.gone_s is None}
-        return PlainAdmission(self.queue, self.settings, totals, set(self.retry_at), wall_s).decide(live)
+        return PlainAdmission(self.queue, self.settings, self._totals(rack), set(self.retry_at), wall_s).decide(live)

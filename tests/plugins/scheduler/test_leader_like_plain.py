@@ -20,6 +20,7 @@ from plugins.scheduler.messages.commands import (
     Command,
     Demoted,
     Granted,
+    HostDrained,
     Placed,
     PlaceFailed,
     Promoted,
@@ -89,7 +90,7 @@ class Story:
         dice = self.dice
         what = dice.choice(
             ("submit",) * 6 + ("look",) * 8 + ("place",) * 6 + ("end",) * 4 + ("serve",) * 4
-            + ("renew", "renew", "fail", "cancel", "quota", "host", "host", "take", "wild", "lead", "restore")
+            + ("renew", "renew", "fail", "cancel", "quota", "host", "host", "take", "wild", "lead", "restore", "drain")
         )  # fmt: skip
         getattr(self, f"do_{what}")() if what != "look" else self.look()
 
@@ -186,6 +187,11 @@ class Story:
                 self.gone[host] = self.dice.choice((1.0, 5.0, 61.0))
             case _:
                 self.gone.pop(host, None)
+
+    def do_drain(self) -> None:
+        """Somebody drains a host, or uses it again."""
+        host, dice = self.dice.choice((*self.gpus, HostId("h9"))), self.dice
+        self.say(HostDrained(wall_s=1.0, host=host, drained=dice.random() < 0.5, stop_jobs=dice.random() < 0.5))
 
     def do_take(self) -> None:
         job = self.some("placing", "running")

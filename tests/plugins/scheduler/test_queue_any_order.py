@@ -16,6 +16,7 @@ from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
     Granted,
+    HostDrained,
     JobHeals,
     MoveAsked,
     Placed,
@@ -140,6 +141,11 @@ class AnyOrder(RuleBasedStateMachine):
         job = self.queue.jobs.get(self.some(number))
         epoch = job.epoch if job else 1
         self.say(MoveAsked(wall_s=1.0, job=self.some(number), epoch=epoch, host=host, to=to, coordinator=H1))
+
+    @rule(host=st.sampled_from(HOSTS), drained=st.booleans(), stop=st.booleans())
+    def drain(self, host: HostId, drained: bool, stop: bool) -> None:
+        self.say(HostDrained(wall_s=1.0, host=host, drained=drained, stop_jobs=stop))
+        assert (host in self.queue.drained) == drained
 
     @rule(number=st.integers(1, 6), to=st.permutations(HOSTS), gpu=st.integers(0, 3), wild=st.booleans())
     def replace(self, number: int, to: list[HostId], gpu: int, wild: bool) -> None:

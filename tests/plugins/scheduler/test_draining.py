@@ -1,0 +1,187 @@
+"""Hosts that are drained: nothing starts there, what can leave it does, a host at a time."""
+
+from typing import Any
+
+import pytest
+
+from covey.core import HostId
+from plugins.facts import Place
+from plugins.scheduler.machine.draining import AGAIN_S, TRIES
+from plugins.scheduler.machine.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Command,
+    Granted,
+    HostDrained,
+    MoveAsked,
+    NotApplied,
+    PlaceFailed,
+    PlacesLost,
+    Result,
+    TakenBack,
+)
+from tests.plugins.scheduler.test_leader import Led
+from tests.plugins.scheduler.test_queue import Told, halves
+from tests.plugins.scheduler.test_replacing import Healing
+
+H1, H2, H3, H4 = HostId("h1"), HostId("h2"), HostId("h3"), HostId("h4")
+
+
+def drain(host: HostId, drained: bool = True, **more: Any) -> HostDrained:
+    return HostDrained(wall_s=1.0, host=host, drained=drained, by="ann", **more)
+
+
+def why(result: Result) -> str:
+    assert isinstance(result, NotApplied)
+    return result.why
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_gang_is_placed_on_a_host_that_is_drained() -> None:
+    told = Told()
+    told.say(drain(H2))
+    id = told.submit(4)
+    told.grant(id)
+    assert why(told.place(id, *halves(4))) == "h2 is drained, by ann"
+    assert told[id].state == "placing" and not told.queue.holders
+    told.say(drain(H2, drained=False))
+    assert isinstance(told.place(id, *halves(4)), Applied)
+
+
+def test_nor_does_a_part_of_a_gang_go_on_there() -> None:
+    told = Healing()
+    told.say(drain(H3))
+    assert why(told.move(H2, H3)) == "h3 is drained, by ann"
+    told.lose(H2)
+    assert why(told.replace(H2, H3)) == "h3 is drained, by ann"
+    assert isinstance(told.replace(H2, H4), Applied)
+
+
+def test_what_runs_on_a_host_that_is_drained_goes_on_until_something_is_decided() -> None:
+    told = Healing()
+    told.say(drain(H2))
+    assert told.job.state == "running" and told.hosts == [H1, H2]
+    told.report(told.id, H1, {0: 0, 1: 0})
+    told.report(told.id, H2, {2: 0, 3: 0})
+    assert told.job.state == "done"
+
+
+def test_it_is_remembered_and_said_once() -> None:
+    told = Told()
+    for command in (drain(H2), drain(H2), drain(H2, stop_jobs=True), drain(H1, drained=False)):
+        assert isinstance(told.say(command), Applied)
+    assert [event for subject, event in told.notes if subject == "host/h2"] == ["host drained", "host drained"]
+    again = Queue()
+    again.restore(told.queue.snapshot())
+    assert again.drained == told.queue.drained and again.drained[H2].stop_jobs
+    told.say(drain(H2, drained=False))
+    assert not told.queue.drained and told.notes[-1] == ("host/h2", "host resumed")
+
+
+def test_the_last_ones_that_have_what_others_need_do_not_move() -> None:
+    told = Healing()
+    assert isinstance(told.move(H1), Applied)
+    assert "about to move" in why(told.move(H2))
+    told.lose(H2)
+    assert told.job.moving == {} and told.job.missing == (H2,), "who was to move is needed where it is"
+    told = Healing()
+    told.move(H1)
+    told.job.missing = (H2,)
+    told.queue._rebuild()
+    assert why(told.replace(H1, H3)) == "nothing of it would be left that has what they need"
+
+
+# ---- the leader ------------------------------------------------------------------------------------------------------
+
+RACK = (RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))
+
+
+class LedDrain:
+    """A gang of two hosts that heals, and a leader."""
+
+    def __init__(self, healing: bool = True) -> None:
+        self.led = Led()
+        self.id = self.led.run(2, host=H2)
+        self.job = self.led.queue.jobs[self.id]
+        self.job.places = (Place(H1, (0,), ("h1-0",)), Place(H2, (1,), ("h2-0",)))
+        self.led.queue._rebuild()
+        self.job.healing = (H1, H2) if healing else ()
+        self.led.leader.forget()
+
+    def look(self, after_s: float = 1.0, rack: tuple[RackHost, ...] = RACK) -> list[Command]:
+        self.led.now_s += after_s
+        found = [action.command for action in self.led.leader.handle(ScheduleTick(rack, 1.0), self.led.now_s)]
+        self.led.leader.check()
+        return [command for command in found if isinstance(command, MoveAsked | TakenBack | Granted | PlacesLost)]
+
+
+def test_a_gang_that_heals_leaves_one_host_at_a_time() -> None:
+    it = LedDrain()
+    it.led.say(drain(H1))
+    it.led.say(drain(H2))
+    (asked,) = it.look()
+    assert isinstance(asked, MoveAsked) and (asked.host, asked.to, asked.coordinator) == (H1, None, H2)
+    it.led.say(asked)
+    assert it.look() == [], "one at a time"
+    assert (it.job.moving == {H1: ""} and "ann, who drains h1," in it.led.queue.jobs[it.id].reason) or it.job.moving
+
+
+def test_it_is_asked_again_later_and_later_when_no_host_has_room() -> None:
+    it = LedDrain()
+    it.led.say(drain(H1))
+    for pause_s in AGAIN_S:
+        (asked,) = it.look()
+        it.led.say(asked)
+        it.led.say(PlaceFailed(wall_s=1.0, job=it.id, epoch=it.job.epoch, reason="no other host has room"))
+        assert it.job.state == "running" and it.look(pause_s - 0.5) == []
+
+
+def test_a_job_that_cannot_leave_stays_or_with_stop_jobs_stops() -> None:
+    it = LedDrain(healing=False)
+    it.led.say(drain(H1))
+    assert it.look() == []
+    it.led.say(drain(H1, stop_jobs=True))
+    (stopped,) = it.look()
+    assert isinstance(stopped, TakenBack) and (stopped.cause, stopped.reason) == ("preempted", "h1 is drained, by ann")
+
+
+def test_with_stop_jobs_one_that_found_no_place_stops_as_well() -> None:
+    it = LedDrain()
+    it.led.say(drain(H1, stop_jobs=True))
+    for _ in range(TRIES):
+        (asked,) = it.look(100.0)
+        assert isinstance(asked, MoveAsked)
+        it.led.say(asked)
+        it.led.say(PlaceFailed(wall_s=1.0, job=it.id, epoch=it.job.epoch, reason="no other host has room"))
+    (stopped,) = it.look(100.0)
+    assert isinstance(stopped, TakenBack)
+
+
+def test_a_host_that_is_gone_is_lost_and_not_drained() -> None:
+    it = LedDrain()
+    it.led.say(drain(H1, stop_jobs=True))
+    gone = (RackHost(H1, 4, gone_s=1.0), RackHost(H2, 4), RackHost(H3, 4))
+    assert not any(isinstance(command, MoveAsked) for command in it.look(1.0, gone))
+
+
+@pytest.mark.parametrize("workers", [5, 8])
+def test_gpus_of_a_drained_host_are_given_to_nobody(workers: int) -> None:
+    led = Led()
+    led.say(drain(H2))
+    led.submit(workers)
+    assert led.act() == [], "four GPUs are open, and nobody stops for the rest"
+    led.say(drain(H2, drained=False))
+    assert any(isinstance(command, Granted) for command in led.act())
+
+
+def test_a_job_on_a_drained_host_does_not_stop_for_others_nor_they_for_it() -> None:
+    led = Led()
+    stays, other = led.run(4, host=H1), led.run(4, host=H2)
+    led.say(drain(H1))
+    first = led.submit(4, tenant="bob")
+    said = led.look()
+    assert [command for command in said if isinstance(command, TakenBack) and command.job == stays] == []
+    assert led.queue.jobs[stays].state == "running" and other != first
