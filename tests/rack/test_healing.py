@@ -105,9 +105,7 @@ def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: Liv
     assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and leaves not in places(living, job)
 
 
-def test_a_host_is_drained_and_a_job_on_it_ends_elsewhere_with_the_same_bits(
-    living: LivingRack, undisturbed: str
-) -> None:
+def test_a_host_is_drained_and_its_job_ends_elsewhere_with_the_same_bits(living: LivingRack, undisturbed: str) -> None:
     job = living.submit(SCRIPT, *OPTIONS)
     first, at = ranks(living, job), places(living, job)
     leaves, stays = list(at)

@@ -367,7 +367,7 @@ def test_what_no_other_host_sums_stays_on_a_drained_one() -> None:
     assert sends(promising("j1")(drained(C))) == []
 
 
-def test_another_coordinator_than_the_one_that_offered_it_hears_that_a_job_must_leave() -> None:
+def test_whoever_took_over_as_coordinator_hears_that_a_job_must_leave() -> None:
     play = promising("j1")
     play(drained(C, D))
     assert any(isinstance(action, Keep) for action in play(Heard(B, Coordinates(JobId("j1"), G1 + 1))))
