@@ -58,6 +58,10 @@ AGGREGATE_HELP = (
     "gradients of PyTorch's DistributedDataParallel are averaged by Covey, without a change to the script: the same "
     "bits whatever fails (covey.torch.attach)"
 )
+HANG_HELP = (
+    "how long the others may wait for one rank in a sum, such as 10m: then the stacks of all are kept (agentctl logs), "
+    "and that rank is started again, or the job fails where it cannot be (default: for ever)"
+)
 SUBMIT_TRIES = 3
 
 
@@ -79,6 +83,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
     parser.add_argument("--retries", type=int, metavar="N", help="starts again after a failure (default 0)")
     parser.add_argument("--on-lost", choices=("heal", "restart", "stop", "keep"), help=ON_LOST_HELP)
+    parser.add_argument("--hang", metavar="TIME", help=HANG_HELP)
     parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)")
     parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
     parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
@@ -152,7 +157,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     for field, value in given:
         if value is not None:
             spec[field] = value
-    for field, flag, text in (("time_limit_s", "--time", args.time), ("grace_s", "--grace", args.grace)):
+    times = ("time_limit_s", "--time", args.time), ("grace_s", "--grace", args.grace), ("hang_s", "--hang", args.hang)
+    for field, flag, text in times:
         if text is not None:
             spec[field] = duration(flag, text)
     return spec

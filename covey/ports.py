@@ -208,6 +208,9 @@ class Process(Protocol):
     def signal(self, number: int) -> None:
         """To this process alone, not to its children. Nothing happens when it is gone."""
 
+    def signal_catchers(self, number: int) -> None:
+        """To those of its group that have a handler for it; it would end the others."""
+
     def stand_still(self) -> None:
         """SIGSTOP to its whole group. Nothing happens when it is gone."""
 

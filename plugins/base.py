@@ -181,6 +181,13 @@ class Runner(Protocol):
         """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s` seconds. Idempotent;
         `RanksEnded` follows."""
 
+    async def keep_stacks(self, job: JobId, epoch: int) -> None:
+        """The ranks here that can (`covey.attach.stacks`) write where each of their threads is into their output. Once,
+        if their supervisor is there."""
+
+    async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
+        """SIGKILL to this rank, if its process is still that one: it is replaced, or fails, for this reason."""
+
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
         """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and
         `RanksEnded` says `lost`; that happens also while this agent is dead or stopped."""

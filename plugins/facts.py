@@ -309,6 +309,16 @@ class TensorsAssigned(Fact, frozen=True):
     aggregator: HostId
 
 
+class RanksAwaited(Fact, frozen=True):
+    """Said where a job is summed, about once a second while it is so: its other ranks wait for the parts of these."""
+
+    job: JobId
+    epoch: int
+    """Of the grant, as in `JobPlaced`."""
+    ranks: tuple[int, ...]
+    waits_s: float
+
+
 class SpareChanged(Fact, frozen=True):
     """This host can lend more or less memory than before."""
 

@@ -165,6 +165,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     retries: dict[str, int | None] = {}
     """How often it is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`;
     None: always."""
+    hang_s: float | None = None
+    """How long others may wait for one rank in a sum; None: for ever."""
     on_lost: str = "heal"
     """What becomes of its ranks on a host that is cut off: `heal`, `restart` or `keep`."""
     heals_not: str = ""

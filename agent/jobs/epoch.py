@@ -26,6 +26,8 @@ class Epoch:
         """Ranks that may be lost, and from which step on."""
         self.heals_said = False
         """Its supervisor understands that, and was told of those there were."""
+        self.stacks = False
+        """Its supervisor understands `KeepStacks` and `EndStuck`."""
         self.may_be_lost = False
         """All ranks here may be, and their supervisor suspends them when nobody confirms them; as told last."""
         self.stream: ByteStream | None = None

@@ -173,13 +173,14 @@ class Following:
                         epoch.heals_said = True
                         for rank, step in sorted(epoch.heals.items()):
                             await stream.write(pack(HealRank(rank, step)))
+                    epoch.stacks = heard.stacks
                     await self._heard(key, epoch, heard.state)
                     if heard.pauses:
                         self._tell_heals(key, epoch)
         except ConnectionError:
             return True
         finally:
-            epoch.stream, epoch.heals_said = None, False
+            epoch.stream, epoch.heals_said, epoch.stacks = None, False, False
             stream.close()
         return True
 

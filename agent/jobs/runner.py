@@ -24,7 +24,7 @@ from agent.jobs.launching import Launching
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
-from agent.jobs.supervision import Extend, ForgetRanks, HealRank, Renewed, StopRanks
+from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, KeepStacks, Renewed, StopRanks
 from covey import checked
 from covey.core import Fact, JobId
 from covey.errors import Refused
@@ -182,6 +182,19 @@ class SupervisedRunner:
         if known.stream is not None and known.heals_said:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
+
+    async def keep_stacks(self, job: JobId, epoch: int) -> None:
+        await self._tell_stuck((job, epoch), KeepStacks())
+
+    async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
+        await self._tell_stuck((job, epoch), EndStuck(rank, pid, why))
+
+    async def _tell_stuck(self, key: Key, frame: KeepStacks | EndStuck) -> None:
+        """Once, if its supervisor is connected and understands it: what is still so is told again."""
+        known = self._epochs.get(key)
+        if known is not None and known.stream is not None and known.stacks:
+            with contextlib.suppress(ConnectionError):
+                await known.stream.write(pack(frame))
 
     async def kept(self) -> Sequence[RanksSpec]:
         await self._loaded()

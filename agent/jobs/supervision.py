@@ -95,6 +95,8 @@ class RanksStatus(SupervisorFrame, frozen=True, tag="Status"):
     """It understands `HealRank`."""
     pauses: bool = False
     """It suspends ranks that may be lost while nobody confirms them (`RankLease.pause_s`)."""
+    stacks: bool = False
+    """It understands `KeepStacks` and `EndStuck`."""
 
 
 class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
@@ -127,11 +129,23 @@ class HealRank(SupervisorFrame, frozen=True, tag="Heal"):
     step: int
 
 
+class KeepStacks(SupervisorFrame, frozen=True, tag="KeepStacks"):
+    """Agent -> supervisor: ranks that can are to write down where each of their threads is."""
+
+
+class EndStuck(SupervisorFrame, frozen=True, tag="EndStuck"):
+    """Agent -> supervisor: SIGKILL to this rank, if its newest process is `pid`: the others wait for it in vain."""
+
+    rank: int
+    pid: int
+    why: str
+
+
 class ForgetRanks(SupervisorFrame, frozen=True, tag="Forget"):
     """Agent -> supervisor: the state is not needed any more. The supervisor exits at once if all ranks ended."""
 
 
-Frame = RanksStatus | StopRanks | Extend | Renewed | HealRank | ForgetRanks
+Frame = RanksStatus | StopRanks | Extend | Renewed | HealRank | KeepStacks | EndStuck | ForgetRanks
 decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 state_decoder: msgspec.msgpack.Decoder[SupervisorState] = msgspec.msgpack.Decoder(SupervisorState)
 

@@ -47,9 +47,11 @@ from agent.jobs.supervision import (
     UNKNOWN,
     Adopting,
     Ending,
+    EndStuck,
     Extend,
     ForgetRanks,
     HealRank,
+    KeepStacks,
     RanksStatus,
     RankStart,
     Renewed,
@@ -61,6 +63,7 @@ from agent.jobs.supervision import (
     read_state,
 )
 from covey import checked
+from covey.attach.stacks import SIGNAL as STACKS
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Process, ProcessId
 from covey.units import format_seconds
@@ -78,6 +81,7 @@ NOTICE_S = 1.0
 LOOK_S = 0.1
 """Between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
 DISK_RETRY_S = 1.0
+UNDERSTOOD = {"heals": True, "pauses": True, "stacks": True}
 READS_MAX = 5
 
 
@@ -92,6 +96,7 @@ class Supervisor:
         self._lease = HeldLease(config.lease)
         self._suspended = False
         """Nobody confirms these ranks, and they may be lost."""
+        self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
         self._forgotten = asyncio.Event()
@@ -193,9 +198,13 @@ class Supervisor:
             code = await ended.wait()
             del self._processes[rank]
             ended = await self._start_successor(rank, code, ended.id)
+            if ended is not None:
+                self._stuck.pop(rank, None)
         if code is None and self._state.ending is None:
             why = f"how rank {rank} ended is unknown: this machine was restarted, or the rank's shim was killed"
             self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
+        elif rank in self._stuck and self._state.ending is None:
+            self._state = msgspec.structs.replace(self._state, reason=self._state.reason or self._stuck[rank])
         self._ended(rank, UNKNOWN if code is None else code)
         if code != 0 and self._processes and self._state.ending is None:
             self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
@@ -235,11 +244,19 @@ class Supervisor:
             self._state = msgspec.structs.replace(self._state, healing={**self._state.healing, rank: said})
             self._env.spawn("heals", self._save())
 
+    def _end_stuck(self, rank: int, pid: int, why: str) -> None:
+        process = self._processes.get(rank)
+        if process is not None and process.id.pid == pid and self._state.ending is None:
+            self._env.log.warning("a rank is stuck and ended", rank=rank, pid=pid, why=why)
+            self._stuck[rank] = why
+            process.kill()
+
     async def _stop_siblings(self, rank: int, code: int) -> None:
         await asyncio.sleep(SIBLINGS_S)
         if self._processes:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            self._ask_to_stop(self._config.grace_s, f"rank {rank} {how}; its siblings on this host were stopped")
+            why = self._stuck.get(rank, f"rank {rank} {how}")
+            self._ask_to_stop(self._config.grace_s, f"{why}; its siblings on this host were stopped")
 
     def _ended(self, rank: int, code: int) -> None:
         self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
@@ -433,7 +450,7 @@ class Supervisor:
 
     def _tell(self, state: SupervisorState) -> None:
         self._said = state
-        status = pack(RanksStatus(self._config.job, self._config.epoch, state, heals=True, pauses=True))
+        status = pack(RanksStatus(self._config.job, self._config.epoch, state, **UNDERSTOOD))
         for agent in self._agents:
             agent.put(status)
 
@@ -442,7 +459,7 @@ class Supervisor:
     async def _serve(self, stream: ByteStream) -> None:
         outbox = Outbox()
         self._agents.append(outbox)
-        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said, heals=True, pauses=True)))
+        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said, **UNDERSTOOD)))
         writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))
         try:
             while True:
@@ -455,6 +472,11 @@ class Supervisor:
                         self._renewed(lease)
                     case HealRank(rank, step):
                         self._heal(rank, step)
+                    case KeepStacks():
+                        for process in self._processes.values():
+                            process.signal_catchers(STACKS)
+                    case EndStuck(rank, pid, why):
+                        self._end_stuck(rank, pid, why)
                     case ForgetRanks():
                         self._forgotten.set()
                     case RanksStatus():

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from agent.ports.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
-from agent.ports.shims import DetachedProcess, KeptProcess, signal_group
+from agent.ports.shims import DetachedProcess, KeptProcess, signal_catchers, signal_group
 from agent.ports.shims import resume as kept_resume
 from agent.ports.shims import start as kept_start
 from covey.ports import Command, Process, ProcessId
@@ -100,6 +100,9 @@ class ChildProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
 
+    def signal_catchers(self, number: int) -> None:
+        signal_catchers(self.id, number)
+
     def stand_still(self) -> None:
         self._signal_group(signals.SIGSTOP)
 
@@ -141,6 +144,9 @@ class FoundProcess:
         if is_alive(self.id):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.id.pid, number)
+
+    def signal_catchers(self, number: int) -> None:
+        signal_catchers(self.id, number)
 
     def stand_still(self) -> None:
         signal_group(self.id, signals.SIGSTOP)

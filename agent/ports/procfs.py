@@ -58,6 +58,22 @@ def parent(pid: int) -> int | None:
     return None if fields is None else int(fields[1])
 
 
+def group(pid: int) -> int | None:
+    """Field 5, its process group; None when it is gone."""
+    fields = stat(pid)
+    return None if fields is None else int(fields[2])
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for this signal. False when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next(line.split()[1] for line in file if line.startswith(b"SigCgt:"))
+    except (FileNotFoundError, ProcessLookupError, StopIteration):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def is_alive(process: ProcessId) -> bool:
     """Running or stopped, and the very same; a zombie has ended."""
     return live_ticks(process.pid) == process.started

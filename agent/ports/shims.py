@@ -16,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable
 
-from agent.ports import shim
+from agent.ports import procfs, shim
 from agent.ports.procfs import is_alive
 from covey.ports import Command, ProcessId
 
@@ -126,6 +126,9 @@ class KeptProcess:
         finally:
             os.close(file)
 
+    def signal_catchers(self, number: int) -> None:
+        signal_catchers(self.id, number)
+
     def stand_still(self) -> None:
         signal_group(self.id, signals.SIGSTOP)
 
@@ -141,6 +144,16 @@ def signal_group(leader: ProcessId, number: int) -> None:
     if is_alive(leader):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader.pid, number)
+
+
+def signal_catchers(leader: ProcessId, number: int) -> None:
+    """To those of its group that have a handler for it."""
+    if not is_alive(leader):
+        return
+    for pid in procfs.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if procfs.group(pid) == leader.pid and procfs.catches(pid, number):
+                os.kill(pid, number)
 
 
 async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[KeptProcess, DetachedProcess]:

@@ -328,6 +328,9 @@ class SeenProcess:
     def signal(self, number: int) -> None:
         self.process.signal(number)
 
+    def signal_catchers(self, number: int) -> None:
+        """Nobody catches anything here."""
+
     def stand_still(self) -> None:
         self.process.signal(signal.SIGSTOP)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from covey import client
+from covey.attach import stacks
 from covey.attach.watch import ImportWatch
 from covey.client import JOIN_S, JobClient
 
@@ -12,6 +13,7 @@ def join(timeout_s: float = JOIN_S) -> JobClient:
     later, in the background. CoveyError outside a job, or when the agent refuses this process. The steps of PyTorch
     and JAX are seen from now on, until the script says its own (`JobClient.step`)."""
     found = client.join(timeout_s)
+    stacks.offer()
 
     def failed(error: BaseException) -> None:
         found.attached("", f"{type(error).__name__}: {error}".replace("\n", " "))

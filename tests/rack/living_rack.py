@@ -52,8 +52,8 @@ class LivingRack:
         found: dict[str, Any] = self.agent().get("jobs", job).data
         return found
 
-    def submit(self, script: Path, *options: str) -> str:
-        """Four workers of it, on two hosts."""
+    def submit(self, script: Path, *options: str, **more: Any) -> str:
+        """Four workers of it, on two hosts. `more`: of the job."""
         body = {
             "name": script.stem,
             "workers": 4,
@@ -61,6 +61,7 @@ class LivingRack:
             "argv": [sys.executable, str(script), *options],
             "cwd": str(self.directory),
             "env": ENV,
+            **more,
         }
         return str(self.agent().post("jobs", body=body).data["id"])
 

@@ -85,6 +85,20 @@ def test_a_rank_and_the_aggregator_and_then_a_rank_and_its_agent_are_killed(
     assert digest(living, job) == undisturbed
 
 
+def test_a_rank_that_is_stuck_is_replaced_and_stacks_are_kept(living: LivingRack, undisturbed: str) -> None:
+    job = living.submit(SCRIPT, *OPTIONS, hang_s=2.0)
+    first = ranks(living, job)
+    time.sleep(2.0)  # a process younger than that is nobody's fault
+    os.kill(first[3], signal.SIGSTOP)
+    successor(living, job, 3, first[3])
+    last = ranks(living, job)
+    assert digest(living, job) == undisturbed
+    assert {rank for rank in first if first[rank] == last[rank]} == {0, 1, 2}
+    said = {event["event"]: event["reason"] for event in living.agent().get("why", job).data}
+    assert "for rank 3 (--hang 2.0 s)" in said["rank stuck"], said
+    assert "most recent call first" in living.output(job, 0), "where the others were"
+
+
 def places(living: LivingRack, job: str) -> dict[str, list[int]]:
     return {place["host"]: place["ranks"] for place in living.job(job)["places"]}
 

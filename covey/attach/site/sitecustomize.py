@@ -42,6 +42,7 @@ def _jax_imported(module: object) -> None:
 
 def _attach() -> None:
     if os.environ.get("COVEY_SOCKET") and os.environ.get("COVEY_ATTACH", "1") != "0":
+        _beside("stacks").offer()
         watch = _beside("watch").ImportWatch(_failed)
         watch.when_imported("torch.optim.optimizer", _torch_imported)
         watch.when_imported("jax", _jax_imported)

@@ -19,7 +19,7 @@ from covey.blocks import TABLES_MAX, job_of, number_of, table_id
 from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish, Send
 from covey.errors import Refused
 from covey.frames import read_frame, write_frame
-from covey.ports import ByteStream, ProcessId
+from covey.ports import ByteStream
 from covey.present_owner import HANDOVER_S
 from covey.tensorwire import grant_of
 from covey.wire import AggregatorAt, AggregatorLost, Frame
@@ -48,11 +48,12 @@ from plugins.aggregator.machine.owner import (
 )
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
+from plugins.aggregator.service.kept import AggregatorState, kept_states
 from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.paces import paces
 from plugins.aggregator.service.process import AggdProcess
 from plugins.aggregator.service.tables import JobTables
-from plugins.aggregator.service.view import view
+from plugins.aggregator.service.view import awaited, view
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import AggregatorNow, HostView
 from plugins.starting import Pauses
@@ -76,17 +77,6 @@ STRANGER_S = 10.0
 ASK_ALL_S = 2.0
 STEP_S_MAX = 86_400.0
 """A step that a script says took longer is not believed."""
-
-
-class AggregatorState(msgspec.Struct, frozen=True):
-    """What this plugin keeps on disk."""
-
-    process: ProcessId | None = None
-    held: list[ServedJob] = []
-    known: list[messages.Assigned] = []
-
-
-_kept = msgspec.msgpack.Decoder(AggregatorState)
 
 
 class AggregatorService(PluginService):
@@ -142,7 +132,7 @@ class AggregatorService(PluginService):
     async def _load_kept(self) -> AggregatorState:
         """Nothing when the file is damaged: coordinators offer their tensors again, and the workers know the sums."""
         try:
-            return await checked.load(self.env.disk, STATE, _kept) or AggregatorState()
+            return await checked.load(self.env.disk, STATE, kept_states) or AggregatorState()
         except checked.Damaged as error:
             self.log.error("what was kept of aggregation is damaged, and begins anew", why=str(error))
             return AggregatorState()
@@ -212,6 +202,9 @@ class AggregatorService(PluginService):
         now_s = self.env.clock.now_s()
         self._load = policy.load_now(self._load, now.busy_s - busy_s, now_s - then_s)
         self._measured = (now_s, now.busy_s)
+        for job in now.jobs:
+            if job.missing:
+                self.host.publish(awaited(job))
         idle = frozenset(job.job for job in now.jobs if not job.iterations)
         self.dispatch(LoadChanged(self._load, idle), self.owner)
 

@@ -1,8 +1,16 @@
-"""A job that this host sums, for people."""
+"""A job that this host sums, for people and for other plugins."""
 
+from covey.blocks import job_of
+from covey.tensorwire import grant_of
 from plugins.aggregator.datapath.control import JobCounters
 from plugins.aggregator.machine.owner import Owner
+from plugins.facts import RanksAwaited
 from plugins.views import AggregatorJobView
+
+
+def awaited(job: JobCounters) -> RanksAwaited:
+    """Whose part its round waits for."""
+    return RanksAwaited(job_of(job.job), grant_of(job.epoch), tuple(job.missing), job.waits_s)
 
 
 def view(owner: Owner, job: JobCounters, age_s: float) -> AggregatorJobView:

@@ -89,6 +89,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     attach: bool = True
     """Steps of a script are seen without a change to it (`covey/attach`)."""
     on_lost: OnLost = "stop"
+    hang_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
+    """For how long the others may wait for the part of one rank in a sum; then its stacks are kept, and its process is
+    ended: a successor takes its place, or the job fails. None: for ever."""
     retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Starts that it gets again after a failure of its own."""
     retries_lost: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
@@ -150,6 +153,7 @@ EXPECTED: dict[str, str] = {
     "grace_s": "a number of seconds from 0 to 3600",
     "pack": "one of few, host, any, apart",
     "on_lost": "one of heal, restart, keep",
+    "hang_s": "a number of seconds from 1, or nothing for no limit",
     "retries": "a whole number from 0 to 1000000",
     "retries_lost": "a whole number from 0 to 1000000",
     "retries_again": "a whole number from 0 to 1000000",
@@ -162,7 +166,7 @@ _TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.str
 
 
 def _checked(name: str, value: Any) -> Any:
-    if name in ("time_limit_s", "grace_s", "skew") and isinstance(value, float) and value != value:
+    if name in ("time_limit_s", "grace_s", "hang_s", "skew") and isinstance(value, float) and value != value:
         raise _wrong(name, value, EXPECTED[name])
     try:
         return msgspec.to_builtins(msgspec.convert(value, _TYPES[name]))

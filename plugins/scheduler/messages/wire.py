@@ -169,6 +169,22 @@ class EnvAnswer(Message, frozen=True, tag="EnvAnswer"):
     """Empty: it is not here, or the log as it is known here does not say that you run this job."""
 
 
+class RankHangs(Message, frozen=True, tag="RankHangs"):
+    """Host that sums a job -> host of a rank: the others have waited so long for it."""
+
+    job: Job
+    epoch: Epoch
+    rank: Count
+    waits_s: Annotated[float, Meta(ge=0, le=1e9)]
+
+
+class StacksWanted(Message, frozen=True, tag="StacksWanted"):
+    """Host that sums a job -> hosts of the others: have your ranks of it write down where they are."""
+
+    job: Job
+    epoch: Epoch
+
+
 Talk = (
     Reserve
     | Reserved
@@ -184,6 +200,8 @@ Talk = (
     | KeepEnv
     | EnvOf
     | EnvAnswer
+    | RankHangs
+    | StacksWanted
 )
 """Everything the plugin hears and answers with (`Plugin.messages`)."""
 

@@ -22,6 +22,7 @@ from plugins.facts import (
     LeaderChanged,
     PairHarms,
     RankReplaced,
+    RanksAwaited,
     RanksEnded,
     RanksHeal,
     RanksMayStart,
@@ -44,7 +45,9 @@ from plugins.scheduler.messages.wire import (
     KeepEnv,
     LogTail,
     LogTailAnswer,
+    RankHangs,
     RenewLeases,
+    StacksWanted,
     ToGang,
     ToHost,
 )
@@ -54,6 +57,7 @@ from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains
 from plugins.scheduler.service.envs import Envs
+from plugins.scheduler.service.hangs import StuckRanks
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
@@ -96,6 +100,7 @@ class SchedulerService(PluginService):
         self.gangs = self.coordinated_gangs.gangs
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
+        self.stuck = StuckRanks(host, self.queue, self._send_for_ranks)
         self.gossip = GpuGossip(host, self.settings)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
@@ -139,6 +144,7 @@ class SchedulerService(PluginService):
             await self._second.wait()
             self._second.clear()
             await self.ranks.second_passed(self.env.clock.now_s())
+            self.stuck.second()
             self.gossip.publish([gpu.uuid for gpu in self.env.probes.gpus()])
 
     async def _checkpoints(self) -> None:
@@ -171,6 +177,8 @@ class SchedulerService(PluginService):
             self.env.spawn(f"{fact.job} may lose ranks here", self.ranks.checkpoint(fact.job))
         elif isinstance(fact, JobJoined):
             self.ranks.told_by.joined(fact)
+        elif isinstance(fact, RanksAwaited):
+            self.stuck.awaited(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
         elif isinstance(fact, JobAttached):
@@ -192,7 +200,9 @@ class SchedulerService(PluginService):
                 self.leases.look()
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        if isinstance(message, ToHost):
+        if isinstance(message, RankHangs | StacksWanted):
+            self.stuck.on_message(sender, message)
+        elif isinstance(message, ToHost):
             await self.ranks.on_message(sender, message)
             self._publish()
         elif isinstance(message, KeepEnv):
@@ -228,8 +238,8 @@ class SchedulerService(PluginService):
     # ---- what this host tells others ----
 
     def _send_for_ranks(self, action: Send) -> None:
-        """Answers of this host's reservations. When one is lost its coordinator asks again: nobody waits for the
-        outcome."""
+        """Answers of this host's reservations, and words about ranks that are stuck. When one is lost it is asked for,
+        or told, again: nobody waits for the outcome."""
         self.perform(action, lambda _undelivered: None)
 
     def _publish(self) -> None:

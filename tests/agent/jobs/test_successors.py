@@ -13,7 +13,9 @@ import pytest
 from agent.jobs import supervisor
 from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, NEVER, after_loss, command_of, healing_said
 from agent.jobs.supervision import (
+    EndStuck,
     HealRank,
+    KeepStacks,
     RankHealing,
     RanksStatus,
     RankStart,
@@ -21,6 +23,7 @@ from agent.jobs.supervision import (
     SupervisorConfig,
     SupervisorState,
     decoder,
+    read_state,
 )
 from chaos.world.host import SimHost
 from chaos.world.world import World
@@ -182,6 +185,40 @@ def test_a_rank_that_is_lost_while_it_is_asked_to_end_is_not_started_again() -> 
         await last_word(stream)
 
     assert play([(1.0, -9)], story).started["1"] == ["0"]
+
+
+def stuck(rank: int, after: int = 0) -> Any:
+    """Its agent says after a second that the others wait for it in vain; `after`: of another process by then."""
+
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await stream.write(pack(HealRank(1, 0)))
+        await asyncio.sleep(1.0)
+        state: SupervisorState = read_state(await env.disk.read("jobs/j1/1.state")) or SupervisorState()
+        await stream.write(pack(KeepStacks()))
+        await stream.write(pack(EndStuck(rank, state.pids[rank].pid + after, "the others waited 10 min for it")))
+        played.last = await last_word(stream)  # type: ignore[attr-defined]
+
+    return story
+
+
+def test_a_rank_that_is_stuck_is_ended_and_has_a_successor() -> None:
+    played = play([(1000.0, 0), (1.0, 0)], stuck(1))
+    last: SupervisorState = played.last  # type: ignore[attr-defined]
+    assert played.started["1"] == ["0", "1"] and (last.codes[1], last.reason) == (0, "")
+
+
+def test_one_that_has_none_takes_the_job_along_and_says_why() -> None:
+    last: SupervisorState = play([(5.0, 0)], stuck(0)).last  # type: ignore[attr-defined]
+    assert (last.codes[0], last.reason) == (
+        -9,
+        "the others waited 10 min for it; its siblings on this host were stopped",
+    )
+
+
+def test_a_successor_is_not_ended_for_the_process_before_it() -> None:
+    played = play([(5.0, 0)], stuck(1, after=1000))
+    assert played.started["1"] == ["0"]
 
 
 def test_a_supervisor_that_takes_over_finds_the_successor_and_starts_the_next_one() -> None:

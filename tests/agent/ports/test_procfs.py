@@ -1,6 +1,7 @@
 """What /proc tells, of processes that may end at any moment."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -69,3 +70,10 @@ def test_somebody_elses_is_not_ours() -> None:
     with subprocess.Popen(["/bin/sleep", "60"], user=12345) as process:
         assert not procfs.is_ours(process.pid)
         process.kill()
+
+
+def test_who_catches_a_signal_and_of_which_group_it_is(sleeper: "subprocess.Popen[bytes]") -> None:
+    assert procfs.catches(sleeper.pid, signal.SIGINT), "as every Python does"
+    assert not procfs.catches(sleeper.pid, signal.SIGRTMIN + 6)
+    assert procfs.group(sleeper.pid) == os.getpgid(sleeper.pid)
+    assert not procfs.catches(NOBODY, signal.SIGINT) and procfs.group(NOBODY) is None

@@ -88,6 +88,14 @@ class FakeRunner:
         self.ports: dict[tuple[JobId, int], int] = {}
         self.stops: list[tuple[JobId, int, str]] = []
         self.refusal = ""
+        self.stuck: list[tuple[Any, ...]] = []
+        """What was said of ranks that are stuck."""
+
+    async def keep_stacks(self, job: JobId, epoch: int) -> None:
+        self.stuck.append((job, epoch))
+
+    async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
+        self.stuck.append((job, epoch, rank, pid, why))
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
         return self.ports.setdefault((job, epoch), 20_000 + len(self.ports))

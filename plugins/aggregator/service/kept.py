@@ -1,0 +1,18 @@
+"""What the aggregator plugin of one host keeps on disk."""
+
+import msgspec
+
+from covey.ports import ProcessId
+from plugins.aggregator.machine.served_job import ServedJob
+from plugins.aggregator.messages import Assigned
+
+
+class AggregatorState(msgspec.Struct, frozen=True):
+    """The file's content."""
+
+    process: ProcessId | None = None
+    held: list[ServedJob] = []
+    known: list[Assigned] = []
+
+
+kept_states = msgspec.msgpack.Decoder(AggregatorState)
