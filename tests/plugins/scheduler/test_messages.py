@@ -69,7 +69,8 @@ def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
         ("env", {"A=B": "1"}), ("env", {"": "1"}),
         ("env", {"A": 1}), ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
         ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
-        ("grace_s", float("nan")), ("hang_s", 0), ("hang_s", float("nan")), ("grace_s", 10**9), ("bind_gpus", 1), ("pack", "all"),
+        ("grace_s", float("nan")), ("hang_s", 0), ("hang_s", float("nan")),
+        ("grace_s", 10**9), ("bind_gpus", 1), ("pack", "all"),
     ],
 )  # fmt: skip
 def test_every_error_names_the_field_what_was_found_and_what_was_expected(field: str, value: Any) -> None:
