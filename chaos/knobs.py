@@ -71,6 +71,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "scheduler": {
         "queue_thresholds_gpu_s": ((), (0.1,), (0.1, 0.2, 1e12)),
         "narrow_first": (True, False),
+        "defragment": (True, False),
         "packlimit": (0.0, 1.0),
         "packlimit_refit": (True, False),
         "preemption": (False,),

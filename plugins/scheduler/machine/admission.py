@@ -22,6 +22,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.capacity import Capacity, Gpus, add, held_by
+from plugins.scheduler.machine.defragmenting import Defragmenting
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.run_queues import Choice, RunQueues
@@ -45,10 +46,13 @@ class Admission:
         placing: Iterable[JobId],
         coordinators: Mapping[HostId, int],
         wall_s: float,
+        defragmenting: Defragmenting,
+        may_move: Sequence[Job],
     ) -> None:
         """`run_queues`: jobs that may run; `apart`: running ones that wait for a host; `pausing`: jobs that this look
         leaves out, and that hold nothing up; `placing`: gangs that are being placed; `coordinators`: for how many of
-        them each host is the coordinator."""
+        them each host is the coordinator; `may_move`: running gangs that go on without some of their hosts."""
+        self.defragmenting, self.may_move = defragmenting, may_move
         self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
         self.apart, self.pausing, self.placing, self.wall_s = apart, pausing, tuple(placing), wall_s
         self.coordinators = NextCoordinator(capacity.totals, coordinators)
@@ -112,8 +116,8 @@ class Admission:
             self.short.append(job)
         elif self._has_room(job):
             self._grant(job)
-        elif job.spec.gpus:  # a job without GPUs waits for hosts, and no job that stops makes more of them
-            self.short.append(job)
+        elif job.spec.gpus and not self._others_move_for(job):
+            self.short.append(job)  # one without GPUs waits for hosts, and no job that stops makes more of them
             self.lacks_gpus[job.id] = None
             self._wait_for_gpus(job)
 
@@ -146,6 +150,29 @@ class Admission:
         self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, coordinator=coordinator))
 
     # ---- a job that lacks GPUs ----
+
+    def _others_move_for(self, job: Job) -> bool:
+        """Whether gangs that heal make room for it by going on elsewhere, so that none need stop. It keeps what is free
+        where it is to run."""
+        capacity, moves = self.capacity, self.defragmenting
+        if not self.settings.defragment or not capacity.stops or capacity.keeper not in (None, job.id):
+            return False
+        keeps = moves.kept_by(job)
+        if keeps is None:
+            self._set_aside()
+            free = capacity.free_for(job)
+            steps = moves.steps(job, free, capacity.takers, self.may_move)
+            if not steps:
+                return False
+            after = dict(free)
+            for place, to in steps:
+                after[place.host] = after.get(place.host, 0) + place.gpus
+                after[to] -= place.gpus
+                capacity.take({to: place.gpus}, True)
+            keeps = self._plan(job, after)
+            self.commands += moves.ask(job, steps, keeps, capacity.totals, self.wall_s)
+        self._keep(job, _smaller(keeps, capacity.open_for(job)))
+        return True
 
     def _wait_for_gpus(self, job: Job) -> None:
         """It is within its quota, and there is no room for it: let it wait for GPUs of guaranteed jobs that stop when

@@ -13,8 +13,8 @@ import msgspec
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.admission import taken_back
 from plugins.scheduler.machine.job_index import JobIndex
-from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.replacing import leaves_to, move_asked
 from plugins.scheduler.messages.commands import MoveAsked, TakenBack
 
 AGAIN_S = (2.0, 5.0, 15.0, 60.0)
@@ -58,22 +58,11 @@ class Draining:
                 if coordinator is not None and not (drain.stop_jobs and asked.times >= TRIES):
                     pause_s = AGAIN_S[min(asked.times, len(AGAIN_S) - 1)]
                     self.asked[departure] = Asked(asked.times + 1, now_s + pause_s)
-                    found.append(_move(job, host, coordinator, f"{drain.by}, who drains {host},", wall_s))
+                    by = f"{drain.by}, who drains {host},"
+                    found.append(move_asked(job, host, None, coordinator, by, wall_s))
                 elif drain.stop_jobs:
                     found.append(taken_back(job, "preempted", f"{host} is drained, by {drain.by}", wall_s))
         return found
-
-
-def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None:
-    """Who looks for another place for its ranks on this host; None: it cannot go on without them."""
-    if not job.heals_without((host,)):
-        return None
-    rest = [place.host for place in job.places if place.host != host and place.host not in job.missing]
-    return next((other for other in rest if other in alive), None)
-
-
-def _move(job: Job, host: HostId, coordinator: HostId, by: str, wall_s: float) -> MoveAsked:
-    return MoveAsked(wall_s=wall_s, job=job.id, epoch=job.epoch, host=host, to=None, coordinator=coordinator, by=by)
 
 
 def open_gpus(gpus: Mapping[HostId, int], drained: Container[HostId]) -> dict[HostId, int]:

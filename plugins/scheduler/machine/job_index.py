@@ -17,6 +17,8 @@ class JobIndex:
         """They run and used up their time."""
         self.demoted: dict[str, dict[int, dict[JobId, None]]] = {}
         """Opportunistic jobs that run and were guaranteed once: by tenant and width."""
+        self.healing: dict[JobId, None] = {}
+        """They run, and may lose hosts."""
         self.awaited: dict[HostId, dict[JobId, None]] = {}
         """Host -> placed gangs whose ranks it has still to report."""
         self.coordinators: dict[HostId, int] = {}
@@ -40,6 +42,8 @@ class JobIndex:
             self.placing[id] = None
         elif job.state == "running" and limit_s is not None and job.attained_gpu_s / spec.width >= limit_s:
             self.time_limit_reached[id] = None
+        if job.state == "running" and job.healing:
+            self.healing[id] = None
         for host in hosts:
             self.awaited.setdefault(host, {})[id] = None
         if coordinator is not None:
@@ -54,6 +58,7 @@ class JobIndex:
         """This job is over, or about to be put in again."""
         self.placing.pop(id, None)
         self.time_limit_reached.pop(id, None)
+        self.healing.pop(id, None)
         if id not in self._marks:
             return
         job, hosts, coordinator, width = self._marks.pop(id)

@@ -14,6 +14,7 @@ from covey.core import HostId, JobId
 from covey.units import format_seconds
 from plugins.scheduler.machine.admission import Admission, taken_back
 from plugins.scheduler.machine.capacity import Capacity
+from plugins.scheduler.machine.defragmenting import Defragmenting
 from plugins.scheduler.machine.draining import Draining, open_gpus
 from plugins.scheduler.machine.job_index import JobIndex
 from plugins.scheduler.machine.jobs import Job
@@ -97,7 +98,7 @@ class Leader:
         """Of gangs some of whose ranks are to go on elsewhere: epoch, how often that was so, since when."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
-        self.draining = Draining(self.queue)
+        self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
         self.failures: dict[JobId, int] = {}
         self.retry_at: dict[JobId, float] = {}
         self.clock_s = 0.0
@@ -127,6 +128,7 @@ class Leader:
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
         told = {command.job for command in about}
         about += self.draining.commands(self.roll, self.capacity.totals, told, event.wall_s, now_s)
+        self.defragmenting.begin(now_s, self.waits.since)
         promoted = self._starved(event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
@@ -414,6 +416,8 @@ class Leader:
             placing=self.roll.placing,
             coordinators=self.roll.coordinators,
             wall_s=wall_s,
+            defragmenting=self.defragmenting,
+            may_move=[job for job in self.roll.by_age(self.roll.healing) if job.id not in settled],
         )
         return look.decide()
 

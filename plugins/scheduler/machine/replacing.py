@@ -88,6 +88,21 @@ def why_not(job: Job) -> str:
     return f"its ranks on {', '.join(lacking)} have not said that they may be lost (job.state)"
 
 
+def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None:
+    """Who looks for another place for its ranks on this host; None: it cannot go on without them."""
+    if not job.heals_without((host,)):
+        return None
+    rest = [place.host for place in job.places if place.host != host and place.host not in job.missing]
+    return next((other for other in rest if other in alive), None)
+
+
+def move_asked(
+    job: Job, host: HostId, to: HostId | None, coordinator: HostId, by: str, wall_s: float = 0.0
+) -> MoveAsked:
+    """The command that has its ranks on this host go on elsewhere."""
+    return MoveAsked(wall_s=wall_s, job=job.id, epoch=job.epoch, host=host, to=to, coordinator=coordinator, by=by)
+
+
 def wrong_replacement(
     job: Job, command: Replaced, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
 ) -> str:

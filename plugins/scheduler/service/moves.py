@@ -6,10 +6,11 @@ from typing import Any
 from covey.core import HostId
 from covey.errors import Refused
 from plugins.base import Host
+from plugins.scheduler.machine import replacing
 from plugins.scheduler.machine.admission import taken_back
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.commands import MoveAsked, PlacesLost
+from plugins.scheduler.messages.commands import PlacesLost
 from plugins.scheduler.service.log import QueueLog
 
 MOVED_S = 8.0
@@ -31,8 +32,7 @@ class RunningMoves:
         alive = [place.host for place in job.places if self._state(place.host) == "alive"]
         if job.state != "running" or not alive:
             raise Refused(4, what, f"{job.id} is {job.state}", f"agentctl job {job.id}")
-        asked = MoveAsked(wall_s=0.0, job=job.id, epoch=job.epoch, host=leaves, to=to, coordinator=alive[0], by=by)
-        sought = job.sought
+        asked, sought = replacing.move_asked(job, leaves, to, alive[0], by), job.sought
         await self.log.change(asked, f"move ranks of {job.id}")
 
         def settled() -> bool:

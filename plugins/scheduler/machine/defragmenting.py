@@ -1,0 +1,103 @@
+"""Moves that the leader asks for so that a gang which waits fits: for one gang at a time, and what is under way of it.
+
+lacks GPUs --departures, and they pay--> MoveAsked to each; the gang keeps what is free where it is to run
+   ^                                          |
+   '-- none, or `LASTS_S` passed: as without -+-- all through: it starts
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from covey.core import HostId, JobId
+from plugins.scheduler.machine.job_table import JobTable
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.replacing import leaves_to, move_asked
+from plugins.scheduler.messages.commands import MoveAsked
+from plugins.scheduler.policy.defragment import Departure, GangShape, Movable, departures, pays
+from plugins.scheduler.policy.explain import gpus as in_words
+from plugins.scheduler.policy.shared import is_part
+
+HEARD_S = 1.0
+"""Within which the log has what was asked for."""
+LASTS_S = 15.0
+"""How long a gang waits for moves before it is treated as if there were none."""
+AGAIN_S = 60.0
+"""Between two times that others move for one gang, and that one gang moves for others."""
+
+Gpus = Mapping[HostId, int]
+
+
+class Clearing(msgspec.Struct, frozen=True):
+    """What is under way."""
+
+    gang: JobId
+    keeps: dict[HostId, int]
+    """GPUs where it is to run."""
+    movers: tuple[JobId, ...]
+    since_s: float
+
+
+class Defragmenting:
+    def __init__(self, queue: JobTable) -> None:
+        self.queue = queue
+        self.now_s = 0.0
+        self.waiting_since: Mapping[JobId, float] = {}
+        self.clearing: Clearing | None = None
+        self.rests_until_s: dict[JobId, float] = {}
+        """Gangs that waited for moves, or moved, a while ago."""
+
+    def begin(self, now_s: float, waiting_since: Mapping[JobId, float]) -> None:
+        """A look of the leader. `waiting_since`: since when jobs wait, seconds."""
+        self.now_s, self.waiting_since = now_s, waiting_since
+        self.rests_until_s = {id: until_s for id, until_s in self.rests_until_s.items() if until_s > now_s}
+        if self.clearing is not None and not self._goes_on(self.clearing):
+            self.clearing = None
+
+    def _goes_on(self, clearing: Clearing) -> bool:
+        gang, since_s = self.queue.jobs.get(clearing.gang), self.now_s - clearing.since_s
+        movers = [self.queue.jobs[id] for id in clearing.movers if id in self.queue.jobs]
+        moving = since_s < HEARD_S or any(job.seeks or job.leaving for job in movers)
+        return gang is not None and gang.state == "queued" and moving and since_s < LASTS_S
+
+    def kept_by(self, job: Job) -> Gpus | None:
+        """What it keeps while others move for it; None: nobody does."""
+        return self.clearing.keeps if self.clearing is not None and self.clearing.gang == job.id else None
+
+    def steps(self, job: Job, free: Gpus, hosts: Iterable[HostId], others: Iterable[Job]) -> list[Departure]:
+        """Moves that would make room for it, and pay. `free`: GPUs that it may start on; `hosts`: where ranks may
+        start; `others`: jobs that run."""
+        spec = job.spec
+        if self.clearing is not None or job.id in self.rests_until_s or job.place_failures:
+            return []
+        takers = {host: free.get(host, 0) for host in hosts}
+        movable = [place for other in others for place in self._movable(other, takers)]
+        found = (
+            departures(GangShape(spec.workers, spec.gpus_per_worker, spec.pack), takers, movable) if movable else None
+        )
+        waited_s = self.now_s - self.waiting_since.get(job.id, self.now_s)
+        return found if found and pays(spec.gpus, waited_s, found) else []
+
+    def _movable(self, job: Job, takers: Gpus) -> list[Movable]:
+        if job.state != "running" or job.seeks or job.leaving or job.id in self.rests_until_s:
+            return []
+        hosts = frozenset(place.host for place in job.places)
+        return [
+            Movable(job.id, place.host, len(place.gpus), job.spec.width, hosts)
+            for place in job.places
+            if place.gpus and place.host in takers and leaves_to(job, place.host, takers) is not None
+            if not any(map(is_part, place.gpus))
+        ]
+
+    def ask(self, job: Job, steps: Sequence[Departure], keeps: Gpus, alive: Gpus, wall_s: float) -> list[MoveAsked]:
+        """From now on these move for it."""
+        movers = tuple(step.place.job for step in steps)
+        self.clearing = Clearing(job.id, dict(keeps), movers, self.now_s)
+        self.rests_until_s |= dict.fromkeys((job.id, *movers), self.now_s + AGAIN_S)
+        by = f"the leader, so that {job.id} (tenant {job.spec.tenant}, {in_words(job.spec.gpus)}) fits,"
+        return [self._move(self.queue.jobs[step.place.job], step, alive, by, wall_s) for step in steps]
+
+    def _move(self, job: Job, step: Departure, alive: Gpus, by: str, wall_s: float) -> MoveAsked:
+        coordinator = leaves_to(job, step.place.host, alive)
+        assert coordinator is not None
+        return move_asked(job, step.place.host, step.to, coordinator, by, wall_s)

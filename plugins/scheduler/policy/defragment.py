@@ -1,0 +1,125 @@
+"""Which places of running gangs go on elsewhere so that one that waits fits.
+
+    h1 [AA..]  h2 [BB..]  h3 [CCC.]      4 GPUs on one host are wanted, and there are 5 in gaps
+    h1 [AABB]  h2 [....]                 B's ranks move: cheapest, since B is narrow; C would not fit anywhere
+
+Only gangs that go on without a host can move (`machine/replacing.py`); each waits for some seconds meanwhile, whole.
+Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it, for a
+job's processes would begin anew.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from covey.core import HostId, JobId
+from plugins.scheduler.messages.spec import Pack
+from plugins.scheduler.policy.place import slots
+
+MOVES_MAX = 4
+"""Places that move for one gang."""
+PAUSE_S = 3.0
+"""How long a gang stands while a part of it moves (measured: 0.4 s with numpy, 2 s with PyTorch)."""
+WAIT_LEAST_S = 30.0
+"""How much longer a gang that cannot start is taken to wait, at least: others run for minutes. Otherwise as long again
+as it has waited."""
+
+
+class Movable(NamedTuple):
+    """A place of a gang that can go on elsewhere."""
+
+    job: JobId
+    host: HostId
+    gpus: int
+    width: int
+    """Of the whole gang, which waits."""
+    hosts: frozenset[HostId]
+    """Where the gang is: it does not move there."""
+
+
+class Departure(NamedTuple):
+    """A place that moves."""
+
+    place: Movable
+    to: HostId
+
+
+class GangShape(NamedTuple):
+    """Of the gang that waits."""
+
+    workers: int
+    each: int
+    pack: Pack
+
+    def slots(self, gpus: int) -> int:
+        return slots(gpus, self.workers, self.each, self.pack)
+
+    def missing(self, gpus: int) -> int | None:
+        """GPUs that a host with so many free lacks for one slot more; None: it never has one more."""
+        if self.pack == "host":
+            return self.workers * self.each - gpus if not self.slots(gpus) else None
+        if self.pack == "apart" and self.slots(gpus):
+            return None
+        return self.each - gpus % self.each
+
+
+def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
+    """Moves after which the gang fits; None: there are none. `free`: GPUs that it may start on, of each host that takes
+    jobs, 0 too. Those hosts are cleared first for which the fewest GPUs stand still."""
+    left, chosen = dict(sorted(free.items())), list[Departure]()
+    places: dict[HostId, list[Movable]] = {}
+    for place in sorted(movable):
+        places.setdefault(place.host, []).append(place)
+    while sum(map(shape.slots, left.values())) < shape.workers:
+        moved = {departure.place.job for departure in chosen}
+        found = [
+            steps
+            for host in places
+            if (steps := _cleared(shape, host, left, [place for place in places[host] if place.job not in moved]))
+        ]
+        if not found:
+            return None
+        steps = min(found, key=lambda steps: (sum(step.place.width for step in steps), steps))
+        for place, to in steps:
+            left[place.host] += place.gpus
+            left[to] -= place.gpus
+        chosen += steps
+        if len(chosen) > MOVES_MAX:
+            return None
+    return chosen
+
+
+def _cleared(shape: GangShape, host: HostId, free: Mapping[HostId, int], places: Sequence[Movable]) -> list[Departure]:
+    """Moves away from this host that give it one slot more, and take none from others; empty: there are none."""
+    missing = shape.missing(free[host]) if host in free else None
+    if missing is None:
+        return []
+    enough = sorted((place for place in places if place.gpus >= missing), key=lambda place: (place.width, place))
+    options = [[place] for place in enough]
+    options.append(sorted(places, key=lambda place: (-place.gpus, place.width, place)))
+    for option in options:
+        left, steps = dict(free), list[Departure]()
+        for place in option:
+            if sum(step.place.gpus for step in steps) >= missing:
+                break
+            to = _refuge(shape, place, left)
+            if to is not None:
+                left[to] -= place.gpus
+                steps.append(Departure(place, to))
+        if sum(step.place.gpus for step in steps) >= missing:
+            return steps
+    return []
+
+
+def _refuge(shape: GangShape, place: Movable, free: Mapping[HostId, int]) -> HostId | None:
+    """The tightest host that has room for it, and no slot less for the gang that waits then."""
+    able = [
+        (gpus, host)
+        for host, gpus in free.items()
+        if host not in place.hosts and gpus >= place.gpus and shape.slots(gpus - place.gpus) == shape.slots(gpus)
+    ]
+    return min(able)[1] if able else None
+
+
+def pays(gpus: int, waited_s: float, steps: Sequence[Departure]) -> bool:
+    """Whether the gang that waits gains more GPU·s than stand still while these move."""
+    return gpus * max(waited_s, WAIT_LEAST_S) > PAUSE_S * sum(step.place.width for step in steps)

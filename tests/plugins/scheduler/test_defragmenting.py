@@ -1,0 +1,187 @@
+"""Gangs that heal make room for one that waits: which of them, and what the leader asks for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S
+from plugins.scheduler.machine.leader import RackHost, ScheduleTick
+from plugins.scheduler.messages.commands import (
+    Command,
+    GpusKept,
+    Granted,
+    MoveAsked,
+    Placed,
+    Replaced,
+    TakenBack,
+)
+from plugins.scheduler.policy.defragment import MOVES_MAX, Departure, GangShape, Movable, departures, pays
+from tests.plugins.scheduler.test_leader import Led
+
+H1, H2, H3, H4 = (HostId(f"h{n}") for n in range(1, 5))
+PACKS: list[Any] = ["few", "any", "host", "apart"]
+
+
+def at(job: str, host: HostId, gpus: int, width: int | None = None, *others: HostId) -> Movable:
+    return Movable(JobId(job), host, gpus, gpus if width is None else width, frozenset((host, *others)))
+
+
+# ---- which -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_cheapest_place_moves_to_the_tightest_gap() -> None:
+    free = {H1: 1, H2: 2, H3: 3}
+    movable = [at("j1", H1, 3), at("j2", H2, 2), at("j3", H3, 1, 8)]
+    found = departures(GangShape(1, 4, "few"), free, movable)
+    assert found == [Departure(movable[1], H3)], "two GPUs stand still instead of eight, and h3 has room for them"
+
+
+def test_a_gang_does_not_move_to_a_host_that_it_is_on() -> None:
+    free = {H1: 2, H2: 2, H3: 0}
+    assert departures(GangShape(1, 4, "few"), free, [at("j1", H1, 2, 4, H2)]) is None
+    assert departures(GangShape(1, 4, "few"), {**free, H3: 2}, [at("j1", H1, 2, 4, H2)]) == [
+        Departure(at("j1", H1, 2, 4, H2), H3)
+    ]
+
+
+def test_one_host_is_cleared_for_a_gang_that_wants_one() -> None:
+    free = {H1: 2, H2: 1, H3: 1}
+    small = [at("j1", H1, 1), at("j2", H1, 1), at("j3", H2, 3)]
+    found = departures(GangShape(4, 1, "host"), free, small)
+    assert found is not None and {step.place.job for step in found} == {"j1", "j2"}
+    assert sorted(step.to for step in found) == [H2, H3]
+
+
+def test_hosts_of_their_own_are_found_for_workers_that_lie_apart() -> None:
+    found = departures(GangShape(3, 2, "apart"), {H1: 4, H2: 2, H3: 1, H4: 1}, [at("j1", H3, 1)])
+    assert found == [Departure(at("j1", H3, 1), H4)]
+
+
+def test_what_moves_makes_room_and_takes_none() -> None:
+    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
+    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [Departure(at("j1", H1, 1), H2)]
+
+
+@given(
+    free=st.dictionaries(st.sampled_from([H1, H2, H3, H4]), st.integers(0, 6), min_size=1),
+    places=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([H1, H2, H3, H4]), st.integers(1, 4)), max_size=8),
+    shape=st.tuples(st.integers(1, 6), st.integers(1, 4), st.sampled_from(PACKS)),
+)
+def test_after_its_moves_a_gang_fits_and_no_host_has_less_than_nothing(
+    free: dict[HostId, int], places: list[tuple[int, HostId, int]], shape: tuple[int, int, Any]
+) -> None:
+    wanted = GangShape(*shape)
+    movable = [at(f"j{job}", host, gpus, 4) for job, host, gpus in places]
+    found = departures(wanted, free, movable)
+    if found is None:
+        return
+    left = dict(free)
+    for place, to in found:
+        assert place in movable and to != place.host
+        left[place.host] += place.gpus
+        left[to] -= place.gpus
+    assert min(left.values()) >= 0 and sum(map(wanted.slots, left.values())) >= wanted.workers
+    assert len(found) <= MOVES_MAX
+    jobs = [step.place.job for step in found]
+    assert len(jobs) == len(set(jobs)), "one place of a gang at a time"
+    fits_now = sum(map(wanted.slots, free.values())) >= wanted.workers
+    assert (found == []) == fits_now, "nobody moves for a gang that fits"
+
+
+def test_it_pays_for_whoever_waits_longer_than_others_stand() -> None:
+    steps = [Departure(at("j1", H1, 2, 64), H2)]
+    assert pays(8, 0.0, steps), "eight GPUs for half a minute, sixty-four for three seconds"
+    assert not pays(4, 0.0, steps)
+    assert pays(4, 60.0, steps), "it has waited longer, and will"
+
+
+# ---- the leader ------------------------------------------------------------------------------------------------------
+
+RACK = (RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))
+
+
+class Gaps:
+    """j1 heals, and has two GPUs on each of h1 and h2; j2 does not, and has two on h3. The other six are in gaps."""
+
+    def __init__(self, healing: tuple[HostId, ...] = (H1, H2), **settings: Any) -> None:
+        self.led = Led(**settings)
+        self.heals = self.led.run(4, host=H1)
+        self.stays = self.led.run(2, host=H2)
+        self.job(self.heals).places = (Place(H1, (0, 1), ("a0", "a1")), Place(H2, (2, 3), ("b0", "b1")))
+        self.job(self.stays).places = (Place(H3, (0, 1), ("c0", "c1")),)
+        self.job(self.heals).healing = healing
+        self.led.queue._rebuild()
+        self.led.leader.forget()
+        self.waits = self.led.submit(4, tenant="bob", pack="host")
+
+    def job(self, id: JobId) -> Any:
+        return self.led.queue.jobs[id]
+
+    def look(self, after_s: float = 1.0) -> Sequence[Command]:
+        self.led.now_s += after_s
+        found = [action.command for action in self.led.leader.handle(ScheduleTick(RACK, 1.0), self.led.now_s)]
+        self.led.leader.check()
+        kinds = MoveAsked | GpusKept | Granted | TakenBack
+        told = [command for command in found if isinstance(command, kinds)]
+        for command in told:
+            self.led.say(command)
+        return told
+
+
+def test_a_part_of_a_gang_moves_so_that_another_one_fits() -> None:
+    it = Gaps()
+    moved, kept = it.look()
+    assert isinstance(moved, MoveAsked) and (moved.job, moved.host, moved.to) == (it.heals, H1, H3)
+    assert "so that j3 (tenant bob, 4 GPUs) fits" in moved.by
+    assert isinstance(kept, GpusKept) and kept.gpus == {H1: 2}, "nobody else gets them meanwhile"
+    assert it.look() == [], "it waits for that"
+    epoch, places = it.job(it.heals).epoch, {H1: Place(H3, (0, 1), ("c2", "c3"), 1)}
+    it.led.say(Replaced(wall_s=1.0, job=it.heals, epoch=epoch, places=places))
+    assert it.look() == [], "what was there is not over yet"
+    it.job(it.heals).leaving = ()
+    it.led.queue._rebuild()
+    it.led.leader.forget()
+    (granted,) = it.look()
+    assert isinstance(granted, Granted) and granted.job == it.waits
+
+
+def test_nobody_moves_who_would_begin_anew_or_where_people_want_none() -> None:
+    for gaps in (Gaps(healing=()), Gaps(healing=(H1,)), Gaps(defragment=False)):
+        assert not [command for command in gaps.look() if isinstance(command, MoveAsked)]
+
+
+def test_a_gang_whose_moves_come_to_nothing_is_treated_as_any_other_for_a_while() -> None:
+    it = Gaps()
+    it.look()
+    it.job(it.heals).moving = {}
+    it.led.queue._rebuild()
+    told = it.look(2.0)
+    assert not [command for command in told if isinstance(command, MoveAsked)]
+    assert [command for command in it.look(AGAIN_S) if isinstance(command, MoveAsked)]
+
+
+def test_a_gang_waits_for_moves_only_so_long() -> None:
+    it = Gaps()
+    it.look()
+    assert it.led.leader.defragmenting.kept_by(it.job(it.waits)) == {H1: 4}
+    it.look(LASTS_S)
+    assert it.led.leader.defragmenting.kept_by(it.job(it.waits)) is None
+
+
+def test_where_a_part_can_move_no_job_is_stopped() -> None:
+    it = Gaps()
+    it.led.say(Placed(**_guest(it)))
+    told = it.look()
+    assert [type(command) for command in told if isinstance(command, MoveAsked | TakenBack)] == [MoveAsked]
+
+
+def _guest(it: Gaps) -> dict[str, Any]:
+    """An opportunistic job on the two other GPUs of h1."""
+    id = it.led.submit(2, tenant="eve", **{"class": "opportunistic"})
+    it.led.say(Granted(wall_s=1.0, job=id, epoch=1, coordinator=H1))
+    places = (Place(H2, (0, 1), ("b2", "b3")),)
+    return {"wall_s": 1.0, "job": id, "epoch": 1, "places": places, "master_addr": "", "master_port": 1}
