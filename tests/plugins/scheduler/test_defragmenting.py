@@ -19,7 +19,7 @@ from plugins.scheduler.messages.commands import (
     Replaced,
     TakenBack,
 )
-from plugins.scheduler.policy.defragment import MOVES_MAX, Departure, GangShape, Movable, departures, pays
+from plugins.scheduler.policy.defragment import MOVES_MAX, GangShape, Movable, PlaceMove, departures, pays
 from tests.plugins.scheduler.test_leader import Led
 
 H1, H2, H3, H4 = (HostId(f"h{n}") for n in range(1, 5))
@@ -37,14 +37,14 @@ def test_the_cheapest_place_moves_to_the_tightest_gap() -> None:
     free = {H1: 1, H2: 2, H3: 3}
     movable = [at("j1", H1, 3), at("j2", H2, 2), at("j3", H3, 1, 8)]
     found = departures(GangShape(1, 4, "few"), free, movable)
-    assert found == [Departure(movable[1], H3)], "two GPUs stand still instead of eight, and h3 has room for them"
+    assert found == [PlaceMove(movable[1], H3)], "two GPUs stand still instead of eight, and h3 has room for them"
 
 
 def test_a_gang_does_not_move_to_a_host_that_it_is_on() -> None:
     free = {H1: 2, H2: 2, H3: 0}
     assert departures(GangShape(1, 4, "few"), free, [at("j1", H1, 2, 4, H2)]) is None
     assert departures(GangShape(1, 4, "few"), {**free, H3: 2}, [at("j1", H1, 2, 4, H2)]) == [
-        Departure(at("j1", H1, 2, 4, H2), H3)
+        PlaceMove(at("j1", H1, 2, 4, H2), H3)
     ]
 
 
@@ -58,12 +58,12 @@ def test_one_host_is_cleared_for_a_gang_that_wants_one() -> None:
 
 def test_hosts_of_their_own_are_found_for_workers_that_lie_apart() -> None:
     found = departures(GangShape(3, 2, "apart"), {H1: 4, H2: 2, H3: 1, H4: 1}, [at("j1", H3, 1)])
-    assert found == [Departure(at("j1", H3, 1), H4)]
+    assert found == [PlaceMove(at("j1", H3, 1), H4)]
 
 
 def test_what_moves_makes_room_and_takes_none() -> None:
     assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
-    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [Departure(at("j1", H1, 1), H2)]
+    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [PlaceMove(at("j1", H1, 1), H2)]
 
 
 @given(
@@ -93,7 +93,7 @@ def test_after_its_moves_a_gang_fits_and_no_host_has_less_than_nothing(
 
 
 def test_it_pays_for_whoever_waits_longer_than_others_stand() -> None:
-    steps = [Departure(at("j1", H1, 2, 64), H2)]
+    steps = [PlaceMove(at("j1", H1, 2, 64), H2)]
     assert pays(8, 0.0, steps), "eight GPUs for half a minute, sixty-four for three seconds"
     assert not pays(4, 0.0, steps)
     assert pays(4, 60.0, steps), "it has waited longer, and will"
