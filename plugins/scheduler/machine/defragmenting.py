@@ -14,7 +14,7 @@ from plugins.scheduler.machine.job_table import JobTable
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.replacing import leaves_to, move_asked
 from plugins.scheduler.messages.commands import MoveAsked
-from plugins.scheduler.policy.defragment import GangShape, Movable, PlaceMove, departures, pays
+from plugins.scheduler.policy.defragment import Departure, Movable, WantedShape, departures, pays
 from plugins.scheduler.policy.explain import gpus as in_words
 from plugins.scheduler.policy.shared import is_part
 
@@ -64,7 +64,7 @@ class Defragmenting:
         """What it keeps while others move for it; None: nobody does."""
         return self.clearing.keeps if self.clearing is not None and self.clearing.gang == job.id else None
 
-    def steps(self, job: Job, free: Gpus, hosts: Iterable[HostId], others: Iterable[Job]) -> list[PlaceMove]:
+    def steps(self, job: Job, free: Gpus, hosts: Iterable[HostId], others: Iterable[Job]) -> list[Departure]:
         """Moves that would make room for it, and pay. `free`: GPUs that it may start on; `hosts`: where ranks may
         start; `others`: jobs that run."""
         spec = job.spec
@@ -73,7 +73,7 @@ class Defragmenting:
         takers = {host: free.get(host, 0) for host in hosts}
         movable = [place for other in others for place in self._movable(other, takers)]
         found = (
-            departures(GangShape(spec.workers, spec.gpus_per_worker, spec.pack), takers, movable) if movable else None
+            departures(WantedShape(spec.workers, spec.gpus_per_worker, spec.pack), takers, movable) if movable else None
         )
         waited_s = self.now_s - self.waiting_since.get(job.id, self.now_s)
         return found if found and pays(spec.gpus, waited_s, found) else []
@@ -89,7 +89,7 @@ class Defragmenting:
             if not any(map(is_part, place.gpus))
         ]
 
-    def ask(self, job: Job, steps: Sequence[PlaceMove], keeps: Gpus, alive: Gpus, wall_s: float) -> list[MoveAsked]:
+    def ask(self, job: Job, steps: Sequence[Departure], keeps: Gpus, alive: Gpus, wall_s: float) -> list[MoveAsked]:
         """From now on these move for it."""
         movers = tuple(step.place.job for step in steps)
         self.clearing = Clearing(job.id, dict(keeps), movers, self.now_s)
@@ -97,7 +97,7 @@ class Defragmenting:
         by = f"the leader, so that {job.id} (tenant {job.spec.tenant}, {in_words(job.spec.gpus)}) fits,"
         return [self._move(self.queue.jobs[step.place.job], step, alive, by, wall_s) for step in steps]
 
-    def _move(self, job: Job, step: PlaceMove, alive: Gpus, by: str, wall_s: float) -> MoveAsked:
+    def _move(self, job: Job, step: Departure, alive: Gpus, by: str, wall_s: float) -> MoveAsked:
         coordinator = leaves_to(job, step.place.host, alive)
         assert coordinator is not None
         return move_asked(job, step.place.host, step.to, coordinator, by, wall_s)

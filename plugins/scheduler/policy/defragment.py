@@ -36,14 +36,14 @@ class Movable(NamedTuple):
     """Where the gang is: it does not move there."""
 
 
-class PlaceMove(NamedTuple):
+class Departure(NamedTuple):
     """A place that moves."""
 
     place: Movable
     to: HostId
 
 
-class GangShape(NamedTuple):
+class WantedShape(NamedTuple):
     """Of the gang that waits."""
 
     workers: int
@@ -62,10 +62,10 @@ class GangShape(NamedTuple):
         return self.each - gpus % self.each
 
 
-def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[PlaceMove] | None:
+def departures(shape: WantedShape, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
     """Moves after which the gang fits; None: there are none. `free`: GPUs that it may start on, of each host that takes
     jobs, 0 too. Those hosts are cleared first for which the fewest GPUs stand still."""
-    left, chosen = dict(sorted(free.items())), list[PlaceMove]()
+    left, chosen = dict(sorted(free.items())), list[Departure]()
     places: dict[HostId, list[Movable]] = {}
     for place in sorted(movable):
         places.setdefault(place.host, []).append(place)
@@ -88,7 +88,9 @@ def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[M
     return chosen
 
 
-def _cleared(shape: GangShape, host: HostId, free: Mapping[HostId, int], places: Sequence[Movable]) -> list[PlaceMove]:
+def _cleared(
+    shape: WantedShape, host: HostId, free: Mapping[HostId, int], places: Sequence[Movable]
+) -> list[Departure]:
     """Moves away from this host that give it one slot more, and take none from others; empty: there are none."""
     missing = shape.missing(free[host]) if host in free else None
     if missing is None:
@@ -97,20 +99,20 @@ def _cleared(shape: GangShape, host: HostId, free: Mapping[HostId, int], places:
     options = [[place] for place in enough]
     options.append(sorted(places, key=lambda place: (-place.gpus, place.width, place)))
     for option in options:
-        left, steps = dict(free), list[PlaceMove]()
+        left, steps = dict(free), list[Departure]()
         for place in option:
             if sum(step.place.gpus for step in steps) >= missing:
                 break
             to = _refuge(shape, place, left)
             if to is not None:
                 left[to] -= place.gpus
-                steps.append(PlaceMove(place, to))
+                steps.append(Departure(place, to))
         if sum(step.place.gpus for step in steps) >= missing:
             return steps
     return []
 
 
-def _refuge(shape: GangShape, place: Movable, free: Mapping[HostId, int]) -> HostId | None:
+def _refuge(shape: WantedShape, place: Movable, free: Mapping[HostId, int]) -> HostId | None:
     """The tightest host that has room for it, and no slot less for the gang that waits then."""
     able = [
         (gpus, host)
@@ -120,6 +122,6 @@ def _refuge(shape: GangShape, place: Movable, free: Mapping[HostId, int]) -> Hos
     return min(able)[1] if able else None
 
 
-def pays(gpus: int, waited_s: float, steps: Sequence[PlaceMove]) -> bool:
+def pays(gpus: int, waited_s: float, steps: Sequence[Departure]) -> bool:
     """Whether the gang that waits gains more GPU·s than stand still while these move."""
     return gpus * max(waited_s, WAIT_LEAST_S) > PAUSE_S * sum(step.place.width for step in steps)

@@ -15,11 +15,10 @@ from plugins.scheduler.messages.commands import (
     GpusKept,
     Granted,
     MoveAsked,
-    Placed,
     Replaced,
     TakenBack,
 )
-from plugins.scheduler.policy.defragment import MOVES_MAX, GangShape, Movable, PlaceMove, departures, pays
+from plugins.scheduler.policy.defragment import MOVES_MAX, Departure, Movable, WantedShape, departures, pays
 from tests.plugins.scheduler.test_leader import Led
 
 H1, H2, H3, H4 = (HostId(f"h{n}") for n in range(1, 5))
@@ -36,34 +35,34 @@ def at(job: str, host: HostId, gpus: int, width: int | None = None, *others: Hos
 def test_the_cheapest_place_moves_to_the_tightest_gap() -> None:
     free = {H1: 1, H2: 2, H3: 3}
     movable = [at("j1", H1, 3), at("j2", H2, 2), at("j3", H3, 1, 8)]
-    found = departures(GangShape(1, 4, "few"), free, movable)
-    assert found == [PlaceMove(movable[1], H3)], "two GPUs stand still instead of eight, and h3 has room for them"
+    found = departures(WantedShape(1, 4, "few"), free, movable)
+    assert found == [Departure(movable[1], H3)], "two GPUs stand still instead of eight, and h3 has room for them"
 
 
 def test_a_gang_does_not_move_to_a_host_that_it_is_on() -> None:
     free = {H1: 2, H2: 2, H3: 0}
-    assert departures(GangShape(1, 4, "few"), free, [at("j1", H1, 2, 4, H2)]) is None
-    assert departures(GangShape(1, 4, "few"), {**free, H3: 2}, [at("j1", H1, 2, 4, H2)]) == [
-        PlaceMove(at("j1", H1, 2, 4, H2), H3)
+    assert departures(WantedShape(1, 4, "few"), free, [at("j1", H1, 2, 4, H2)]) is None
+    assert departures(WantedShape(1, 4, "few"), {**free, H3: 2}, [at("j1", H1, 2, 4, H2)]) == [
+        Departure(at("j1", H1, 2, 4, H2), H3)
     ]
 
 
 def test_one_host_is_cleared_for_a_gang_that_wants_one() -> None:
     free = {H1: 2, H2: 1, H3: 1}
     small = [at("j1", H1, 1), at("j2", H1, 1), at("j3", H2, 3)]
-    found = departures(GangShape(4, 1, "host"), free, small)
+    found = departures(WantedShape(4, 1, "host"), free, small)
     assert found is not None and {step.place.job for step in found} == {"j1", "j2"}
     assert sorted(step.to for step in found) == [H2, H3]
 
 
 def test_hosts_of_their_own_are_found_for_workers_that_lie_apart() -> None:
-    found = departures(GangShape(3, 2, "apart"), {H1: 4, H2: 2, H3: 1, H4: 1}, [at("j1", H3, 1)])
-    assert found == [PlaceMove(at("j1", H3, 1), H4)]
+    found = departures(WantedShape(3, 2, "apart"), {H1: 4, H2: 2, H3: 1, H4: 1}, [at("j1", H3, 1)])
+    assert found == [Departure(at("j1", H3, 1), H4)]
 
 
 def test_what_moves_makes_room_and_takes_none() -> None:
-    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
-    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [PlaceMove(at("j1", H1, 1), H2)]
+    assert departures(WantedShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
+    assert departures(WantedShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [Departure(at("j1", H1, 1), H2)]
 
 
 @given(
@@ -74,7 +73,7 @@ def test_what_moves_makes_room_and_takes_none() -> None:
 def test_after_its_moves_a_gang_fits_and_no_host_has_less_than_nothing(
     free: dict[HostId, int], places: list[tuple[int, HostId, int]], shape: tuple[int, int, Any]
 ) -> None:
-    wanted = GangShape(*shape)
+    wanted = WantedShape(*shape)
     movable = [at(f"j{job}", host, gpus, 4) for job, host, gpus in places]
     found = departures(wanted, free, movable)
     if found is None:
@@ -93,7 +92,7 @@ def test_after_its_moves_a_gang_fits_and_no_host_has_less_than_nothing(
 
 
 def test_it_pays_for_whoever_waits_longer_than_others_stand() -> None:
-    steps = [PlaceMove(at("j1", H1, 2, 64), H2)]
+    steps = [Departure(at("j1", H1, 2, 64), H2)]
     assert pays(8, 0.0, steps), "eight GPUs for half a minute, sixty-four for three seconds"
     assert not pays(4, 0.0, steps)
     assert pays(4, 60.0, steps), "it has waited longer, and will"
@@ -107,10 +106,10 @@ RACK = (RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))
 class Gaps:
     """j1 heals, and has two GPUs on each of h1 and h2; j2 does not, and has two on h3. The other six are in gaps."""
 
-    def __init__(self, healing: tuple[HostId, ...] = (H1, H2), **settings: Any) -> None:
+    def __init__(self, healing: tuple[HostId, ...] = (H1, H2), stays: str = "guaranteed", **settings: Any) -> None:
         self.led = Led(**settings)
         self.heals = self.led.run(4, host=H1)
-        self.stays = self.led.run(2, host=H2)
+        self.stays = self.led.run(2, host=H2, **{"class": stays})
         self.job(self.heals).places = (Place(H1, (0, 1), ("a0", "a1")), Place(H2, (2, 3), ("b0", "b1")))
         self.job(self.stays).places = (Place(H3, (0, 1), ("c0", "c1")),)
         self.job(self.heals).healing = healing
@@ -173,15 +172,7 @@ def test_a_gang_waits_for_moves_only_so_long() -> None:
 
 
 def test_where_a_part_can_move_no_job_is_stopped() -> None:
-    it = Gaps()
-    it.led.say(Placed(**_guest(it)))
-    told = it.look()
+    told = Gaps(stays="opportunistic").look()
     assert [type(command) for command in told if isinstance(command, MoveAsked | TakenBack)] == [MoveAsked]
-
-
-def _guest(it: Gaps) -> dict[str, Any]:
-    """An opportunistic job on the two other GPUs of h1."""
-    id = it.led.submit(2, tenant="eve", **{"class": "opportunistic"})
-    it.led.say(Granted(wall_s=1.0, job=id, epoch=1, coordinator=H1))
-    places = (Place(H2, (0, 1), ("b2", "b3")),)
-    return {"wall_s": 1.0, "job": id, "epoch": 1, "places": places, "master_addr": "", "master_port": 1}
+    told = Gaps(stays="opportunistic", defragment=False).look()
+    assert [type(command) for command in told if isinstance(command, MoveAsked | TakenBack)] == [TakenBack]
