@@ -176,3 +176,11 @@ def test_where_a_part_can_move_no_job_is_stopped() -> None:
     assert [type(command) for command in told if isinstance(command, MoveAsked | TakenBack)] == [MoveAsked]
     told = Gaps(stays="opportunistic", defragment=False).look()
     assert [type(command) for command in told if isinstance(command, MoveAsked | TakenBack)] == [TakenBack]
+
+
+def test_nobody_else_gets_the_gap_that_a_part_is_about_to_move_to() -> None:
+    it = Gaps()
+    for _ in range(2):
+        it.led.submit(2, tenant="eve")
+    granted = [command for command in it.look() if isinstance(command, Granted)]
+    assert len(granted) == 1, "h2's gap; h1's is kept for the gang, and h3's for the part that moves"
