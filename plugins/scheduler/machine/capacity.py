@@ -277,8 +277,9 @@ def add(gpus: Gpus, more: Mapping[HostId, int]) -> None:
 
 
 def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
-    """GPUs of these hosts that a gang holds, by host."""
-    return {place.host: len(place.gpus) for place in job.awaited if hosts.get(place.host) and place.gpus}
+    """GPUs of these hosts that a gang holds, or is about to move to, by host."""
+    held = {place.host: len(place.gpus) for place in job.awaited if hosts.get(place.host) and place.gpus}
+    return {**held, **{host: gpus for host, gpus in job.arriving.items() if hosts.get(host)}} if job.moving else held
 
 
 def fits_whole(job: Job, free: Mapping[HostId, int]) -> bool:

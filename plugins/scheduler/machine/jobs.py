@@ -226,6 +226,14 @@ class Job(msgspec.Struct, kw_only=True):
         """Whether some of its ranks are to go on on other hosts, which its coordinator looks for."""
         return self.state == "running" and bool(self.missing or self.moving)
 
+    @property
+    def arriving(self) -> dict[HostId, int]:
+        """GPUs of hosts that somebody wants some of its ranks on, and which it has not reserved yet."""
+        if self.state != "running":
+            return {}
+        wanted = [(to, self.place_on(host)) for host, to in self.moving.items() if to]
+        return {to: len(place.gpus) for to, place in wanted if place is not None and place.gpus}
+
     def heals_without(self, hosts: Container[HostId]) -> bool:
         """Whether the rest of the gang goes on when all these are lost: it has what their successors need."""
         rest = [place.host for place in self.places if place.host not in hosts and place.host not in self.missing]

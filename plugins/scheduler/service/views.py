@@ -374,21 +374,25 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
     return tuple(found)
 
 
-def free_of(hosts: Sequence[HostView], queue: Queue) -> dict[HostId, int]:
+def free_of(hosts: Sequence[HostView], queue: Queue, job: Job | None = None) -> dict[HostId, int]:
     """Free GPUs of hosts that are alive and not drained: what gossip says, or less where the log knows of more that are
-    held."""
+    held, or that ranks of another job than this one are about to move to."""
+    arriving = Counter[HostId]()
+    for other in queue.live():
+        if other.moving and other is not job:
+            arriving.update(other.arriving)
     found = {}
     for view in hosts:
         gpus = view.value("gpus", GpusNow)
         if view.state == "alive" and isinstance(gpus, GpusNow) and view.host not in queue.drained:
             held = len(set(map(device_of, queue.holders.get(view.host, {}))))
-            found[view.host] = max(0, min(gpus.free, gpus.total - held))
+            found[view.host] = max(0, min(gpus.free, gpus.total - held) - arriving[view.host])
     return found
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:
     """The same without GPUs that are kept for another gang than `job`."""
-    free = free_of(hosts, standing.queue)
+    free = free_of(hosts, standing.queue, job)
     if job is None or standing.queue.keeper in (None, job.id):
         return free
     allowed = standing.gpu_capacity.free_for(job)

@@ -5,9 +5,10 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.msgpack import encode
 
 from covey.core import HostId, JobId
-from plugins.facts import Place
+from plugins.facts import GpusNow, HostView, Place
 from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S
 from plugins.scheduler.machine.leader import RackHost, ScheduleTick
 from plugins.scheduler.messages.commands import (
@@ -19,6 +20,7 @@ from plugins.scheduler.messages.commands import (
     TakenBack,
 )
 from plugins.scheduler.policy.defragment import MOVES_MAX, Departure, Movable, WantedShape, departures, pays
+from plugins.scheduler.service import views
 from tests.plugins.scheduler.test_leader import Led
 
 H1, H2, H3, H4 = (HostId(f"h{n}") for n in range(1, 5))
@@ -179,8 +181,16 @@ def test_where_a_part_can_move_no_job_is_stopped() -> None:
 
 
 def test_nobody_else_gets_the_gap_that_a_part_is_about_to_move_to() -> None:
-    it = Gaps(narrow_first=False)
-    for _ in range(2):
-        it.led.submit(2, tenant="eve")
-    granted = [command for command in it.look() if isinstance(command, Granted)]
-    assert len(granted) == 1, "h2's gap; h1's is kept for the gang, and h3's for the part that moves"
+    it = Gaps()
+    it.look()
+    it.look()
+    assert it.led.leader.capacity.free == {H1: 2, H2: 2}, "h3's two are as good as held"
+    rack = [
+        HostView(host=host, state="alive", since_s=0.0, values={"gpus": encode(GpusNow(4, 2, "", True))})
+        for host in (H1, H2, H3)
+    ]
+    queue = it.led.queue
+    assert views.free_of(rack, queue, it.job(it.waits)) == {H1: 2, H2: 2, H3: 0}
+    assert views.free_of(rack, queue, it.job(it.heals)) == {H1: 2, H2: 2, H3: 2}, (
+        "for the gang that moves they are free"
+    )
