@@ -132,6 +132,7 @@ def left(row: dict[str, Any]) -> str:
 def note(host: dict[str, Any]) -> str:
     failed, suspected_by = host["plugins_failed"], host["suspected_by"]
     parts = [f"suspected by {suspected_by}"] if suspected_by else []
+    parts += [f"late: {late['job']} waits for it {late['percent']} % of the time" for late in host.get("late") or ()]
     if host.get("drained_by") is not None:
         rest = left(host)
         parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")

@@ -310,7 +310,8 @@ class TensorsAssigned(Fact, frozen=True):
 
 
 class RanksAwaited(Fact, frozen=True):
-    """Said where a job is summed, about once a second while it is so: its other ranks wait for the parts of these."""
+    """Said where a job is summed, about once a second: its other ranks wait for the parts of these just now, if there
+    are any."""
 
     job: JobId
     epoch: int
@@ -367,6 +368,20 @@ class GpusShared(msgspec.Struct, frozen=True):
     """CRC-32 of each GPU's UUID, by number; none when two of them are alike."""
     use: Annotated[tuple[Annotated[int, Meta(ge=0, le=127)], ...], Meta(max_length=64)]
     """Percent of the last 10 s, for each; 127: it takes no job now."""
+
+
+class LateHost(msgspec.Struct, frozen=True):
+    """A host for which the other ranks of a job waited, in percent of the job's newest minutes."""
+
+    host: HostId
+    job: JobId
+    percent: int
+
+
+class LateNow(msgspec.Struct, frozen=True):
+    """Key `late`: hosts for whose ranks others wait again and again, as this host sees it, which sums for them."""
+
+    hosts: Annotated[tuple[LateHost, ...], Meta(max_length=8)] = ()
 
 
 class DrainedNow(msgspec.Struct, frozen=True):

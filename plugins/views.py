@@ -7,7 +7,7 @@ Times named `_wall_s` are seconds since 1970; everything else is in the unit its
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.facts import HostState, Place, StepTiming
+from plugins.facts import HostState, LateHost, Place, StepTiming
 
 
 class PluginHealth(msgspec.Struct, frozen=True):
@@ -41,6 +41,8 @@ class HostRow(msgspec.Struct, frozen=True):
     plugins_failed: tuple[str, ...] = ()
     away_s: float = 0.0
     """Of one that is away: seconds within which it announced to be back."""
+    late: tuple[LateHost, ...] = ()
+    """Jobs whose other ranks wait for it again and again."""
     drained_by: str | None = None
     """Who has everything leave it; None: nobody."""
     drained_jobs: int = 0

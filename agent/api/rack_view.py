@@ -16,7 +16,7 @@ from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.errors import Refused
 from covey.ports import Env, Gpu
 from plugins.base import Command, ReplicatedLog
-from plugins.facts import AggregatorNow, GpusNow, HostView, Spare, drained
+from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained
 from plugins.views import (
     AggregatorJobView,
     EventLine,
@@ -130,10 +130,12 @@ class RackView:
     # ---- from gossip and the log ----
 
     async def _hosts(self, _arguments: Mapping[str, Any]) -> list[HostRow]:
-        now_s = self._agent.env.clock.now_s()
-        return [self._row(view, now_s) for view in self._agent.hosts()]
+        now_s, views = self._agent.env.clock.now_s(), self._agent.hosts()
+        said = [now for view in views if isinstance(now := view.value("late", LateNow), LateNow)]
+        late = [one for now in said for one in now.hosts]
+        return [self._row(view, now_s, [one for one in late if one.host == view.host]) for view in views]
 
-    def _row(self, view: HostView, now_s: float) -> HostRow:
+    def _row(self, view: HostView, now_s: float, late: Sequence[LateHost]) -> HostRow:
         gpus, spare = view.value("gpus", GpusNow), view.value("spare", Spare)
         sums, failed = view.value("aggregator", AggregatorNow), view.value("health", PluginsFailed)
         leaves = drained(view)
@@ -151,6 +153,7 @@ class RackView:
             aggregator_jobs=sums.jobs if isinstance(sums, AggregatorNow) else None,
             suspected_by=view.suspected_by,
             away_s=view.away_s,
+            late=tuple(late),
             drained_by=leaves.by if leaves else None,
             drained_jobs=leaves.jobs if leaves else 0,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),

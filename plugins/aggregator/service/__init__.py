@@ -203,7 +203,7 @@ class AggregatorService(PluginService):
         self._load = policy.load_now(self._load, now.busy_s - busy_s, now_s - then_s)
         self._measured = (now_s, now.busy_s)
         for job in now.jobs:
-            if job.missing:
+            if job.iterations:
                 self.host.publish(awaited(job))
         idle = frozenset(job.job for job in now.jobs if not job.iterations)
         self.dispatch(LoadChanged(self._load, idle), self.owner)

@@ -9,7 +9,7 @@ from plugins.views import AggregatorJobView
 
 
 def awaited(job: JobCounters) -> RanksAwaited:
-    """Whose part its round waits for."""
+    """Whose part its round waits for, if any is under way."""
     return RanksAwaited(job_of(job.job), grant_of(job.epoch), tuple(job.missing), job.waits_s)
 
 

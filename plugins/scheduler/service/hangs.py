@@ -1,19 +1,25 @@
-"""Ranks that are stuck, on both sides: the host that sums their job, and the host that they run on."""
+"""Ranks that are stuck, or late again and again: at the host that sums their job, and at the one that they run on."""
 
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from covey.core import HostId, JobId, Send
 from covey.units import format_seconds
 from plugins.base import Host
-from plugins.facts import RanksAwaited
+from plugins.facts import LateNow, RanksAwaited
 from plugins.scheduler.machine.hangs import Hangs, RankAge
 from plugins.scheduler.machine.job_table import JobTable
 from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.late_hosts import LateHosts
 from plugins.scheduler.messages.wire import RankHangs, StacksWanted
 
 STACKS_S = 1.0
 """From asking for stacks to ending the rank: to write them."""
+LATE_MAX = 4
+"""Hosts that gossip names, the worst."""
+GOSSIP_BYTES_MAX = 240
 STACKS_AGAIN_S = 5.0
 """Between two askings of the same ranks."""
 
@@ -23,18 +29,20 @@ class StuckRanks:
 
     def __init__(self, host: Host, queue: JobTable, send: Callable[[Send], None]) -> None:
         self.host, self.queue, self._send = host, queue, send
-        self.machine = Hangs(queue)
+        self.machine, self.late = Hangs(queue), LateHosts(queue)
+        self._told = LateNow()
         self._ages: dict[tuple[JobId, int, int], RankAge] = {}
         """Job, epoch and rank -> its process."""
         self._asked_s: dict[tuple[JobId, int], float] = {}
         """When the stacks of these ranks were last asked for."""
 
     def awaited(self, fact: RanksAwaited) -> None:
+        self.late.second(fact)
         for action in self.machine.handle(fact, self.host.env.clock.now_s()):
             self._send(action)
 
     def second(self) -> None:
-        """Since when each process runs here."""
+        """Since when each process runs here; which hosts are late."""
         now_s, running = self.host.env.clock.now_s(), self.host.runner.running()
         found = {(id, epoch, rank): pid for (id, epoch), pids in running.items() for rank, pid in pids.items()}
         known = self._ages
@@ -42,6 +50,12 @@ class StuckRanks:
             key: known[key] if _same(known.get(key), pid) else RankAge(pid, now_s) for key, pid in found.items()
         }
         self._asked_s = {key: at_s for key, at_s in self._asked_s.items() if key in running}
+        late = LateNow(tuple(self.late.late()[:LATE_MAX]))
+        while len(msgspec.msgpack.encode(late)) > GOSSIP_BYTES_MAX:
+            late = LateNow(late.hosts[:-1])
+        if late != self._told:
+            self._told = late
+            self.host.spread("late", late)
 
     def on_message(self, sender: HostId, message: RankHangs | StacksWanted) -> None:
         """Of a host that sums what runs here, or says so: what is done about it is decided by what is known here."""
