@@ -32,6 +32,11 @@ def test_a_seed_plays_the_same_world_again() -> None:
     assert (first.now_s, first.matching, first.chosen) == (second.now_s, second.matching, second.chosen)
 
 
+def test_a_leader_that_hears_a_lost_log_after_the_next_one_goes_on_with_the_next() -> None:
+    """Found by `covey-chaos sim --story log_worlds --seed 51042`: the host of these logs was never heard again."""
+    assert run_seed(510422).seen > 0
+
+
 @pytest.mark.skipif(
     "COVEY_CONSENSUS_SEEDS" not in os.environ, reason="a longer search: COVEY_CONSENSUS_SEEDS=first:count"
 )
