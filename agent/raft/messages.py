@@ -118,6 +118,8 @@ class RequestVote(Message, frozen=True, array_like=True, tag="RequestVote"):
     """The leader of the term before handed over to this candidate: no lease of it still runs (Raft thesis §4.2.3)."""
     counts: Identity = b""
     """Which log of the asked host is known to be one that votes: that host may not know it yet."""
+    rack: Rack = NO_RACK
+    """Which rack the candidate is certain to belong to."""
 
 
 class TimeoutNow(Message, frozen=True, array_like=True, tag="TimeoutNow"):

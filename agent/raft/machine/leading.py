@@ -269,7 +269,7 @@ class Leading:
         """Whether this answer is of the newest log of its sender; a log that is not in the configuration yet is
         written there."""
         progress = self.peers[host]
-        if not progress.answered(reply.identity, reply.lost, reply.last_index):
+        if not progress.answered(reply.identity, reply.lost, reply.last_index, reply.round, self._round):
             return False
         voter = self._raft_log.configuration.voter(host)
         if progress.voter and voter is not None and voter.identity != reply.identity:

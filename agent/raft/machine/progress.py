@@ -35,8 +35,8 @@ class Progress:
         "match",
         "next",
         "offset",
-        "past",
         "sent_s",
+        "since",
         "state",
         "told_commit",
         "voter",
@@ -51,8 +51,8 @@ class Progress:
         """It receives all entries at once: voters and the learner do, observers receive what is committed."""
         self.identity = b""
         """The identity of the log that answers; empty until one has."""
-        self.past: set[bytes] = set()
-        """Logs that answered under this name before: late answers of theirs are ignored."""
+        self.since = 0
+        """The round that began last when this log first answered."""
         self.lost = False
         """See AppendReply."""
         self.last_index = 0
@@ -120,17 +120,22 @@ class Progress:
         self.next = max(self.match + 1, min(rejected, try_next))
         return True
 
-    def answered(self, identity: bytes, lost: bool, last_index: int) -> bool:
-        """Whether this answer is of the log that answers now. Another log under this name starts from nothing: entries
-        of the former one do not count."""
-        if identity in self.past:
-            return False
-        if identity != self.identity and self.identity:
-            self.past.add(self.identity)
-            self.match, self.next = 0, min(self.next, last_index + 1)
-            self.state, self.image, self.waiting = ProgressState.PROBE, None, False
-            self.inflight.clear()
-            self.confirmed_s = -math.inf
+    def answered(self, identity: bytes, lost: bool, last_index: int, number: int, newest: int) -> bool:
+        """Whether this answer to round `number` is of the log that answers now; `newest` is the round that began last.
+        Another log under this name starts from nothing: entries of the former one do not count.
+
+        Which of two logs is the later one does not follow from the order in which their answers arrive: one that was
+        lost may have sent its last answer before, and it comes late. But a log that answers a round that began after
+        another one was heard was there after that one."""
+        if identity != self.identity:
+            if self.identity:
+                if number <= self.since:
+                    return False
+                self.match, self.next = 0, min(self.next, last_index + 1)
+                self.state, self.image, self.waiting = ProgressState.PROBE, None, False
+                self.inflight.clear()
+                self.confirmed_s = -math.inf
+            self.since = newest
         self.identity, self.lost, self.last_index = identity, lost, last_index
         return True
 

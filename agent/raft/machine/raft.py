@@ -19,7 +19,7 @@ says (`raft_log`), and a host may not know yet that it was made a voter, or that
 follows any leader of its rack, and answers any candidate of its rack, whichever voters its own log names (Raft thesis
 §4.2.1, §4.2.2): only the candidate counts votes, by its own log. A host whose log has not begun knows no rack and only
 the voters of agent.toml: it follows one of these, or a leader whose log began with, or is now voted on by, one of
-these. A host that lost its log follows the rack that it belonged to; a learner follows the leader that made it one.
+these. One that lost its log, or has heard only how it began, follows its rack; a learner the leader that made it one.
 
 A voter whose log is not the one that votes under its name (`messages.Voter`) observes too: a host that lost its log, or
 finds less in it than it acknowledged, has also lost its votes. It votes again when a leader has written its new
@@ -310,15 +310,15 @@ class Raft(Outlook):
             self._raft_log.promise(host, self._request(host, self.term, False, handed_over))
 
     def _request(self, host: HostId, term: int, pre_vote: bool, handed_over: bool = False) -> RequestVote:
-        raft_log, voter = self._raft_log, self._raft_log.configuration.voter(host)
-        counts = voter.identity if voter and voter.since <= raft_log.commit else b""
-        return RequestVote(term, pre_vote, raft_log.log.last_index, raft_log.log.last_term, handed_over, counts)
+        own, voter = self._raft_log, self._raft_log.configuration.voter(host)
+        counts = voter.identity if voter and voter.since <= own.commit else b""
+        return RequestVote(term, pre_vote, own.log.last_index, own.log.last_term, handed_over, counts, own.rack)
 
     def _may_vote(self, asked: RequestVote) -> bool:
-        """For any candidate, if this host belongs to a rack, and its log is not known to be one that does not vote."""
+        """For any candidate of the rack of this host, if its log is not known to be one that does not vote."""
         if asked.counts and asked.counts == self._raft_log.identity:
             return True
-        return self.rack != NO_RACK and not self.forgotten
+        return (self.rack != NO_RACK or self._raft_log.may_be_of(asked.rack)) and not self.forgotten
 
     def _vote_asked(self, sender: HostId, asked: RequestVote) -> None:
         raft_log = self._raft_log
@@ -419,8 +419,8 @@ class Raft(Outlook):
             says = configuration_of(message.entries[0]) if message.prev_index == 0 and message.entries else None
         if says is None:
             return False
-        again = says.rack == self._raft_log.rack_before != NO_RACK
-        return again or not {*says.hosts}.isdisjoint(self._raft_log.configuration.hosts)
+        ours = self._raft_log.configuration.hosts
+        return self._raft_log.may_be_of(says.rack) or not {*says.hosts}.isdisjoint(ours)
 
     def _append(self, sender: HostId, message: Append) -> None:
         raft_log, log = self._raft_log, self._raft_log.log

@@ -113,6 +113,10 @@ class RaftLog:
         """The rack's identity, once it is certain; NO_RACK before."""
         return self._configuration_at(self.commit).rack if self.commit else NO_RACK
 
+    def may_be_of(self, rack: bytes) -> bool:
+        """Whether this log is of that rack, or was, or has heard so and is not certain."""
+        return rack != NO_RACK and rack in (self.rack, self.rack_before, self.configuration.rack)
+
     def _configure(self, first: int, entries: Sequence[Entry]) -> None:
         for index, entry in enumerate(entries, first):
             if found := configuration_of(entry):

@@ -332,6 +332,29 @@ def test_a_log_that_came_anew_counts_and_votes_once_the_others_committed_who_it_
     assert not stage.rafts[C].forgotten, "and knows it after a restart"
 
 
+def test_an_answer_of_the_log_that_was_lost_comes_after_one_of_the_next() -> None:
+    """The leader had heard neither. It took the one it heard last for the later one, and never heard the host again."""
+    stage = Stage(A, B, C, identities=True)
+    stage.elect(A, C)
+    stage.now_s = stage.rafts[A].wake_s
+    stage.tell(A, Tick())
+    stage.deliver(lambda sender, to, _: sender == C)
+    late = stage.said(C, A, AppendReply)[-1]
+    stage.lose_log(C)
+    for _ in range(3):
+        stage.beat(A)
+    assert isinstance(late, AppendReply)
+    assert late.identity != stage.rafts[C].identity
+    known = stage.rafts[A].configuration
+    stage.hear(A, C, late)
+    for _ in range(3):
+        stage.beat(A)
+    assert stage.rafts[A].configuration == known, "which log C votes with is not said anew"
+    stage.propose(A, "x")
+    stage.without(B)
+    assert stage.applied[A] == stage.applied[C] == ["x"], "with C, which counts again"
+
+
 def test_a_new_identity_is_durable_before_anybody_hears_of_it() -> None:
     stage = led()
     older = dict(stage.disks[C].files)

@@ -32,6 +32,13 @@ def test_a_seed_plays_the_same_world_again() -> None:
     assert (first.now_s, first.matching, first.chosen) == (second.now_s, second.matching, second.chosen)
 
 
+@pytest.mark.parametrize("seed", [510422, 3000576, 3001655])
+def test_a_world_that_did_not_converge_once_does(seed: int) -> None:
+    """A leader heard a lost log after the next one; a host that had heard only how its log began was asked by, or was
+    to follow, hosts that did not vote then."""
+    assert run_seed(seed).seen > 0
+
+
 @pytest.mark.skipif(
     "COVEY_CONSENSUS_SEEDS" not in os.environ, reason="a longer search: COVEY_CONSENSUS_SEEDS=first:count"
 )

@@ -15,6 +15,7 @@ from agent.raft.machine.types import (
     Tick,
 )
 from agent.raft.messages import (
+    NO_RACK,
     Append,
     Configuration,
     InstallSnapshot,
@@ -342,6 +343,26 @@ def test_a_new_host_follows_the_rack_that_its_agent_toml_names_and_no_other() ->
     assert (fresh.leader, getattr(reply, "accepted", None)) == (None, False), "e is asked what its log began with"
     stage.hear(D, E, Append(4, 0, 0, 0, 1, (configuration_entry(4, ours),)))
     assert (fresh.leader, fresh.last_index) == (E, 1)
+
+
+def test_a_host_that_heard_only_how_its_log_began_follows_and_votes_for_its_rack() -> None:
+    """All whom that entry names may have stopped voting since, and the new voters may need its vote."""
+    ours = policy.founders([A, B, C], b"rack one")
+    theirs = policy.founders([HostId("x")], b"rack two")
+    now = policy.founders([D, E], b"rack one")
+    stage = Stage(A, B, C)
+    behind = stage.rafts[C]
+    stage.hear(C, A, Append(4, 0, 0, 0, 1, (configuration_entry(4, ours),)))
+    assert (behind.rack, behind.last_index) == (NO_RACK, 1), "another leader may put another entry there"
+    stage.now_s += 2
+    assert stage.hear(C, HostId("x"), RequestVote(5, False, 9, 4, False, b"", b"rack two")) == []
+    stage.hear(C, HostId("x"), InstallSnapshot(5, 5, 1, 1, 1, 1, 0, b"x", theirs))
+    assert behind.leader == A
+    (vote,) = stage.hear(C, D, RequestVote(5, False, 9, 4, False, b"", b"rack one"))
+    assert isinstance(vote, VoteReply)
+    assert vote.granted
+    stage.hear(C, D, InstallSnapshot(5, 5, 1, 1, 1, 1, 0, b"x", now))
+    assert behind.leader == D
 
 
 def test_a_voter_identified_anew_that_does_not_know_it_yet_votes_for_who_says_so() -> None:
