@@ -24,6 +24,8 @@ import numpy as np
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
+from agent.ports.pages import MemfdPages
+from agent.ports.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.checksum import crc32
 from covey.core import HostId
@@ -52,7 +54,8 @@ def an_env(directory: str) -> Env:
     return Env(
         host=HostId("h1"), clock=RealClock(), rng=random.Random(1), entropy=random.Random(2).randbytes,
         spawn=tasks.spawn, log=Silent(), datagrams=nothing, links=nothing, bytes=SocketBytes(Silent()),
-        disk=DirectoryDisk(directory), processes=nothing, probes=nothing, pages=nothing, run_dir=directory,
+        disk=DirectoryDisk(directory), processes=RealProcesses(ProgramBase("h1", directory, directory, "127.0.0.1")),
+        probes=nothing, pages=MemfdPages(), run_dir=directory,
     )  # fmt: skip
 
 

@@ -37,6 +37,8 @@ UNDER_WAY_MAX = 256
 """Requests of one connection."""
 UNDER_WAY_BYTES_MAX = 64 << 20
 """Bytes of them, of one connection."""
+GATHERED_MAX = 1 << 20
+"""Bytes that are gathered before they are sent: a client that does not take its answers is noticed by that."""
 GREETING_S = 10.0
 """How long a client may take until it has chosen an export."""
 _ERRORS = {errno.EROFS: NbdError.EPERM, errno.ENOSPC: NbdError.ENOSPC}
@@ -71,6 +73,8 @@ class NbdFront:
         self._under_way = self._under_way_bytes = 0
         self._held = False
         self._out: list[Part] = []
+        self._gathered = 0
+        """Bytes of it that were read, about."""
         self._flushing = False
 
     def begin(self) -> None:
@@ -119,7 +123,7 @@ class NbdFront:
         self._out += parts
 
     def _flush(self) -> None:
-        self._flushing = False
+        self._flushing, self._gathered = False, 0
         if self._out and not self.over.done():
             out, self._out = self._out, []
             self._stream.send(out)
@@ -257,12 +261,15 @@ class NbdFront:
 
     def _read(self, request: NbdRequest, into: bytearray, error: OSError | None) -> None:
         self._over(request.length)
+        self._gathered += request.length
         if error is not None:
             self._failed(request, error)
         elif self._structured:
             self._say(nbdwire.data_chunk(request.cookie, request.offset, request.length), into)
         else:
             self._say(nbdwire.simple(request.cookie, 0), into)
+        if self._gathered >= GATHERED_MAX:
+            self._flush()
 
     def _done(self, request: NbdRequest, error: OSError | None) -> None:
         self._over(request.length if request.command is NbdCommand.WRITE else 0)

@@ -1,0 +1,313 @@
+"""How the files of a spill log come about: orders to its writer, and what is known once they are done.
+
+`machine.spill_log` says what is next; here it is done, one order at a time, and the table of pages follows.
+"""
+
+import contextlib
+import errno
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, assert_never
+
+import numpy as np
+
+from covey import checked
+from covey.checked import Damaged
+from covey.ports import Env
+from plugins.memory.datapath import spill_load
+from plugins.memory.datapath.page_table import RING, PageTable
+from plugins.memory.datapath.spill_load import FoundLog, SegmentList, SegmentRecord
+from plugins.memory.datapath.spill_ring import SpillRing, ring_bytes
+from plugins.memory.datapath.spill_wire import (
+    AppendRecords,
+    CopyRecords,
+    DropSegment,
+    LogEnd,
+    LogSync,
+    SaveSegments,
+    SealSegment,
+    SpillDone,
+    SyncLog,
+)
+from plugins.memory.datapath.spill_writer import list_name, mark_name, segment_name
+from plugins.memory.datapath.writer_process import WriterProcess
+from plugins.memory.machine.spill_log import (
+    AppendNext,
+    CompactNext,
+    DropNext,
+    LogSegment,
+    Next,
+    RestUntil,
+    SealNext,
+    SpillLog,
+    StartSegment,
+    SyncSegments,
+)
+from plugins.memory.policy import log_records, spilling
+from plugins.memory.policy.log_records import BATCH_BITS, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Places = NDArray[np.uint32]
+else:
+    Places = Any
+
+
+class LogKeeper:
+    """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `do` what `log.next` says. OSError
+    from all of them: the disk refused it, or the writer ended (WriterGone), and the same may be tried again."""
+
+    def __init__(self, env: Env, volume: str, prefix: str, pages: int, page_bytes: int, places: int) -> None:
+        self.torn = 0
+        """Records that were being written when the process before ended, and count for nothing."""
+        self.settled = False
+        """This process may write."""
+        self._env, self._prefix, self._pages = env, prefix, pages
+        self._block = page_bytes
+        length = spilling.segment_blocks(pages * page_bytes, page_bytes)
+        self._listed = SegmentList(0, page_bytes, length)
+        self.table = PageTable(pages, spilling.STRIDE * length)
+        self.ring = SpillRing(env.pages.make_ring(ring_bytes(places, page_bytes)), places, page_bytes)
+        self.writer = WriterProcess(env, volume, prefix)
+        self.log = SpillLog(places, page_bytes, length, 0, BATCH_BITS)
+        self._found: FoundLog | None = None
+        self._copying: tuple[int, Rows, set[int]] | None = None
+        """Segment being compacted, its rows, and versions of zeros that were copied."""
+
+    # ---- life ----
+
+    async def open(self, life: int) -> None:
+        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot
+        be read, or no writer be started."""
+        await self.writer.start()
+        listed = await spill_load.load_list(self._env.disk, self._prefix)
+        if listed is None:
+            names = await self._env.disk.names(f"{self._prefix}/log/")
+            if any(name not in (mark_name(self._prefix), list_name(self._prefix)) for name in names):
+                raise Damaged(
+                    f"{self._env.disk.path(list_name(self._prefix))} is missing, which says what the log of this "
+                    "volume consists of; next: restore it, or detach the volume for good (agentctl detach)"
+                )
+            listed = SegmentList(
+                int.from_bytes(self._env.entropy(8), "little") >> 1, self._block, self._listed.segment_blocks
+            )
+        if listed.segment_blocks != self._listed.segment_blocks:
+            self.table = PageTable(self._pages, spilling.STRIDE * listed.segment_blocks)
+        self._listed = listed
+        self._found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
+        self.torn = self._found.torn
+        self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
+        self.log.found(self._found.segments)
+
+    async def settle(self) -> None:
+        """Before the first write: what processes before left is durable and listed so. Idempotent."""
+        if self.settled:
+            return
+        await self.connect()
+        for unsealed in self._found.unsealed if self._found is not None else ():
+            segment = unsealed.segment
+            if not segment.sealed:
+                await self._seal(segment, unsealed.rows)
+        await self._sync()
+        self._say(await self._order(self._list()))
+        self._found = None
+        self.settled = True
+
+    async def seal_all(self) -> None:
+        """At an end in good order: the next process need not look for the end of anything."""
+        if self.settled and self.log.put == self.log.synced:
+            self.log.active = None
+            for segment in [each for each in self.log.segments if not each.sealed]:
+                await self._seal(segment)
+            await self._sync()
+            self._say(await self._order(self._list()))
+
+    async def delete(self) -> None:
+        """Everything durable; the writer has ended."""
+        for name in await self._env.disk.names(f"{self._prefix}/log/"):
+            await self._env.disk.delete(name)
+
+    def segment_file(self, slot: int) -> str | None:
+        """The file of the segment in this slot; None when there is none any more."""
+        found = next((each for each in self.log.segments if each.slot == slot), None)
+        return None if found is None else segment_name(self._prefix, found.id)
+
+    async def connect(self) -> None:
+        if not self.writer.is_up:
+            await self.writer.connect(self.ring, self._listed.salt, self.table.stride, self._end(self.log.batch + 1))
+
+    # ---- orders ----
+
+    async def do(self, due: Next) -> None:
+        match due:
+            case AppendNext():
+                await self._append(due)
+            case SyncSegments():
+                await self._sync()
+            case StartSegment():
+                await self._start_segment()
+            case SealNext():
+                await self._seal(due.segment)
+            case CompactNext():
+                await self._compact(due.segment)
+            case DropNext():
+                await self._drop(due.segment)
+            case RestUntil():
+                return
+            case _:
+                assert_never(due)
+
+    async def _order(self, order: object) -> SpillDone:
+        return await self.writer.ask(order)  # type: ignore[arg-type]
+
+    def _say(self, done: SpillDone) -> None:
+        """OSError when it was refused."""
+        if done.why:
+            raise OSError(done.errno, done.why)
+
+    def _end(self, batch: int) -> LogEnd:
+        active = self.log.active
+        if active is None:
+            return LogEnd(0, 0, 0, 0)
+        return LogEnd(active.id, active.used, batch, self.log.written)
+
+    def _to_sync(self, batch: int) -> LogSync:
+        """`batch`: the last one written then. While a segment is in doubt the mark stays where it is."""
+        segments = [each for each in self.log.segments if each.unsynced and not each.doubted]
+        doubt = any(each.doubted for each in self.log.segments)
+        ids = {each.id for each in segments}
+        if batch > self.log.batch and self.log.active is not None:
+            ids.add(self.log.active.id)
+        return LogSync(tuple(sorted(ids)), self.log.mark if doubt else batch)
+
+    async def _append(self, due: AppendNext) -> None:
+        batch = self.log.batch + 1
+        sync = self._to_sync(batch) if due.sync else None
+        done = await self._order(AppendRecords(self._end(batch), due.stop, self.log.mark, sync))
+        if done.why and not done.written:
+            self._say(done)
+        active = self.log.active
+        assert active is not None
+        rows = self.ring.rows(due.start, due.stop)
+        content = int(np.count_nonzero(rows["zeros"] == 0))
+        blocks = log_records.batch_blocks(len(rows), content, self._block)
+        self.table.landed(rows, self._places_of(due.start, len(rows)), active.slot)
+        self.log.appended(due.stop, blocks, rows.tobytes(), self._env.clock.now_s())
+        if sync is not None:
+            self._synced_or_doubted(done)
+
+    def _places_of(self, start: int, count: int) -> Places:
+        found: Places = ((start + np.arange(count)) % self.ring.places + RING).astype(np.uint32)
+        return found
+
+    async def _sync(self) -> None:
+        done = await self._order(SyncLog(self._to_sync(self.log.batch)))
+        self._synced_or_doubted(done)
+
+    def _synced_or_doubted(self, done: SpillDone) -> None:
+        if not done.why:
+            self.log.did_sync()
+            return
+        start, stop = self.log.sync_refused()
+        if start < stop:
+            self.table.lift(self.ring.rows(start, stop), self._places_of(start, stop - start))
+        self._say(done)
+
+    async def _start_segment(self) -> None:
+        taken = {each.slot for each in self.log.segments} | {left.segment.slot for left in self.log.dropping}
+        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        if slot >= self.table.slots_max:
+            raise OSError(
+                errno.ENOSPC, "the spill log has as many segments as it can; next: discard what is not needed"
+            )
+        new = SegmentRecord(self.log.last_id + 1, self.log.batch + 1, 0, 0, 0, 0)
+        end = LogEnd(new.id, 0, new.first, self.log.written)
+        self._say(await self._order(self._list((new,), end=end)))
+        if slot == len(self.table.live):
+            self.table.live.append(0)
+        self.table.live[slot] = 0
+        self.log.started(slot)
+
+    def _list(
+        self, more: Iterable[SegmentRecord] = (), but: LogSegment | None = None, end: LogEnd | None = None
+    ) -> SaveSegments:
+        """The segments there are, as they are to be found on disk."""
+        kept = [*self.log.segments, *(left.segment for left in self.log.dropping)]
+        records = [self._recorded(each) for each in sorted(kept, key=lambda each: each.id) if each is not but]
+        listed = SegmentList(self._listed.salt, self._block, self._listed.segment_blocks, (*records, *more))
+        return SaveSegments(checked.seal(listed), end or self._end(self.log.batch + 1))
+
+    def _recorded(self, segment: LogSegment) -> SegmentRecord:
+        """Sealed only once that is durable."""
+        last = 0 if segment is self.log.active else segment.last or segment.first - 1
+        if segment.sealed and not segment.unsynced:
+            size = (segment.used - segment.table_at) * self._block
+            return SegmentRecord(segment.id, segment.first, last, segment.used, segment.table_at, size)
+        return SegmentRecord(segment.id, segment.first, last, 0, 0, 0, segment.doubted_from)
+
+    async def _seal(self, segment: LogSegment, rows: Rows | None = None) -> None:
+        data = b"".join(segment.rows) if rows is None else rows.tobytes()
+        blocks = log_records.table_blocks(len(data) // log_records.ROW_BYTES, self._block)
+        self._say(await self._order(SealSegment(segment.id, segment.used, segment.last or segment.first - 1, data)))
+        self.log.sealed(segment, blocks)
+
+    # ---- compaction ----
+
+    async def _compact(self, segment: LogSegment) -> None:
+        """One step: some of what lives in it is copied. When nothing does any more, it may go."""
+        rows = await self._rows(segment)
+        living = self.table.living(rows, segment.slot)[: spilling.COPY_ROWS]
+        living = living[: self.log.rows_max]
+        if not len(living):
+            self._copying = None
+            self.log.emptied(segment)
+            return
+        active = self.log.active
+        assert active is not None
+        batch = self.log.batch + 1
+        done = await self._order(CopyRecords(segment.id, living.tobytes(), self._end(batch), self.log.mark))
+        if done.wrong:
+            self._damaged(segment, living, done)
+            return
+        self._say(done)
+        were = living["block"] + np.uint32(self.table.log_place(segment.slot, 0))
+        content = log_records.place_rows(living, active.used, self._block)
+        blocks = log_records.batch_blocks(len(living), content, self._block)
+        self.table.landed(living, were, active.slot)
+        self._copied_zeros(living)
+        self.log.copied(blocks, living.tobytes(), self._env.clock.now_s())
+
+    async def _rows(self, segment: LogSegment) -> Rows:
+        if self._copying is None or self._copying[0] != segment.id:
+            if segment.sealed:
+                rows = await spill_load.read_rows(self._env.disk, self._prefix, segment, self._listed.salt, self._block)
+            else:
+                rows = np.frombuffer(b"".join(segment.rows), log_records.ROW)
+            self._copying = (segment.id, rows, set())
+        rows, done = self._copying[1], self._copying[2]
+        if done:
+            zeros = np.isin(rows["version"], np.fromiter(done, np.uint64, len(done))) & (rows["zeros"] > 0)
+            rows = rows[~zeros]
+        return rows
+
+    def _copied_zeros(self, rows: Rows) -> None:
+        if self._copying is not None:
+            self._copying[2].update(rows["version"][rows["zeros"] > 0].tolist())
+
+    def _damaged(self, segment: LogSegment, living: Rows, done: SpillDone) -> None:
+        """It stays as it is, so that a read of these pages fails and never returns something older."""
+        self.log.found_damaged(segment)
+        self._copying = None
+        pages = sorted(int(living["page"][at]) for at in done.wrong if at < len(living))
+        self._env.log.error(
+            "pages are damaged on disk: the disk returned something else than was written to it",
+            file=self._env.disk.path(segment_name(self._prefix, segment.id)), pages=pages[:16],
+            next="look at the disk; write these pages anew, or restore them",
+        )  # fmt: skip
+
+    async def _drop(self, segment: LogSegment) -> None:
+        self._say(await self._order(self._list(but=segment)))
+        self.log.dropped(segment)
+        self._say(await self._order(DropSegment(segment.id)))
+        with contextlib.suppress(OSError):
+            await self._env.disk.delete(segment_name(self._prefix, segment.id))  # and let go of it here
