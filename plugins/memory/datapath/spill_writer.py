@@ -149,11 +149,9 @@ class SpillWriter:
         await self._disk.write_parts_at(segment_name(self._prefix, segment), at * self._block, parts)
 
     def _room(self, blocks: int) -> memoryview:
-        """Memory for tables, aligned, and used again for the next."""
+        """Memory for tables, aligned, and used again for the next; a table of all rows may need more than there is."""
         size = blocks * self._block
-        if len(self._tables) < size:
-            self._tables = memoryview(bytearray(size + ALIGNED))
-        return self._tables[:size]
+        return self._tables[:size] if size <= len(self._tables) else memoryview(bytearray(size))
 
     async def _copy(self, order: CopyRecords) -> SpillDone:
         rows = np.frombuffer(order.rows, ROW).copy()
