@@ -79,15 +79,14 @@ def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None)
         if listed is None:
             return
         table = PageTable(oracle.size_bytes // size, spilling.STRIDE * listed.segment_blocks)
-        log = await spill_load.load(frozen, volume, listed, table)
+        await spill_load.load(frozen, volume, listed, table)
         for page in oracle.acknowledged if pages is None else pages:
             place = table.places[page]
             if place < LOG:
                 content = bytes(size)
             else:
                 slot, block = table.segment_of(place)
-                name = segment_name(volume, log.segments[slot].id)
-                content = await frozen.read_at(name, block * size, size)
+                content = await frozen.read_at(segment_name(volume, slot), block * size, size)
             if place < LOG or log_records.checksum(table.versions[page], page, content) == table.sums[page]:
                 found[page] = version_of(oracle.volume, page, content) or 0
 

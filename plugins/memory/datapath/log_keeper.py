@@ -5,7 +5,7 @@
 
 import contextlib
 import errno
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, assert_never
 
 import numpy as np
@@ -71,6 +71,8 @@ class LogKeeper:
         self.writer = WriterProcess(env, volume, prefix)
         self.log = SpillLog(places, page_bytes, length, 0, BATCH_BITS)
         self._found: FoundLog | None = None
+        self._files: set[int] = set()
+        """Slots that have a file."""
         self._copying: tuple[int, Rows, set[int]] | None = None
         """Segment being compacted, its rows, and versions of zeros that were copied."""
 
@@ -80,10 +82,12 @@ class LogKeeper:
         """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot
         be read, or no writer be started."""
         await self.writer.start()
+        names = await self._env.disk.names(f"{self._prefix}/log/")
+        known = {mark_name(self._prefix), list_name(self._prefix)}
+        self._files = {int(name.rpartition("/")[2], 16) for name in names if name not in known}
         listed = await spill_load.load_list(self._env.disk, self._prefix)
         if listed is None:
-            names = await self._env.disk.names(f"{self._prefix}/log/")
-            if any(name not in (mark_name(self._prefix), list_name(self._prefix)) for name in names):
+            if self._files:
                 raise Damaged(
                     f"{self._env.disk.path(list_name(self._prefix))} is missing, which says what the log of this "
                     "volume consists of; next: restore it, or detach the volume for good (agentctl detach)"
@@ -129,8 +133,7 @@ class LogKeeper:
 
     def segment_file(self, slot: int) -> str | None:
         """The file of the segment in this slot; None when there is none any more."""
-        found = next((each for each in self.log.segments if each.slot == slot), None)
-        return None if found is None else segment_name(self._prefix, found.id)
+        return segment_name(self._prefix, slot) if any(each.slot == slot for each in self.log.segments) else None
 
     async def connect(self) -> None:
         if not self.writer.is_up:
@@ -151,7 +154,7 @@ class LogKeeper:
             case CompactNext():
                 await self._compact(due.segment)
             case DropNext():
-                await self._drop(due.segment)
+                await self._drop(due.segments)
             case RestUntil():
                 return
             case _:
@@ -168,17 +171,17 @@ class LogKeeper:
     def _end(self, batch: int) -> LogEnd:
         active = self.log.active
         if active is None:
-            return LogEnd(0, 0, 0, 0)
-        return LogEnd(active.id, active.used, batch, self.log.written)
+            return LogEnd(0, 0, 0, 0, 0)
+        return LogEnd(active.id, active.slot, active.used, batch, self.log.written)
 
     def _to_sync(self, batch: int) -> LogSync:
         """`batch`: the last one written then. While a segment is in doubt the mark stays where it is."""
-        segments = [each for each in self.log.segments if each.unsynced and not each.doubted]
+        segments = [each for each in self.log.on_disk() if each.unsynced and not each.doubted]
         doubt = any(each.doubted for each in self.log.segments)
-        ids = {each.id for each in segments}
+        slots = {each.slot for each in segments}
         if batch > self.log.batch and self.log.active is not None:
-            ids.add(self.log.active.id)
-        return LogSync(tuple(sorted(ids)), self.log.mark if doubt else batch)
+            slots.add(self.log.active.slot)
+        return LogSync(tuple(sorted(slots)), self.log.mark if doubt else batch)
 
     async def _append(self, due: AppendNext) -> None:
         batch = self.log.batch + 1
@@ -214,41 +217,58 @@ class LogKeeper:
         self._say(done)
 
     async def _start_segment(self) -> None:
-        taken = {each.slot for each in self.log.segments} | {left.segment.slot for left in self.log.dropping}
-        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        if slot >= self.table.slots_max:
+        if not self.log.reserved:
+            more = self._to_reserve()
+            self._say(await self._order(self._list(more=more)))
+            self.log.reserve(more)
+        self.log.started()
+        active = self.log.active
+        assert active is not None
+        self._files.add(active.slot)
+        self.table.live += [0] * (active.slot + 1 - len(self.table.live))
+        self.table.live[active.slot] = 0
+
+    def _to_reserve(self, but: Sequence[LogSegment] = ()) -> list[tuple[int, int]]:
+        """Id and slot of new segments, as many as there should be in reserve; where a file is first. `but`: these go
+        now. OSError when there is no slot for one more."""
+        left = (each.segment for each in self.log.dropping if each.segment not in but)
+        taken = {each.slot for each in (*self.log.segments, *left)} | {slot for _, slot in self.log.reserved}
+        wanted = spilling.RESERVED - len(self.log.reserved)
+        free = sorted(self._files - taken)
+        free += [
+            slot for slot in range(len(taken) + len(free) + wanted) if slot not in taken and slot not in self._files
+        ]
+        slots = [slot for slot in free[: max(0, wanted)] if slot < self.table.slots_max]
+        if not slots and wanted > 0:
             raise OSError(
                 errno.ENOSPC, "the spill log has as many segments as it can; next: discard what is not needed"
             )
-        new = SegmentRecord(self.log.last_id + 1, self.log.batch + 1, 0, 0, 0, 0)
-        end = LogEnd(new.id, 0, new.first, self.log.written)
-        self._say(await self._order(self._list((new,), end=end)))
-        if slot == len(self.table.live):
-            self.table.live.append(0)
-        self.table.live[slot] = 0
-        self.log.started(slot)
+        return [(self.log.last_id + number, slot) for number, slot in enumerate(slots, 1)]
 
-    def _list(
-        self, more: Iterable[SegmentRecord] = (), but: LogSegment | None = None, end: LogEnd | None = None
-    ) -> SaveSegments:
-        """The segments there are, as they are to be found on disk."""
-        kept = [*self.log.segments, *(left.segment for left in self.log.dropping)]
-        records = [self._recorded(each) for each in sorted(kept, key=lambda each: each.id) if each is not but]
-        listed = SegmentList(self._listed.salt, self._block, self._listed.segment_blocks, (*records, *more))
-        return SaveSegments(checked.seal(listed), end or self._end(self.log.batch + 1))
+    def _list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> SaveSegments:
+        """The segments there are, as they are to be found on disk; `more` in reserve, those in `but` not."""
+        log = self.log
+        kept = [*log.segments, *(left.segment for left in log.dropping)]
+        records = [self._recorded(each) for each in sorted(kept, key=lambda each: each.id) if each not in but]
+        records += [SegmentRecord(id, slot, 0, 0, 0, 0, 0) for id, slot in (*log.reserved, *more)]
+        first = log.batch + 1 if log.active is None else log.active.first
+        listed = SegmentList(self._listed.salt, self._block, self._listed.segment_blocks, first, tuple(records))
+        return SaveSegments(checked.seal(listed), self._end(log.batch + 1))
 
     def _recorded(self, segment: LogSegment) -> SegmentRecord:
         """Sealed only once that is durable."""
-        last = 0 if segment is self.log.active else segment.last or segment.first - 1
+        id, slot, first = segment.id, segment.slot, segment.first
+        last = 0 if segment is self.log.active else segment.last or first - 1
         if segment.sealed and not segment.unsynced:
             size = (segment.used - segment.table_at) * self._block
-            return SegmentRecord(segment.id, segment.first, last, segment.used, segment.table_at, size)
-        return SegmentRecord(segment.id, segment.first, last, 0, 0, 0, segment.doubted_from)
+            return SegmentRecord(id, slot, first, last, segment.used, segment.table_at, size)
+        return SegmentRecord(id, slot, first, last, 0, 0, 0, segment.doubted_from)
 
     async def _seal(self, segment: LogSegment, rows: Rows | None = None) -> None:
         data = b"".join(segment.rows) if rows is None else rows.tobytes()
         blocks = log_records.table_blocks(len(data) // log_records.ROW_BYTES, self._block)
-        self._say(await self._order(SealSegment(segment.id, segment.used, segment.last or segment.first - 1, data)))
+        last = segment.last or segment.first - 1
+        self._say(await self._order(SealSegment(segment.id, segment.slot, segment.used, last, data)))
         self.log.sealed(segment, blocks)
 
     # ---- compaction ----
@@ -265,7 +285,7 @@ class LogKeeper:
         active = self.log.active
         assert active is not None
         batch = self.log.batch + 1
-        done = await self._order(CopyRecords(segment.id, living.tobytes(), self._end(batch), self.log.mark))
+        done = await self._order(CopyRecords(segment.slot, living.tobytes(), self._end(batch), self.log.mark))
         if done.wrong:
             self._damaged(segment, living, done)
             return
@@ -301,13 +321,23 @@ class LogKeeper:
         pages = sorted(int(living["page"][at]) for at in done.wrong if at < len(living))
         self._env.log.error(
             "pages are damaged on disk: the disk returned something else than was written to it",
-            file=self._env.disk.path(segment_name(self._prefix, segment.id)), pages=pages[:16],
+            file=self._env.disk.path(segment_name(self._prefix, segment.slot)), pages=pages[:16],
             next="look at the disk; write these pages anew, or restore them",
         )  # fmt: skip
 
-    async def _drop(self, segment: LogSegment) -> None:
-        self._say(await self._order(self._list(but=segment)))
-        self.log.dropped(segment)
-        self._say(await self._order(DropSegment(segment.id)))
-        with contextlib.suppress(OSError):
-            await self._env.disk.delete(segment_name(self._prefix, segment.id))  # and let go of it here
+    async def _drop(self, segments: Sequence[LogSegment]) -> None:
+        """Their files are for the next ones; what is more than those need is deleted."""
+        try:
+            more = self._to_reserve(but=segments)
+        except OSError:
+            more = []
+        self._say(await self._order(self._list(more=more, but=segments)))
+        self.log.dropped(segments)
+        self.log.reserve(more)
+        taken = {each.slot for each in self.log.segments} | {slot for _, slot in self.log.reserved}
+        taken |= {left.segment.slot for left in self.log.dropping}
+        for slot in sorted(self._files - taken)[1:]:
+            self._say(await self._order(DropSegment(slot)))
+            self._files.discard(slot)
+            with contextlib.suppress(OSError):
+                await self._env.disk.delete(segment_name(self._prefix, slot))  # and let go of it here

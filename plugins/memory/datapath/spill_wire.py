@@ -21,7 +21,7 @@ TOKEN_BYTES = 16
 Text = Annotated[str, Meta(max_length=400)]
 RowBytes = Annotated[bytes, Meta(max_length=1000 << 10)]
 """Rows of records (`log_records.ROW`)."""
-Segments = Annotated[tuple[Number, ...], Meta(max_length=64)]
+Slots = Annotated[tuple[Block, ...], Meta(max_length=1 << 16)]
 ROWS_TOLD = 40_000
 """Rows in one order, at most."""
 assert ROWS_TOLD * ROW_BYTES <= 1000 << 10
@@ -36,6 +36,8 @@ class LogEnd(msgspec.Struct, frozen=True):
 
     segment: Number
     """0: nowhere yet."""
+    slot: Block
+    """Of its file."""
     at: Block
     batch: Number
     start: Number
@@ -57,9 +59,9 @@ class SpillReady(SpillFrame, frozen=True, tag="SpillReady"):
 
 
 class LogSync(msgspec.Struct, frozen=True):
-    """Make these segments durable, then say so in the mark: everything up to this batch is."""
+    """Make the segments in these slots durable, then say so in the mark: everything up to this batch is."""
 
-    segments: Segments
+    slots: Slots
     batch: Number
 
 
@@ -78,7 +80,8 @@ class CopyRecords(SpillFrame, frozen=True, tag="CopyRecords"):
     """Records of one segment, read, checked and written to another as one batch. `SpillDone.wrong` says which are not
     what they were; then nothing is written."""
 
-    source: Number
+    source: Block
+    """Slot."""
     rows: RowBytes
     end: LogEnd
     """`start` means nothing."""
@@ -89,6 +92,7 @@ class SealSegment(SpillFrame, frozen=True, tag="SealSegment"):
     """Write a table of all rows of a segment behind its last batch."""
 
     segment: Number
+    slot: Block
     at: Block
     batch: Number
     """The last one in it."""
@@ -108,7 +112,9 @@ class SaveSegments(SpillFrame, frozen=True, tag="SaveSegments"):
 
 
 class DropSegment(SpillFrame, frozen=True, tag="DropSegment"):
-    segment: Number
+    """Delete a file of which nothing is listed."""
+
+    slot: Block
 
 
 class SpillDone(SpillFrame, frozen=True, tag="SpillDone"):

@@ -43,7 +43,7 @@ BIND_S, LOOK_S = 60.0, 0.02
 HELLO_S = 5.0
 """How long it waits for the process that started it."""
 ALIGNED = 4096
-NOWHERE = LogEnd(0, 0, 0, 0)
+NOWHERE = LogEnd(0, 0, 0, 0, 0)
 
 
 class GatherDisk(Disk, Protocol):
@@ -66,8 +66,9 @@ def writer_name(volume: str) -> str:
     return f"spill-{volume}"
 
 
-def segment_name(prefix: str, segment: int) -> str:
-    return f"{prefix}/log/{segment:08x}"
+def segment_name(prefix: str, slot: int) -> str:
+    """The file of whichever segment is in this slot: files are used again, since that costs a disk least."""
+    return f"{prefix}/log/{slot:08x}"
 
 
 def list_name(prefix: str) -> str:
@@ -108,7 +109,7 @@ class SpillWriter:
                 table = RecordTable(TableKind.ALL, order.segment, order.batch, order.batch, order.at, blocks, rows)
                 into = self._room(blocks)
                 log_records.pack_table(table, self._salt, into)
-                await self._write(order.segment, order.at, [into])
+                await self._write(order.slot, order.at, [into])
                 if order.segment == self._end.segment:
                     self._end = NOWHERE
             case SyncLog():
@@ -117,7 +118,7 @@ class SpillWriter:
                 await self._disk.replace(list_name(self._prefix), order.record)
                 self._end = order.end
             case DropSegment():
-                await self._disk.delete(segment_name(self._prefix, order.segment))
+                await self._disk.delete(segment_name(self._prefix, order.slot))
         return SpillDone()
 
     async def _append(self, end: LogEnd, stop: int, synced: int) -> None:
@@ -133,7 +134,7 @@ class SpillWriter:
                 sums[at] = log_records.checksum(version, page, content)
         ring.fill_in(end.start, rows)
         await self._put(end, synced, blocks, rows, ring.pages(end.start, rows))
-        self._end = LogEnd(end.segment, end.at + blocks, end.batch + 1, stop)
+        self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, stop)
 
     async def _put(self, end: LogEnd, synced: int, blocks: int, rows: Rows, pages: list[memoryview]) -> None:
         """One batch, in one write."""
@@ -143,10 +144,10 @@ class SpillWriter:
         for kind, into in zip((TableKind.HEAD, TableKind.TRAILER), tables, strict=True):
             table = RecordTable(kind, end.segment, end.batch, synced, end.at, blocks, rows)
             log_records.pack_table(table, self._salt, into)
-        await self._write(end.segment, end.at, [tables[0], *pages, tables[1]])
+        await self._write(end.slot, end.at, [tables[0], *pages, tables[1]])
 
-    async def _write(self, segment: int, at: int, parts: list[memoryview]) -> None:
-        await self._disk.write_parts_at(segment_name(self._prefix, segment), at * self._block, parts)
+    async def _write(self, slot: int, at: int, parts: list[memoryview]) -> None:
+        await self._disk.write_parts_at(segment_name(self._prefix, slot), at * self._block, parts)
 
     def _room(self, blocks: int) -> memoryview:
         """Memory for tables, aligned, and used again for the next; a table of all rows may need more than there is."""
@@ -171,10 +172,10 @@ class SpillWriter:
         count = log_records.place_rows(rows, end.at, self._block)
         blocks = batch_blocks(len(rows), count, self._block)
         await self._put(end, order.synced, blocks, rows, [content] if count else [])
-        self._end = LogEnd(end.segment, end.at + blocks, end.batch + 1, self._end.start)
+        self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, self._end.start)
         return SpillDone()
 
-    async def _read(self, segment: int, blocks: list[int], into: memoryview) -> None:
+    async def _read(self, slot: int, blocks: list[int], into: memoryview) -> None:
         """Blocks that are next to one another are read at once."""
         at = 0
         while at < len(blocks):
@@ -182,7 +183,7 @@ class SpillWriter:
             while at + run < len(blocks) and blocks[at + run] == blocks[at] + run:
                 run += 1
             offset, size = blocks[at] * self._block, run * self._block
-            data = await self._disk.read_at(segment_name(self._prefix, segment), offset, size)
+            data = await self._disk.read_at(segment_name(self._prefix, slot), offset, size)
             into[at * self._block : (at + run) * self._block] = data
             at += run
 
@@ -195,8 +196,8 @@ class SpillWriter:
         return SpillDone()
 
     async def _sync(self, sync: LogSync) -> None:
-        for segment in sync.segments:
-            await self._disk.sync(segment_name(self._prefix, segment))
+        for slot in sync.slots:
+            await self._disk.sync(segment_name(self._prefix, slot))
         self._marks += 1
         mark = log_records.pack_mark(sync.batch, self._salt)
         with contextlib.suppress(OSError):  # if it is lost, the next process reads and checks more than it must

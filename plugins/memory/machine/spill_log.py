@@ -60,9 +60,7 @@ class LeftSegment(NamedTuple):
 
 
 class StartSegment(NamedTuple):
-    """List a new segment."""
-
-    id: int
+    """Take one of those in reserve, or list new ones."""
 
 
 class AppendNext(NamedTuple):
@@ -84,9 +82,9 @@ class CompactNext(NamedTuple):
 
 
 class DropNext(NamedTuple):
-    """Nothing of it lives, and all that says so is durable: list the rest, then delete it."""
+    """Nothing in them lives, and all that says so is durable: list the rest, then they may go."""
 
-    segment: LogSegment
+    segments: tuple[LogSegment, ...]
 
 
 class RestUntil(NamedTuple):
@@ -115,6 +113,8 @@ class SpillLog:
         self.dropping: list[LeftSegment] = []
         """Nothing that lives is in them any more."""
         self.last_id = 0
+        self.reserved: list[tuple[int, int]] = []
+        """Id and slot of segments that are listed and not begun."""
         self._waited = self._flush_to = 0
         self._oldest_s = self._unsynced_s = self._looked_s = 0.0
         self._since_look = 1
@@ -145,10 +145,15 @@ class SpillLog:
         self.segments = list(segments)
         self.last_id = max([self.last_id, *(segment.id for segment in self.segments)])
 
-    def started(self, slot: int) -> None:
-        """The new segment is listed."""
-        self.last_id += 1
-        self.active = LogSegment(self.last_id, slot, self.batch + 1)
+    def reserve(self, more: Iterable[tuple[int, int]]) -> None:
+        """These are listed now, id and slot."""
+        self.reserved += more
+        self.last_id = max([self.last_id, *(id for id, _ in self.reserved)])
+
+    def started(self) -> None:
+        """The next one in reserve is begun."""
+        id, slot = self.reserved.pop(0)
+        self.active = LogSegment(id, slot, self.batch + 1)
         self.segments.append(self.active)
 
     def appended(self, stop: int, blocks: int, rows: bytes, now_s: float) -> None:
@@ -177,25 +182,28 @@ class SpillLog:
 
     def did_sync(self) -> None:
         """All that was written before is durable, unless a segment is in doubt."""
-        for segment in self.segments:
+        for segment in self.on_disk():
             if not segment.doubted:
                 segment.unsynced = 0
         self._settle()
 
     def _settle(self) -> None:
-        if not any(segment.doubted for segment in self.segments):
+        """What made the records of a segment in doubt dead must be written before anything counts as synced: until then
+        they may be what a flush was about."""
+        gone = all(self.written >= left.number for left in self.dropping if left.segment.doubted)
+        if gone and not any(segment.doubted for segment in self.segments):
             self.synced = max(self.synced, self.written)
             self.mark = self.batch
 
     def sync_refused(self) -> tuple[int, int]:
         """What was written since the last sync is in doubt. Records that the ring still has are appended again: their
         first and last number (exclusive), the caller reads them from the ring from now on."""
-        for segment in self.segments:
+        for segment in self.on_disk():
             if segment.unsynced and not segment.doubted:
                 segment.doubted, segment.doubted_from = True, self.mark + 1
         self._doubt = True
-        if self.active is not None and self.active.doubted:
-            self.active = None
+        self.reserved = []  # the list says which segments are in doubt before another is begun
+        self.active = None
         start, stop = max(self.synced, self.put - self.places), self.written
         self.rewound += max(0, stop - start)
         self.written = min(self.written, max(start, 0))
@@ -222,19 +230,25 @@ class SpillLog:
         """A record in it is not what was written."""
         segment.damaged, self._worst = True, None
 
-    def dropped(self, segment: LogSegment) -> None:
-        self.dropping = [left for left in self.dropping if left.segment is not segment]
+    def dropped(self, segments: Sequence[LogSegment]) -> None:
+        """They are not listed any more."""
+        self.dropping = [left for left in self.dropping if left.segment not in segments]
 
     # ---- what to do ----
 
     @property
     def used(self) -> int:
         """Blocks on disk."""
-        return sum([segment.used for segment in self.segments]) + sum([left.segment.used for left in self.dropping])
+        return sum([segment.used for segment in self.on_disk()])
+
+    def on_disk(self) -> list[LogSegment]:
+        """Also those that nobody needs any more: before they are gone a flush may be about what is in them."""
+        return [*self.segments, *(left.segment for left in self.dropping)]
 
     @property
     def unsynced(self) -> int:
-        return sum([segment.unsynced for segment in self.segments])
+        """Blocks that a sync would make durable."""
+        return sum([segment.unsynced for segment in self.on_disk() if not segment.doubted])
 
     @property
     def lost(self) -> bool:
@@ -250,7 +264,7 @@ class SpillLog:
         """`live[slot]`: blocks of a segment that live. `turn` counts: while the log takes too much, every second one is
         a step of compaction, so that it does not grow for ever."""
         drop = self._to_drop()
-        if drop is not None:
+        if len(drop) >= spilling.DROP_TOGETHER:
             return DropNext(drop)
         compact = self._to_compact(live, now_s)
         if compact is not None and (compact.doubted or (self._crowded and turn % 2)):
@@ -259,11 +273,12 @@ class SpillLog:
         waited = waiting > 0 and (max(self._waited, self._flush_to) > self.written or waiting * 2 >= self.places)
         if spilling.append_due(waiting, waited, now_s - self._oldest_s):
             if self.active is None:
-                return StartSegment(self.last_id + 1)
+                return StartSegment()
             stop = min(self.put, self.written + self.rows_max)
             return AppendNext(self.written, stop, self._flush_to > self.synced and stop >= self._flush_to)
         unsynced = self.unsynced
-        hurry = self._flush_to > self.synced or any(self.written >= left.number for left in self.dropping)
+        ready = len([left for left in self.dropping if self.written >= left.number])
+        hurry = self._flush_to > self.synced or ready >= len(drop) + spilling.DROP_TOGETHER
         if spilling.sync_due(hurry, unsynced * self.block_bytes, now_s - self._unsynced_s):
             return SyncSegments()
         full = next((each for each in self._unsealed() if each is not self.active), None)
@@ -271,10 +286,14 @@ class SpillLog:
             return SealNext(full)
         if compact is not None:
             return self._compaction(compact)
+        if drop:
+            return DropNext(drop)
+        if ready and unsynced:
+            return SyncSegments()
         return RestUntil(self._rest_until(waiting, unsynced))
 
     def _compaction(self, segment: LogSegment) -> Next:
-        return CompactNext(segment) if self.active is not None else StartSegment(self.last_id + 1)
+        return CompactNext(segment) if self.active is not None else StartSegment()
 
     def _unsealed(self) -> list[LogSegment]:
         return [each for each in self.segments if not each.sealed and not each.doubted]
@@ -287,11 +306,8 @@ class SpillLog:
             times.append(self._looked_s + LOOK_S)
         return min(times, default=float("inf"))
 
-    def _to_drop(self) -> LogSegment | None:
-        for left in self.dropping:
-            if self.synced >= left.number and self.mark >= left.batch:
-                return left.segment
-        return None
+    def _to_drop(self) -> tuple[LogSegment, ...]:
+        return tuple(left.segment for left in self.dropping if self.synced >= left.number and self.mark >= left.batch)
 
     def _to_compact(self, live: Sequence[int], now_s: float) -> LogSegment | None:
         """One in doubt first. All are looked at now and then only: there may be a thousand."""

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SEGMENTS = 32
+SEGMENTS = 64
 """Segments that a volume is cut into, so that a small one is compacted in small steps too."""
-SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 256 << 10, 64 << 20
+SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 256 << 10, 32 << 20
 STRIDE = 2
 """How many times its length a segment may become: a batch that begins within its length is written as a whole."""
 BATCH_ROWS = 1024
@@ -19,8 +19,13 @@ SYNC_BYTES = 64 << 20
 SYNC_S = 1.0
 """For how long what is written may stay unsynced."""
 TAKES_MAX = 1.3
-"""How many times the bytes that live the log may take on disk, beside `SEGMENTS_SPARE` segments."""
-SEGMENTS_SPARE = 4
+"""How many times the bytes that live the log may take on disk, beside `SEGMENTS_SPARE` segments, those that
+wait to go, and those in reserve."""
+SEGMENTS_SPARE = 3
+RESERVED = 3
+"""Segments that are listed ahead: the list is replaced, which takes a disk long, once for so many."""
+DROP_TOGETHER = 2
+"""Segments that go together, for the same reason; fewer when there is nothing else to do."""
 DEAD_MAX = 0.5
 """Share of a segment that may be dead; above, it is compacted although there is room."""
 

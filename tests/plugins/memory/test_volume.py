@@ -526,7 +526,7 @@ async def test_a_volume_that_could_not_be_opened_leaves_its_files_as_they_are(mo
         await volume.open_place(bench.register(0))
         await write(volume, 3, 7)
         await bench.die(volume)
-        names = [f"memory/volumes/data/{name}" for name in ("places", "log/segments", "log/00000001", "volume")]
+        names = [f"memory/volumes/data/{name}" for name in ("places", "log/segments", "log/00000000", "volume")]
         before = [await bench.disk.read(name) for name in names]
         monkeypatch.setattr(bench.directory, "read_at", sick)
         again = Volume(bench.env, SHAPE, "memory/volumes/data", 512, 5.0, bench.told.append)
