@@ -102,6 +102,7 @@ class LogKeeper:
         self.torn = self._found.torn
         self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
         self.log.found(self._found.segments)
+        self.log.last_id = max([listed.last_id, *(record.id for record in listed.segments)])
 
     async def settle(self) -> None:
         """Before the first write: what processes before left is durable and listed so. Idempotent."""
@@ -252,7 +253,10 @@ class LogKeeper:
         records = [self._recorded(each) for each in sorted(kept, key=lambda each: each.id) if each not in but]
         records += [SegmentRecord(id, slot, 0, 0, 0, 0, 0) for id, slot in (*log.reserved, *more)]
         first = log.batch + 1 if log.active is None else log.active.first
-        listed = SegmentList(self._listed.salt, self._block, self._listed.segment_blocks, first, tuple(records))
+        last_id = max([log.last_id, *(id for id, _ in more)])
+        listed = SegmentList(
+            self._listed.salt, self._block, self._listed.segment_blocks, first, last_id, tuple(records)
+        )
         return SaveSegments(checked.seal(listed), self._end(log.batch + 1))
 
     def _recorded(self, segment: LogSegment) -> SegmentRecord:

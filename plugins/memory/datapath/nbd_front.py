@@ -32,6 +32,7 @@ from plugins.memory.datapath.nbdwire import (
     NbdRequest,
 )
 from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.write_buffers import LONG_BYTES
 
 UNDER_WAY_MAX = 256
 """Requests of one connection."""
@@ -195,7 +196,7 @@ class NbdFront:
                 raise WireError(f"a write of {request.length} bytes")
             if request.length:
                 self._request = request
-                self._target, self._next = memoryview(bytearray(request.length)), self._write_data
+                self._target, self._next = self._volume.buffers.take(request.length), self._write_data
                 return
         if request.command is NbdCommand.DISCONNECT:
             self._end()
@@ -228,13 +229,20 @@ class NbdFront:
         match command:
             case NbdCommand.WRITE:
                 assert data is not None
-                pages.write(offset, data, done)
+                pages.write(offset, data, self._given_back(data, done))
             case NbdCommand.FLUSH:
                 self._volume.submit_flush(done)
             case NbdCommand.TRIM:
                 pages.trim(offset, length, done)
             case _:
                 pages.zero(offset, length, done)
+
+    def _given_back(self, data: memoryview, done: Answer) -> Answer:
+        def written(error: OSError | None) -> None:
+            self._volume.buffers.give(data)
+            done(error)
+
+        return written if len(data) >= LONG_BYTES else done
 
     def _synced_first(self, done: Answer) -> Answer:
         def written(error: OSError | None) -> None:

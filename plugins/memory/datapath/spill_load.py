@@ -45,6 +45,8 @@ class SegmentList(msgspec.Struct, frozen=True):
     segment_blocks: int
     next_batch: int = 0
     """The first that may be in a segment whose last one is not known."""
+    last_id: int = 0
+    """The highest that a segment ever had: what is left in a file of an earlier one is told by that."""
     segments: tuple[SegmentRecord, ...] = ()
 
 
@@ -115,6 +117,8 @@ class _Opened:
     def __init__(self, record: SegmentRecord, data: bytes, listed: SegmentList) -> None:
         self.record, self._data, self._block = record, memoryview(data), listed.page_bytes
         tables = log_records.tables_in(self._data, listed.salt, record.id, self._block)
+        if not record.last:
+            tables = [each for each in tables if each.batch >= listed.next_batch]
         if record.last:
             tables = [each for each in tables if each.batch <= record.last]  # beyond lies what was refused there
         self.tables = tables

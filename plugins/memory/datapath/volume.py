@@ -38,6 +38,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill
+from plugins.memory.datapath.write_buffers import WriteBuffers
 
 Done = Callable[[OSError | None], None]
 """Called once, with why it failed."""
@@ -112,6 +113,7 @@ class Volume:
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self._version = self._ours = 0
         self._opened = False
+        self.buffers = WriteBuffers()
         self._life = int.from_bytes(env.entropy(7), "little")
         self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
 
@@ -201,7 +203,8 @@ class Volume:
 
     def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
         """`write`, for callers who have many under way: `done` is called once, with None or why not. No task is made
-        when the lender of the slab takes it at once. `pages` must stay as it is for good."""
+        when the lender of the slab takes it at once. `pages` must stay as it is until then, and for good unless it came
+        from `buffers`."""
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link
         spill = self.spill
@@ -218,6 +221,7 @@ class Volume:
                 self.lenders.acknowledged_run(slab, link, first, count, version)
                 done(None)
             else:
+                self.buffers.spoil(pages)
                 self._env.spawn("write", settle(spill.written(number), done))
 
         link.send_write(first - slab.first, count, version, pages, answered)
@@ -290,6 +294,7 @@ class Volume:
                 await link.write(first - slab.first, versions, pages)
                 self.lenders.acknowledged_run(slab, link, first, count, version)
                 return
+            self.buffers.spoil(pages)
         await self.spill.written(number)
 
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:

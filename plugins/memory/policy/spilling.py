@@ -12,7 +12,7 @@ BATCH_ROWS = 1024
 """Records of one batch, at most."""
 COPY_ROWS = 256
 """Records that compaction copies in one step: new records wait for it."""
-GATHER_S = 0.003
+GATHER_S = 0.01
 """How long records for which nobody waits are gathered."""
 SYNC_BYTES = 64 << 20
 """Written without a sync, at most; what is not synced is read and checked after a crash."""
