@@ -3,7 +3,7 @@
 from covey.wire import Attach, Detach
 from plugins.base import Plugin, Program
 from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
-from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
+from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
@@ -18,7 +18,7 @@ PLUGIN = Plugin(
     programs=(
         Program("slabd", SlabdConfig, run_slabd),
         Program("vold", VoldConfig, run_vold),
-        Program("spill", SpillConfig, run_spill),
+        SPILL,
     ),
     frames=(Attach, Detach),
 )

@@ -17,6 +17,7 @@ import numpy as np
 
 from covey.frames import FrameError, read_frame, write_frame
 from covey.ports import ByteStream, Disk, Env
+from plugins.base import Program
 from plugins.memory.datapath.spill_ring import SpillRing, ring_bytes
 from plugins.memory.datapath.spill_wire import (
     TOKEN_BYTES,
@@ -267,6 +268,9 @@ async def run_spill(env: Env, config: SpillConfig) -> None:
         env.log.warning("nobody came to the writer of a spill log", volume=config.volume)
     finally:
         await listener.close()
+
+
+PROGRAM = Program("spill", SpillConfig, run_spill)
 
 
 async def _serve(env: Env, prefix: str, hello: SpillHello, stream: ByteStream) -> None:
