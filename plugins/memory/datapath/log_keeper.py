@@ -53,6 +53,10 @@ else:
     Places = Any
 
 
+APPENDS = 4
+"""Batches one after another before anything else has its turn."""
+
+
 class LogKeeper:
     """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `do` what `log.next` says. OSError
     from all of them: the disk refused it, or the writer ended (WriterGone), and the same may be tried again."""
@@ -185,19 +189,49 @@ class LogKeeper:
         return LogSync(tuple(sorted(slots)), self.log.mark if doubt else batch)
 
     async def _append(self, due: AppendNext) -> None:
-        batch = self.log.batch + 1
-        sync = self._to_sync(batch) if due.sync else None
-        done = await self._order(AppendRecords(self._end(batch), due.stop, self.log.mark, sync))
+        """While the writer writes one batch it prepares the next, if there is one that is full and has room here."""
+        order = self._to_append(self._end(self.log.batch + 1), due)
+        await self.writer.send(order)
+        for _ in range(APPENDS):
+            ahead = self._next_to_append(order)
+            if ahead is not None:
+                await self.writer.send(ahead)
+            done = await self.writer.answer()
+            if ahead is not None and done.why:
+                await self.writer.answer()  # refused too
+            self._appended(order, done)
+            if ahead is None:
+                return
+            order = ahead
+        self._appended(order, await self.writer.answer())
+
+    def _to_append(self, end: LogEnd, due: AppendNext, follows: bool = False) -> AppendRecords:
+        sync = self._to_sync(end.batch) if due.sync else None
+        return AppendRecords(end, due.stop, self.log.mark, follows, sync)
+
+    def _next_to_append(self, order: AppendRecords) -> AppendRecords | None:
+        """What may be sent before this one is answered. Not after a sync: its answer decides what comes next."""
+        log, active, stop = self.log, self.log.active, order.stop + self.log.rows_max
+        at = order.end.at + self._blocks_of(order)
+        if order.sync is not None or active is None or stop > log.put or at >= log.segment_blocks:
+            return None
+        end = LogEnd(active.id, active.slot, at, order.end.batch + 1, order.stop)
+        return self._to_append(end, AppendNext(order.stop, stop, False), follows=True)
+
+    def _blocks_of(self, order: AppendRecords) -> int:
+        rows = self.ring.rows(order.end.start, order.stop)
+        return log_records.batch_blocks(len(rows), int(np.count_nonzero(rows["zeros"] == 0)), self._block)
+
+    def _appended(self, order: AppendRecords, done: SpillDone) -> None:
         if done.why and not done.written:
             self._say(done)
         active = self.log.active
         assert active is not None
-        rows = self.ring.rows(due.start, due.stop)
-        content = int(np.count_nonzero(rows["zeros"] == 0))
-        blocks = log_records.batch_blocks(len(rows), content, self._block)
-        self.table.landed(rows, self._places_of(due.start, len(rows)), active.slot)
-        self.log.appended(due.stop, blocks, rows.tobytes(), self._env.clock.now_s())
-        if sync is not None:
+        start, stop = order.end.start, order.stop
+        rows = self.ring.rows(start, stop)
+        self.table.landed(rows, self._places_of(start, len(rows)), active.slot)
+        self.log.appended(stop, self._blocks_of(order), rows.tobytes(), self._env.clock.now_s())
+        if order.sync is not None:
             self._synced_or_doubted(done)
 
     def _places_of(self, start: int, count: int) -> Places:

@@ -2,7 +2,7 @@
 
     volume -> writer   the token that the writer was started with; writer -> volume   one byte: the files are yours
     volume -> writer   SpillHello: the ring, and where the log goes on; writer -> volume   SpillReady
-    volume -> writer   one order at a time; writer -> volume   SpillDone
+    volume -> writer   an order, and while that is an append perhaps the next; writer -> volume   SpillDone for each
 
 Pages go through the ring. Who listens on the socket owns the files of the log: a writer that is still at work for a
 volume's process that died keeps the next one from them until it is done.
@@ -72,6 +72,8 @@ class AppendRecords(SpillFrame, frozen=True, tag="AppendRecords"):
     stop: Number
     synced: Number
     """Every batch up to this one is durable."""
+    follows: bool = False
+    """Only if the order before, which is not answered yet, is done."""
     sync: LogSync | None = None
     """Once they are written."""
 

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import errno
 import hmac
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -89,26 +89,24 @@ class SpillWriter:
         self._disk = cast(GatherDisk, env.disk)
         self._end = hello.end
         self._marks, self._stride = 0, hello.stride
-        tables = 2 * table_blocks(BATCH_ROWS, self._block)
-        self._aligned = env.pages.make_ring(max(ALIGNED, (tables + COPY_ROWS) * self._block))
+        tables = 2 * table_blocks(BATCH_ROWS, self._block) * self._block
+        self._aligned = env.pages.make_ring(max(ALIGNED, 2 * tables + COPY_ROWS * self._block))
         """What is written past the page cache begins at a page of the machine."""
-        self._tables: memoryview = self._aligned.view[: tables * self._block]
-        self._copied: memoryview = self._aligned.view[tables * self._block :]
+        self._tables: list[memoryview] = [self._aligned.view[:tables], self._aligned.view[tables : 2 * tables]]
+        """One for what is being written, one for what is prepared meanwhile."""
+        self._copied: memoryview = self._aligned.view[2 * tables :]
 
     async def do(self, order: Order) -> SpillDone:
         match order:
             case AppendRecords():
-                self._end = order.end
-                await self._append(order.end, order.stop, order.synced)
-                if order.sync is not None:
-                    return await self._synced(order.sync)
+                return await self.append(order, self.prepare(order))
             case CopyRecords():
                 return await self._copy(order)
             case SealSegment():
                 rows = np.frombuffer(order.rows, ROW)
                 blocks = table_blocks(len(rows), self._block)
                 table = RecordTable(TableKind.ALL, order.segment, order.batch, order.batch, order.at, blocks, rows)
-                into = self._room(blocks)
+                into = memoryview(bytearray(blocks * self._block))
                 log_records.pack_table(table, self._salt, into)
                 await self._write(order.slot, order.at, [into])
                 if order.segment == self._end.segment:
@@ -122,9 +120,10 @@ class SpillWriter:
                 await self._disk.delete(segment_name(self._prefix, order.slot))
         return SpillDone()
 
-    async def _append(self, end: LogEnd, stop: int, synced: int) -> None:
-        ring = self._ring
-        rows = ring.rows(end.start, stop)
+    def prepare(self, order: AppendRecords) -> list[memoryview]:
+        """What is to be written, with checksums: while the disk is at work on the batch before."""
+        ring, end = self._ring, order.end
+        rows = ring.rows(end.start, order.stop)
         blocks = batch_blocks(len(rows), log_records.place_rows(rows, end.at, self._block), self._block)
         sums = rows["crc"]
         for at, (version, page, zeros) in enumerate(
@@ -134,26 +133,32 @@ class SpillWriter:
                 content = ring.content((end.start + at) % ring.places)
                 sums[at] = log_records.checksum(version, page, content)
         ring.fill_in(end.start, rows)
-        await self._put(end, synced, blocks, rows, ring.pages(end.start, rows))
-        self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, stop)
+        return self._batch(end, order.synced, blocks, rows, ring.pages(end.start, rows))
 
-    async def _put(self, end: LogEnd, synced: int, blocks: int, rows: Rows, pages: list[memoryview]) -> None:
-        """One batch, in one write."""
-        length = table_blocks(len(rows), self._block)
-        room = self._room(2 * length)
-        tables = (room[: length * self._block], room[length * self._block :])
+    async def append(self, order: AppendRecords, parts: list[memoryview]) -> SpillDone:
+        """Write what was prepared. OSError: the disk refused it, or the batch before is not there."""
+        end = order.end
+        if order.follows and (self._end.start, self._end.batch) != (end.start, end.batch):
+            raise OSError(errno.ECANCELED, "the batch before it is not written")
+        self._end = end
+        await self._write(end.slot, end.at, parts)
+        blocks = sum([len(part) for part in parts]) // self._block
+        self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, order.stop)
+        return SpillDone() if order.sync is None else await self._synced(order.sync)
+
+    def _batch(self, end: LogEnd, synced: int, blocks: int, rows: Rows, pages: list[memoryview]) -> list[memoryview]:
+        """One batch, to be written at once."""
+        size = table_blocks(len(rows), self._block) * self._block
+        self._tables.reverse()
+        room = self._tables[0][: 2 * size]
+        tables = (room[:size], room[size:])
         for kind, into in zip((TableKind.HEAD, TableKind.TRAILER), tables, strict=True):
             table = RecordTable(kind, end.segment, end.batch, synced, end.at, blocks, rows)
             log_records.pack_table(table, self._salt, into)
-        await self._write(end.slot, end.at, [tables[0], *pages, tables[1]])
+        return [tables[0], *pages, tables[1]]
 
     async def _write(self, slot: int, at: int, parts: list[memoryview]) -> None:
         await self._disk.write_parts_at(segment_name(self._prefix, slot), at * self._block, parts)
-
-    def _room(self, blocks: int) -> memoryview:
-        """Memory for tables, aligned, and used again for the next; a table of all rows may need more than there is."""
-        size = blocks * self._block
-        return self._tables[:size] if size <= len(self._tables) else memoryview(bytearray(size))
 
     async def _copy(self, order: CopyRecords) -> SpillDone:
         rows = np.frombuffer(order.rows, ROW).copy()
@@ -172,7 +177,7 @@ class SpillWriter:
         end = order.end
         count = log_records.place_rows(rows, end.at, self._block)
         blocks = batch_blocks(len(rows), count, self._block)
-        await self._put(end, order.synced, blocks, rows, [content] if count else [])
+        await self._write(end.slot, end.at, self._batch(end, order.synced, blocks, rows, [content] if count else []))
         self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, self._end.start)
         return SpillDone()
 
@@ -214,7 +219,8 @@ class SpillWriter:
             rows = min(count - end.start, BATCH_ROWS)
             if end.at + batch_blocks(rows, rows, self._block) > self._stride:
                 break  # a new segment would have to be listed; what is left is at lenders
-            await self._append(end, end.start + rows, 0)
+            order = AppendRecords(end, end.start + rows, 0)
+            await self.append(order, self.prepare(order))
             end = self._end
         return end.start - first
 
@@ -281,21 +287,35 @@ async def _serve(env: Env, prefix: str, hello: SpillHello, stream: ByteStream) -
         return
     writer = SpillWriter(env, prefix, hello, SpillRing(ring, hello.places, hello.page_bytes))
     env.log.info("writes a spill log", places=hello.places, locked=ring.locked)
+    under_way: asyncio.Task[None] | None = None
     try:
         await write_frame(stream, SpillReady())
         while True:
             order = await read_frame(stream, order_decoder)
             if isinstance(order, SpillHello):
                 raise FrameError("out of turn")
-            try:
-                done = await writer.do(order)
-            except OSError as error:
-                done = refused(error)
-            await write_frame(stream, done)
+            work = writer.append(order, writer.prepare(order)) if isinstance(order, AppendRecords) else writer.do(order)
+            if under_way is not None:
+                await under_way
+            under_way = asyncio.get_running_loop().create_task(_answered(stream, work))
+            if not isinstance(order, AppendRecords):
+                await under_way
     except ConnectionError:
+        if under_way is not None:
+            await asyncio.wait([under_way])
         await _finish(env, writer)
     finally:
         writer.close()
+
+
+async def _answered(stream: ByteStream, work: Coroutine[Any, Any, SpillDone]) -> None:
+    """An append, while the next one is prepared; anything else alone."""
+    try:
+        done = await work
+    except OSError as error:
+        done = refused(error)
+    with contextlib.suppress(ConnectionError):  # whoever reads orders finds that out too
+        await write_frame(stream, done)
 
 
 async def _finish(env: Env, writer: SpillWriter) -> None:

@@ -92,13 +92,26 @@ class WriterProcess:
         self._stream, self.pause_s = stream, PAUSE_S
 
     async def ask(self, order: Order) -> SpillDone:
-        """One order at a time. WriterGone: it may be done or not, or half."""
-        stream = self._stream
-        if stream is None:
-            raise WriterGone("it is not there")
+        """WriterGone: it may be done or not, or half."""
+        await self.send(order)
+        return await self.answer()
+
+    async def send(self, order: Order) -> None:
+        """Without waiting for the answer; those come in the order of what was sent."""
         try:
-            await write_frame(stream, order)
-            done = await _answer(stream)
+            if self._stream is None:
+                raise ConnectionResetError("it is not there")
+            await write_frame(self._stream, order)
+        except OSError as error:
+            await self._over()
+            raise WriterGone(str(error)) from error
+
+    async def answer(self) -> SpillDone:
+        """To the oldest order that was sent."""
+        try:
+            if self._stream is None:
+                raise ConnectionResetError("it is not there")
+            done = await _answer(self._stream)
             if not isinstance(done, SpillDone):
                 raise ConnectionAbortedError("it answered something else")
             return done

@@ -52,7 +52,7 @@ def sync_due(waited_for: bool, unsynced_bytes: int, age_s: float) -> bool:
 
 def append_due(rows: int, waited_for: bool, age_s: float) -> bool:
     """`rows` wait, the oldest for `age_s`."""
-    return rows > 0 and (waited_for or rows >= BATCH_ROWS or age_s >= GATHER_S)
+    return rows > 0 and (waited_for or rows >= BATCH_ROWS or age_s >= GATHER_S - 1e-6)
 
 
 def takes_too_much(used: int, live: int, segment: int) -> bool:
