@@ -118,7 +118,8 @@ def ours(stack: ExitStack, directory: str) -> Side:
     time.sleep(0.2)
     vold = stack.enter_context(started(sys.executable, __file__, "--serve", "volume", directory))
     wait_for(f"{directory}/covey.sock")
-    return Side("covey", f"nbd+unix:///?socket={directory}/covey.sock", (vold.pid, slabd.pid))
+    children = Path(f"/proc/{vold.pid}/task/{vold.pid}/children").read_text().split()
+    return Side("covey", f"nbd+unix:///?socket={directory}/covey.sock", (vold.pid, slabd.pid, *map(int, children)))
 
 
 def theirs(stack: ExitStack, directory: str) -> Side:

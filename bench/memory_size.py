@@ -4,7 +4,7 @@
     python bench/memory_size.py --only counts
 
 Real files in a temporary directory, a real lender in the same process; only the CPU and the clock of this machine are
-measured. A volume that was written is one whose index says so: its pages are not (64 GiB would be).
+measured. A volume that was written is one whose log says so: its pages are holes (64 GiB would be long to write).
 """
 
 import argparse
@@ -24,18 +24,22 @@ import numpy as np
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
+from agent.ports.pages import MemfdPages
+from agent.ports.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
-from covey.checksum import crc32
+from covey import checked
 from covey.core import HostId
 from covey.ports import Env
 from covey.units import GIB, MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
+from plugins.memory.datapath.spill_load import SegmentList, SegmentRecord
 from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.policy import log_records, spilling
+from plugins.memory.policy.log_records import BATCH_BITS, ROW, RecordTable, TableKind
 
 PAGE, SLAB = 4096, 64 * MIB
-ENTRY_BYTES = 24
 CASES = ("empty 128 GiB", "empty 1 TiB", "written 4 GiB", "written 64 GiB", "counts 4 GiB")
 
 
@@ -52,7 +56,8 @@ def an_env(directory: str) -> Env:
     return Env(
         host=HostId("h1"), clock=RealClock(), rng=random.Random(1), entropy=random.Random(2).randbytes,
         spawn=tasks.spawn, log=Silent(), datagrams=nothing, links=nothing, bytes=SocketBytes(Silent()),
-        disk=DirectoryDisk(directory), processes=nothing, probes=nothing, pages=nothing, run_dir=directory,
+        disk=DirectoryDisk(directory), processes=RealProcesses(ProgramBase("h1", directory, directory, "127.0.0.1")),
+        probes=nothing, pages=MemfdPages(), run_dir=directory,
     )  # fmt: skip
 
 
@@ -60,30 +65,35 @@ def rss_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def write_index(directory: str, size_bytes: int) -> None:
-    """As a process of the first version left it: every page in its first place, under version 4 of batch 1. Checksums
-    of pages are right for those that are read below."""
+def write_log(directory: str, size_bytes: int) -> None:
+    """As a process that ended in good order left it: every page once, in an order by chance within each segment; their
+    content is holes. Checksums of pages are right for those that are read below."""
     pages = size_bytes // PAGE
-    folder = Path(directory) / "memory/volumes/data"
+    length = spilling.segment_blocks(size_bytes, PAGE)
+    folder = Path(directory) / "memory/volumes/data/log"
     folder.mkdir(parents=True)
-    zeros = memoryview(bytes(PAGE))
-    with open(folder / "index", "wb") as index:
-        for first in range(0, pages, 1 << 16):
-            count = min(1 << 16, pages - first)
-            rows = np.zeros((count, 28), np.uint8)
-            rows[:, 0] = 4
-            rows[:, 8] = 1
-            rows[:, 20:] = (2 * np.arange(first, first + count, dtype="<u8")).view(np.uint8).reshape(-1, 8)
-            sums = np.zeros(count, "<u4")
-            for page in range(first, first + count, 1 << 14):
-                sums[page - first] = crc32(zeros, (4 ^ page * 2654435761) & 0xFFFFFFFF)
-            rows[:, 16:20] = sums.view(np.uint8).reshape(-1, 4)
-            signatures = np.fromiter((crc32(row) for row in rows), "<u4", count)
-            entries = np.concatenate([rows[:, :20], signatures.view(np.uint8).reshape(-1, 4)], axis=1)
-            index.write(entries.tobytes())
-        index.seek(-(-2 * pages * ENTRY_BYTES // 4096) * 4096)
-        mark = np.array([1], "<u8").tobytes()
-        index.write(mark + crc32(mark + bytes(20)).to_bytes(8, "little"))
+    salt, segments = 7, []
+    rng = np.random.default_rng(1)
+    zeros = bytes(PAGE)
+    for number, first in enumerate(range(0, pages, length)):
+        count = min(length, pages - first)
+        rows = np.zeros(count, ROW)
+        rows["version"] = (1 << 40) + 1 + np.arange(first, first + count)
+        rows["page"] = first + rng.permutation(count)
+        rows["block"] = np.arange(count)
+        for at in np.flatnonzero(rows["page"] % (1 << 14) == 0).tolist():
+            rows["crc"][at] = log_records.checksum(int(rows["version"][at]), int(rows["page"][at]), zeros)
+        blocks = log_records.table_blocks(count, PAGE)
+        batch = (1 << BATCH_BITS) + 1 + number
+        data = bytearray(blocks * PAGE)
+        table = RecordTable(TableKind.ALL, number + 1, batch, batch, count, blocks, rows)
+        log_records.pack_table(table, salt, memoryview(data))
+        with open(folder / f"{number:08x}", "wb") as file:
+            file.seek(count * PAGE)
+            file.write(data)
+        segments.append(SegmentRecord(number + 1, number, batch, batch, count + blocks, count, len(data)))
+    listed = SegmentList(salt, PAGE, length, (1 << BATCH_BITS) + len(segments) + 1, len(segments), tuple(segments))
+    (folder / "segments").write_bytes(checked.seal(listed))
 
 
 async def opened(directory: str, size_bytes: int) -> dict[str, float]:
@@ -96,6 +106,7 @@ async def opened(directory: str, size_bytes: int) -> dict[str, float]:
     await volume.read(volume.shape.pages - (1 << 14), page)
     open_s = time.perf_counter() - begun_s
     longest_s = await longest_stall(1.0)
+    await volume.close()
     return {
         "open_and_read_s": open_s,
         "rss_more_mib": rss_mib() - begun_mib,
@@ -136,6 +147,7 @@ async def counted(directory: str, size_bytes: int) -> dict[str, float]:
             answer = volume.counts(1, answer.life, answer.upto) if asks else volume.counts(1)
             times.append(time.perf_counter() - begun_s)
     volume.lenders.shut()
+    await volume.close()
     await listener.close()
     return {"all_changed_ms": 1000 * sorted(all_s)[2], "none_changed_ms": 1000 * sorted(none_s)[2]}
 
@@ -145,7 +157,7 @@ def run(case: str) -> dict[str, float]:
     size_bytes = int(number) * (GIB if unit == "GiB" else 1024 * GIB)
     with tempfile.TemporaryDirectory(prefix="cv") as directory:
         if kind == "written":
-            write_index(directory, size_bytes)
+            write_log(directory, size_bytes)
         measured = counted if kind == "counts" else opened
         return asyncio.run(measured(directory, size_bytes))
 

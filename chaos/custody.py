@@ -8,7 +8,7 @@ its acknowledgement and before the disk had it, *both* failed:
                    connection of the two a moment ago, or it took the slab back because nobody spoke for the volume
     its volume     its process died; or its host lost power and the disk what was not synced
 
-What the disk has is asked of the real `Backing`, opened on a copy of the files as a new process would find them. A page
+What the disk has is asked of the real spill log, loaded from the files as a new process would find them. A page
 that no lender was asked to hold is acknowledged by the disk alone, unsynced as with any disk: power alone may take it.
 """
 
@@ -19,10 +19,14 @@ from chaos.pager import Oracle, version_of
 from chaos.world.disk import SimDisk
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
+from covey.checked import Damaged
 from covey.ports import Env
-from plugins.memory.datapath.backing import Backing
+from plugins.memory.datapath import spill_load
+from plugins.memory.datapath.page_table import LOG, PageTable
+from plugins.memory.datapath.spill_writer import segment_name
 from plugins.memory.datapath.vold import VoldConfig, control_name, prefix, run_vold
 from plugins.memory.datapath.volume import Volume as VolumeInside
+from plugins.memory.policy import log_records, spilling
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -37,31 +41,22 @@ APART_S = 5.0
 
 class FrozenDisk:
     """The files of a simulated disk as they are now, for one reader who is done before anything else happens: its
-    operations take no time, and change a copy."""
+    operations take no time."""
 
-    def __init__(self, disk: SimDisk, under: str) -> None:
-        self._files = {name: file.data for name, file in disk.files.items() if name.startswith(under)}
-        self._own: set[str] = set()
-        """Files that are copies."""
+    def __init__(self, disk: SimDisk) -> None:
+        self._files = disk.files
 
     async def read(self, name: str) -> bytes | None:
         found = self._files.get(name)
-        return None if found is None else bytes(found)
+        return None if found is None else bytes(found.data)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
-        found = bytes(self._files.get(name, b"")[offset : offset + size])
+        file = self._files.get(name)
+        found = b"" if file is None else bytes(file.data[offset : offset + size])
         return found + bytes(size - len(found))
 
-    async def write_at(self, name: str, offset: int, data: bytes) -> None:
-        if name not in self._own:
-            self._files[name] = bytearray(self._files.get(name, b""))
-            self._own.add(name)
-        file = self._files[name]
-        file.extend(bytes(max(0, offset + len(data) - len(file))))
-        file[offset : offset + len(data)] = data
-
-    async def sync(self, name: str) -> None:
-        """Nothing to do: this copy is not read after a power failure."""
+    def path(self, name: str) -> str:
+        return name
 
 
 def _now(work: Coroutine[Any, Any, None]) -> None:
@@ -76,20 +71,28 @@ def _now(work: Coroutine[Any, Any, None]) -> None:
 def on_disk(disk: SimDisk, oracle: Oracle, pages: Collection[int] | None = None) -> dict[int, int]:
     """Page (None: every one that was acknowledged) -> the version that a new process of this volume would find."""
     found: dict[int, int] = {}
-    size = oracle.page_bytes
-    count = oracle.size_bytes // size
-    backing = Backing(FrozenDisk(disk, prefix(oracle.volume)), prefix(oracle.volume), count, size)  # type: ignore[arg-type]
-    content = memoryview(bytearray(size))
+    size, volume = oracle.page_bytes, prefix(oracle.volume)
+    frozen: Any = FrozenDisk(disk)
 
     async def look() -> None:
-        await backing.load()
+        listed = await spill_load.load_list(frozen, volume)
+        if listed is None:
+            return
+        table = PageTable(oracle.size_bytes // size, spilling.STRIDE * listed.segment_blocks)
+        await spill_load.load(frozen, volume, listed, table)
         for page in oracle.acknowledged if pages is None else pages:
-            await backing.read(page, content)
-            found[page] = version_of(oracle.volume, page, bytes(content)) or 0
+            place = table.places[page]
+            if place < LOG:
+                content = bytes(size)
+            else:
+                slot, block = table.segment_of(place)
+                content = await frozen.read_at(segment_name(volume, slot), block * size, size)
+            if place < LOG or log_records.checksum(table.versions[page], page, content) == table.sums[page]:
+                found[page] = version_of(oracle.volume, page, content) or 0
 
     try:
         _now(look())
-    except OSError:
+    except (OSError, Damaged):
         return found  # what cannot be read is not there
     return found
 

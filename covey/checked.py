@@ -5,7 +5,7 @@
 The body is one msgpack value of a Struct. The checksum detects a change by a disk, a file system or a person; it does
 not detect an older copy, which the caller must handle. The caller also decides about a damaged file: `Damaged` says
 what is wrong, and is never taken for an empty file. The log has frames and checksums of its own (`agent.raft.disk`),
-pages and their index as well (`plugins.memory.datapath.backing`).
+pages and their index as well (`plugins.memory.policy.log_records`).
 """
 
 import struct

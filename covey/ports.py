@@ -100,6 +100,20 @@ class SharedPage(Protocol):
         """Unmapped here. Idempotent."""
 
 
+class SharedRing(Protocol):
+    """Memory that two processes of a host share."""
+
+    name: str
+    """By which the other one opens it."""
+    locked: bool
+    """It cannot be swapped out."""
+    view: memoryview
+    """All of it, writable; begins at a page of the machine."""
+
+    def close(self) -> None:
+        """Given back here. Idempotent. No view of it may be used any more."""
+
+
 class Pages(Protocol):
     def make(self, kind: str, mine: bool) -> SharedPage:
         """A page of zeros. `mine`: this process writes it, and it is sealed at once. OSError when there is no memory or
@@ -108,6 +122,13 @@ class Pages(Protocol):
     def make_memory(self, ranks: int, first: int) -> SharedPage:
         """Memory of `covey.tensor_layout` for so many ranks from `first` on, of which this process needs no view.
         OSError as of `make`."""
+
+    def make_ring(self, size: int) -> "SharedRing":
+        """So many bytes of zeros for this process and another of this host, locked in memory where that is permitted;
+        they live as long as one of them holds them. OSError as of `make`."""
+
+    def open_ring(self, name: str, size: int) -> "SharedRing":
+        """What a living process of this user made. OSError when it is gone, or of another size."""
 
 
 class ByteStream(Protocol):

@@ -19,6 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 R = TypeVar("R")
+DIRECT_BYTES = 4096
+"""What is written past the page cache begins and ends at multiples of this: no disk has longer sectors."""
+PARTS_MAX = 64
+"""Parts of one `pwritev`."""
 NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
 """Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
 RESERVE, RESERVED = "reserve", "consensus/"
@@ -66,9 +70,10 @@ class DirectoryDisk:
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         await self._do(self._write_at, self.path(name), offset, data)
 
-    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
-        """`write_at` of several parts in this order, in one turn of the thread. OSError: some may be written."""
-        await self._do(self._write_many_at, self.path(name), parts)
+    async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """`write_at` of parts that follow one another, past the page cache where all is aligned for it and the file
+        system permits: then it costs neither copying nor memory. OSError: any of it may be written."""
+        await self._do(self._write_parts_at, self.path(name), offset, parts)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return await self._do(self._read_at, self.path(name), offset, size)
@@ -158,10 +163,13 @@ class DirectoryDisk:
             self._make_directory(os.path.dirname(path))
             file = os.open(path, flags | os.O_CREAT, 0o600)
             _sync_directory(os.path.dirname(path))
-        self._open[path] = file
+        self._keep(path, file)
+        return file
+
+    def _keep(self, name: str, file: int) -> None:
+        self._open[name] = file
         if len(self._open) > OPEN_FILES_MAX:
             os.close(self._open.popitem(last=False)[1])
-        return file
 
     def _make_directory(self, directory: str) -> None:
         if not os.path.isdir(directory):
@@ -216,10 +224,32 @@ class DirectoryDisk:
     def _write_at(self, path: str, offset: int, data: bytes | bytearray | memoryview) -> None:
         _write_all(self._file(path), data, offset)
 
-    def _write_many_at(self, path: str, parts: Sequence[tuple[int, bytes]]) -> None:
+    def _write_parts_at(self, path: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         file = self._file(path)
-        for offset, data in parts:
-            _write_all(file, data, offset)
+        size = sum([len(part) for part in parts])
+        done = 0
+        if _aligned(offset, parts) and len(parts) <= PARTS_MAX:
+            done = self._write_direct(path, offset, parts)
+        if not done and len(parts) <= PARTS_MAX:
+            done = os.pwritev(file, parts, offset)
+        if done < size:
+            _write_all(file, b"".join(parts)[done:], offset + done)
+
+    def _write_direct(self, path: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> int:
+        """Bytes written past the page cache; 0 where that is not possible."""
+        name = f"{path}\0direct"
+        try:
+            direct = self._open.get(name)
+            if direct is None:
+                direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
+                self._keep(name, direct)
+            else:
+                self._open.move_to_end(name)
+            return os.pwritev(direct, parts, offset)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # this file system has none, or wants a larger alignment
+                raise
+            return 0
 
     def _read_at(self, path: str, offset: int, size: int) -> bytes:
         try:
@@ -255,9 +285,10 @@ class DirectoryDisk:
         _sync_directory(os.path.dirname(path))
 
     def _forget(self, path: str) -> None:
-        file = self._open.pop(path, None)
-        if file is not None:
-            os.close(file)
+        for name in (path, f"{path}\0direct"):
+            file = self._open.pop(name, None)
+            if file is not None:
+                os.close(file)
 
     def _names(self, prefix: str) -> list[str]:
         found: list[str] = []
@@ -270,6 +301,11 @@ class DirectoryDisk:
                 if name.startswith(prefix) and NAME.match(name):
                     found.append(name)
         return sorted(found)
+
+
+def _aligned(offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> bool:
+    """May these be written past the page cache? Memory that begins anywhere is refused by the kernel alone."""
+    return offset % DIRECT_BYTES == 0 and all(len(part) % DIRECT_BYTES == 0 for part in parts)
 
 
 def _peek(path: str, offset: int, size: int) -> bytes:

@@ -50,6 +50,8 @@ def _lenders_stop(rack: SimRack) -> None:
     rack.hosts["h3"].disk.slow = 500.0
     rack.run(rack.rng.uniform(1.0, 3.0))
     faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "vol"))
+    if rack.rng.random() < 0.7:  # and what stood in its ring is gone
+        faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "spill"))
     for lender in lenders(rack, "h3"):
         faults.strike(rack.world, faults.Pause(lender, SURE_S + 8.0, "slabd"))
     rack.run(SURE_S + 10.0)

@@ -16,6 +16,8 @@ def play(rack: SimRack) -> None:
     rack.hosts["h3"].disk.slow = rack.rng.choice((1.0, 50.0, 500.0))
     rack.run(rack.rng.uniform(1.0, 8.0))
     faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "vol"))
+    if rack.rng.random() < 0.7:  # and what stood in its ring is gone
+        faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "spill"))
     for lender in lenders(rack, "h3"):
         faults.strike(rack.world, faults.Pause(lender, PAUSED_S, "slabd"))
     rack.run(rack.rng.uniform(5.0, PAUSED_S))

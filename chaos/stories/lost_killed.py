@@ -23,6 +23,8 @@ def play(rack: SimRack) -> None:
         faults.strike(rack.world, faults.Partition(("h3",), (lender,), False, rack.rng.uniform(6.0, APART_S)))
         rack.run(rack.rng.uniform(APART_S - 2.0, APART_S + 5.0))
         faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "vol"))
+        if rack.rng.random() < 0.7:  # and what stood in its ring is gone
+            faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "spill"))
         rack.run(rack.rng.uniform(8.0, 12.0))
     rack.until(lambda: not pager.alive, 200.0, "the pager reads everything back")
     assert pager.code == 0

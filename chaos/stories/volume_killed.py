@@ -19,6 +19,8 @@ def play(rack: SimRack) -> None:
             faults.strike(rack.world, faults.Slow("h3", 50.0, 0.0, 9.0))
         rack.run(rack.rng.uniform(0.5, 8.0))
         faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "vol"))
+        if rack.rng.random() < 0.7:  # and what stood in its ring is gone
+            faults.strike(rack.world, faults.Kill("program", "h3", 0.0, "spill"))
         if rack.rng.random() < 0.3:
             faults.strike(rack.world, faults.Kill("agent", "h3", rack.rng.uniform(0.2, 4.0)))
     rack.until(lambda: not pager.alive, 150.0, "the pager reads everything back")

@@ -384,9 +384,8 @@ class ProcessDisk:
         grows = offset + len(content) - self._size(name)
         await self._run(WriteAt(self._disk, name, offset, content), name, len(content), CACHED_S, grows)
 
-    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
-        for offset, data in parts:
-            await self.write_at(name, offset, data)
+    async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        await self.write_at(name, offset, b"".join(parts))
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         await self._pause(name, size)

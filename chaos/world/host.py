@@ -82,6 +82,8 @@ class SimProcess:
         self.code: int | None = None
         self.loaded = True
         self.resources: list[Resource] = []
+        self.rings: dict[str, bytearray] = {}
+        """Memory that it made and others may open."""
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
         self._begun = False
@@ -104,7 +106,7 @@ class SimProcess:
             disk=ProcessDisk(self, host.disk),
             processes=SimProcesses(self),
             probes=host.probes,
-            pages=SimPages(),
+            pages=SimPages(self),
             run_dir=host.run_dir,
         )
 

@@ -1,6 +1,13 @@
-"""Shared pages in one world: plain memory that travels with the bytes of a simulated stream (`covey.ports.Pages`)."""
+"""Shared pages in one world: plain memory that travels with the bytes of a simulated stream (`covey.ports.Pages`), and
+rings that two processes of a host share by name."""
+
+import errno
+from typing import TYPE_CHECKING
 
 from covey.pages import PAGE_BYTES
+
+if TYPE_CHECKING:
+    from chaos.world.host import SimProcess
 
 
 class SimPage:
@@ -18,11 +25,42 @@ class SimPage:
         self.descriptor = -1
 
 
+class SimRing:
+    """`covey.ports.SharedRing`: it lives as long as somebody holds it, as memory does."""
+
+    locked = True
+
+    def __init__(self, name: str, memory: bytearray) -> None:
+        self.name = name
+        self.view = memoryview(memory)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
 class SimPages:
-    """`covey.ports.Pages`."""
+    """`covey.ports.Pages` of one process."""
+
+    def __init__(self, process: "SimProcess") -> None:
+        self._process = process
 
     def make(self, kind: str, mine: bool) -> SimPage:
         return SimPage(mine)
 
     def make_memory(self, ranks: int, first: int) -> SimPage:
         return SimPage(True)
+
+    def make_ring(self, size: int) -> SimRing:
+        process = self._process
+        memory = bytearray(size)
+        name = f"{process.id.pid}:{len(process.rings)}"
+        process.rings[name] = memory
+        return SimRing(name, memory)
+
+    def open_ring(self, name: str, size: int) -> SimRing:
+        """Of a process that lives: afterwards only who has it already holds it."""
+        for process in self._process.host.processes.values():
+            memory = process.rings.get(name)
+            if memory is not None and len(memory) == size:
+                return SimRing(name, memory)
+        raise FileNotFoundError(errno.ENOENT, "no such ring", name)

@@ -6,10 +6,10 @@ is slow and its slowness is steep. So a volume is cut into slabs, and a slab tha
 another host. No machine coordinates this: a borrower asks two hosts that it picks at random and takes the freer one
 (power of two choices); a lender that needs memory back asks a few more borrowers than it must and evicts the least
 active slabs (power of many choices). Remote memory is a cache of the local disk: pages go to the lender synchronously
-and to a backing file behind the writer's back, so losing a lender loses nothing.
+and to a log on disk behind the writer's back, so losing a lender loses nothing.
 
     a job            vold (one per volume)                      slabd (one per lending host)
-    read, write ---> queue | disk | RemoteSlab --- TCP -------> slab in memory
+    read, write ---> ring | log | RemoteSlab ---- TCP --------> slab in memory
                         ^  told what to open                        ^  told what to register
                         |                                           |
                      agent: Borrower  <--- eight messages --->   agent: Lender

@@ -3,6 +3,7 @@
 from covey.wire import Attach, Detach
 from plugins.base import Plugin, Program
 from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
+from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
@@ -14,6 +15,10 @@ PLUGIN = Plugin(
     settings=MemorySettings,
     messages=Messages,
     service=MemoryService,
-    programs=(Program("slabd", SlabdConfig, run_slabd), Program("vold", VoldConfig, run_vold)),
+    programs=(
+        Program("slabd", SlabdConfig, run_slabd),
+        Program("vold", VoldConfig, run_vold),
+        SPILL,
+    ),
     frames=(Attach, Detach),
 )

@@ -1,6 +1,6 @@
 """A volume's lenders: places opened, closed, opened again when their link ends, and asked what they hold after a crash.
 
-While this process lives a lender holds nothing but copies: the newest content of every page is in the queue or on disk.
+While this process lives a lender holds nothing but copies: the newest content of every page is in the ring or the log.
 So no page is lost with a link. It is opened again under its epoch for `REOPEN_S`, since a connection may break while
 both ends go on; then the place is given up, and the agent is told.
 
@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from covey.ports import Env
-from plugins.memory.datapath.backing import Page
 from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopiedFrame, SlabLost, Told
-from plugins.memory.datapath.page_index import LEAF_PAGES
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slab import SlabMemory, Slabs, Unsure
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.spill import SpillQueue
+from plugins.memory.datapath.spill import Spill
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 if TYPE_CHECKING:
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 
 COPY_PAGES = 32
 """Pages sent at once when a slab is filled in the background: little enough that requests get their turn."""
+STEP_PAGES = 4096
+"""Pages of a slab that are looked at before requests get their turn."""
 REOPEN_S = 4.0
 """How long a link that ended is tried again under its epoch; what is called mapped has a working link within 5 s."""
 UNSURE_S = 30.0
@@ -56,7 +56,7 @@ class Lenders:
         self,
         env: Env,
         places: Places,
-        queue: SpillQueue,
+        spill: Spill,
         slabs: Slabs,
         page_bytes: int,
         connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
@@ -66,7 +66,7 @@ class Lenders:
         self.reopened = self.unrecovered = 0
         self.closed = False
         """The process is ending: the end of a link is not reported any more."""
-        self._env, self._places, self._queue, self._slabs = env, places, queue, slabs
+        self._env, self._places, self._spill, self._slabs = env, places, spill, slabs
         self._page_bytes = page_bytes
         self._connect, self._fetch, self._tell = connect, fetch, tell
         self._began_s = env.clock.now_s()
@@ -82,7 +82,6 @@ class Lenders:
             raise ValueError(self.doubts(slab))
         if slab.link is not None and slab.link.place.epoch > place.epoch:
             raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
-        await self._queue.ready(slab.first, slab.pages)
         try:
             link = await self._connect(place, None)
         except SlabGone as gone:
@@ -129,7 +128,7 @@ class Lenders:
         await self._leave(slab, epoch)
 
     async def _leave(self, slab: SlabMemory, epoch: int) -> None:
-        await self._queue.kept(slab.first, slab.pages)
+        await self._spill.kept()
         await self._places.remove(slab.index, epoch)
         slab.touch()
         if self._places.late:
@@ -170,7 +169,6 @@ class Lenders:
         while slab.reopening is place:
             left_s = give_up_s - self._env.clock.now_s()
             try:
-                await self._queue.ready(slab.first, slab.pages)
                 link = await self._connect(place, max(left_s / 2, PAUSE_S))
                 versions = await link.versions()
             except (SlabGone, OSError) as gone:
@@ -196,16 +194,28 @@ class Lenders:
 
     def _holds(self, slab: SlabMemory, link: RemoteSlab, versions: Versions) -> None:
         """The lender says which versions it has: those that are the newest count. Nothing awaits in here."""
-        newest = np.array(self._queue.versions(slab.first, slab.pages))
+        newest = np.array(self._spill.versions(slab.first, slab.pages))
         found = np.array(versions)[: slab.pages]
         link.held.set_all(((found == newest) & (newest > 0)).tobytes().ljust(link.pages, b"\0"))
 
     def acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, versions: Iterable[int]) -> None:
         """The lender has these versions of a run of pages; it holds those that nobody wrote again meanwhile."""
-        held, version_of = link.held, self._queue.version
+        held, version_of = link.held, self._spill.version
         for page, version in enumerate(versions, first):
             if version == version_of(page):
                 held.add(page - slab.first)
+        slab.touch()
+
+    def acknowledged_run(self, slab: SlabMemory, link: RemoteSlab, first: int, count: int, version: int) -> None:
+        """`acknowledged` of a run under one version."""
+        if count == 1:
+            if self._spill.version(first) == version:
+                link.held.add(first - slab.first)
+        elif (newest := self._spill.table.all_versions[first : first + count] == version).all():
+            link.held.add_run(first - slab.first, count)
+        else:
+            for at in np.flatnonzero(newest).tolist():
+                link.held.add(first - slab.first + at)
         slab.touch()
 
     # ---- filling ----
@@ -233,9 +243,8 @@ class Lenders:
     async def _copy_missing(self, slab: SlabMemory, link: RemoteSlab) -> None:
         size = self._page_bytes
         buffer = memoryview(bytearray(COPY_PAGES * size))
-        await self._queue.ready(slab.first, slab.pages)
-        for at in range(0, slab.pages, LEAF_PAGES):
-            for run_at, count in self._missing(slab, link, at, min(LEAF_PAGES, slab.pages - at)):
+        for at in range(0, slab.pages, STEP_PAGES):
+            for run_at, count in self._missing(slab, link, at, min(STEP_PAGES, slab.pages - at)):
                 if not link.usable:
                     return
                 first = slab.first + run_at
@@ -246,7 +255,7 @@ class Lenders:
 
     def _missing(self, slab: SlabMemory, link: RemoteSlab, at: int, count: int) -> list[tuple[int, int]]:
         """Runs of pages, counted from the first of the slab, whose newest content is not there."""
-        newest = np.array(self._queue.versions(slab.first + at, count))
+        newest = np.array(self._spill.versions(slab.first + at, count))
         flags = np.frombuffer(bytes(link.held.flags[at : at + count]), np.uint8)
         return _runs(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
 
@@ -291,11 +300,10 @@ class Lenders:
             versions = await link.versions()
             size = self._page_bytes
             buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
-            await self._queue.ready(slab.first, slab.pages)
-            for at in range(0, slab.pages, LEAF_PAGES):
-                for run_at, count in self._newer(slab, versions, at, min(LEAF_PAGES, slab.pages - at)):
+            for at in range(0, slab.pages, STEP_PAGES):
+                for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
                     got = await link.read(run_at, buffer[: count * size])
-                    await self._queue.room(count)
+                    await self._spill.room(count)
                     self._put(slab, slab.first + run_at, got, buffer)
                 await asyncio.sleep(0)
         except OSError as error:
@@ -306,18 +314,18 @@ class Lenders:
     def _newer(self, slab: SlabMemory, versions: Versions, at: int, count: int) -> list[tuple[int, int]]:
         """Runs of pages, counted from the first of the slab, that the lender holds in a newer version than the queue
         and the disk."""
-        newest = np.array(self._queue.versions(slab.first + at, count))
+        newest = np.array(self._spill.versions(slab.first + at, count))
         return _runs(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
 
     def _put(self, slab: SlabMemory, first: int, versions: Versions, pages: memoryview) -> None:
         """A page that was written here meanwhile is newer. Nothing awaits in here."""
         size = self._page_bytes
         for at, version in enumerate(versions):
-            known = self._queue.version(first + at)
+            known = self._spill.version(first + at)
             if version > known:
                 slab.written += known == 0
                 slab.overwritten(first + at, 1)
-                self._queue.put(first + at, Page(version, bytes(pages[at * size : (at + 1) * size])))
+                self._spill.put(first + at, 1, version, pages[at * size : (at + 1) * size])
 
     async def give_up(self, slab: SlabMemory, epoch: int, why: str) -> OpenPlace | None:
         """Reads are answered from the disk from now on: what that lender held is lost, or a person does not want to

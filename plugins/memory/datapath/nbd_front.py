@@ -32,11 +32,14 @@ from plugins.memory.datapath.nbdwire import (
     NbdRequest,
 )
 from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.write_buffers import LONG_BYTES
 
 UNDER_WAY_MAX = 256
 """Requests of one connection."""
 UNDER_WAY_BYTES_MAX = 64 << 20
 """Bytes of them, of one connection."""
+GATHERED_MAX = 1 << 20
+"""Bytes that are gathered before they are sent: a client that does not take its answers is noticed by that."""
 GREETING_S = 10.0
 """How long a client may take until it has chosen an export."""
 _ERRORS = {errno.EROFS: NbdError.EPERM, errno.ENOSPC: NbdError.ENOSPC}
@@ -71,6 +74,8 @@ class NbdFront:
         self._under_way = self._under_way_bytes = 0
         self._held = False
         self._out: list[Part] = []
+        self._gathered = 0
+        """Bytes of it that were read, about."""
         self._flushing = False
 
     def begin(self) -> None:
@@ -119,7 +124,7 @@ class NbdFront:
         self._out += parts
 
     def _flush(self) -> None:
-        self._flushing = False
+        self._flushing, self._gathered = False, 0
         if self._out and not self.over.done():
             out, self._out = self._out, []
             self._stream.send(out)
@@ -191,7 +196,7 @@ class NbdFront:
                 raise WireError(f"a write of {request.length} bytes")
             if request.length:
                 self._request = request
-                self._target, self._next = memoryview(bytearray(request.length)), self._write_data
+                self._target, self._next = self._volume.buffers.take(request.length), self._write_data
                 return
         if request.command is NbdCommand.DISCONNECT:
             self._end()
@@ -224,13 +229,20 @@ class NbdFront:
         match command:
             case NbdCommand.WRITE:
                 assert data is not None
-                pages.write(offset, data, done)
+                pages.write(offset, data, self._given_back(data, done))
             case NbdCommand.FLUSH:
                 self._volume.submit_flush(done)
             case NbdCommand.TRIM:
                 pages.trim(offset, length, done)
             case _:
                 pages.zero(offset, length, done)
+
+    def _given_back(self, data: memoryview, done: Answer) -> Answer:
+        def written(error: OSError | None) -> None:
+            self._volume.buffers.give(data)
+            done(error)
+
+        return written if len(data) >= LONG_BYTES else done
 
     def _synced_first(self, done: Answer) -> Answer:
         def written(error: OSError | None) -> None:
@@ -257,12 +269,15 @@ class NbdFront:
 
     def _read(self, request: NbdRequest, into: bytearray, error: OSError | None) -> None:
         self._over(request.length)
+        self._gathered += request.length
         if error is not None:
             self._failed(request, error)
         elif self._structured:
             self._say(nbdwire.data_chunk(request.cookie, request.offset, request.length), into)
         else:
             self._say(nbdwire.simple(request.cookie, 0), into)
+        if self._gathered >= GATHERED_MAX:
+            self._flush()
 
     def _done(self, request: NbdRequest, error: OSError | None) -> None:
         self._over(request.length if request.command is NbdCommand.WRITE else 0)

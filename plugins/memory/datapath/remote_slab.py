@@ -42,6 +42,10 @@ class PagesAtLender:
             self.flags[page] = 1
             self.count += 1
 
+    def add_run(self, first: int, count: int) -> None:
+        self.count += count - self.flags.count(1, first, first + count)
+        self.flags[first : first + count] = b"\1" * count
+
     def drop(self, first: int, count: int) -> None:
         if count == 1:
             self.count -= self.flags[first]

@@ -52,7 +52,7 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     secret: bytes
     """What an agent must say on the control socket."""
     queue_pages: int
-    """Pages that may wait for the disk."""
+    """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
     """For one request to a lender."""
 
@@ -196,4 +196,5 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
             async with asyncio.timeout(FLUSH_S):
                 await (volume.forget() if asked.forget else volume.end())
         volume.lenders.shut()
+        await volume.close()
         await server.close()

@@ -1,20 +1,20 @@
 """The rules of a volume: which copy of a page is the newest, and when a write may be acknowledged.
 
-    write   the next version, into the spill queue; if the slab is mapped, to the lender as well
-            acknowledged when the lender has it (the disk follows), or, unmapped or failed, when the disk has it
-    read    spill queue -> lender, if it holds the newest version -> lender being left, likewise -> disk
-    flush   every write acknowledged before is on disk and synced
+    write   the next version, into the ring of the spill log; if the slab is mapped, to the lender as well
+            acknowledged when the lender has it (the disk follows), or, unmapped or failed, when the log has it
+    read    ring -> lender, if it holds the newest version -> lender being left, likewise -> spill log
+    flush   every write acknowledged before is in the log and synced
 
-So at any moment the newest content of a page is in the queue or on disk, and the lender's copy is a faster one of the
-same version. Losing the lender loses nothing; losing this process loses only the queue, and what was acknowledged of it
-is at the lenders: the next process asks each of them which versions it holds and copies what is newer than the disk
-back to this host (`lenders`). Until a lender has answered, reads of pages of which it may hold a newer version wait;
-they are not answered from the disk.
+So at any moment the newest content of a page is in the ring or in the log, and the lender's copy is a faster one of the
+same version. Losing the lender loses nothing, nor does the death of this process or of the log's writer alone; losing
+both, or power, loses only the ring, and what was acknowledged of it is at the lenders: the next process asks each of
+them which versions it holds and copies what is newer than the log back to this host (`lenders`). Until a lender has
+answered, reads of pages of which it may hold a newer version wait; they are not answered from the disk.
 
 The five holes of Infiniswap's released code are closed by this shape: (1) a page's version changes when a write
-begins, so the lender's older copy is not valid from then on, whether or not the write succeeds; (2) the queue is read
+begins, so the lender's older copy is not valid from then on, whether or not the write succeeds; (2) the ring is read
 before the disk, so a read never overtakes a disk write that has not landed; (3) versions held belong to a connection
-and go with it, the queue stays; (4) `flush`; (5) every slab has its own state, so one eviction holds up nobody else.
+and go with it, the ring stays; (4) `flush`; (5) every slab has its own state, so one eviction holds up nobody else.
 """
 
 import asyncio
@@ -29,15 +29,16 @@ import msgspec
 
 from covey import checked
 from covey.ports import Env
-from plugins.memory.datapath.backing import Backing
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
 from plugins.memory.datapath.lender_link import LenderLinks
-from plugins.memory.datapath.lenders import TROUBLE_MAX_S, Lenders
+from plugins.memory.datapath.lenders import Lenders
+from plugins.memory.datapath.old_layout import convert
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.spill import SpillQueue
+from plugins.memory.datapath.spill import Spill
+from plugins.memory.datapath.write_buffers import WriteBuffers
 
 Done = Callable[[OSError | None], None]
 """Called once, with why it failed."""
@@ -99,12 +100,11 @@ class Volume:
         self, env: Env, shape: Shape, prefix: str, queue_pages: int, deadline_s: float, tell: Callable[[Told], None]
     ):
         self.shape = shape
-        self.backing = Backing(env.disk, prefix, shape.pages, shape.page_bytes, self._loaded)
-        self.queue = SpillQueue(env, self.backing, queue_pages)
+        self.spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
         self.slabs = Slabs(shape.pages, shape.slab_pages)
         self.places = Places(env.disk, env.log, prefix)
         self.lenders = Lenders(
-            env, self.places, self.queue, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
+            env, self.places, self.spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
         )
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
@@ -113,46 +113,36 @@ class Volume:
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self._version = self._ours = 0
         self._opened = False
+        self.buffers = WriteBuffers()
         self._life = int.from_bytes(env.entropy(7), "little")
         self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
 
     # ---- life ----
 
     async def open(self) -> None:
-        """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size. A disk
-        that can be read but not written is no reason not to serve reads. Which pages the disk has is found out as they
-        are used, and in the background: the time this takes does not depend on what is written."""
+        """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size, or are
+        damaged. A disk that can be read but not written is no reason not to serve reads."""
         record = await self._load_record()
         self._version = self._ours = record.generation << (64 - GENERATION_BITS)
-        await self.backing.load()
+        await self.spill.open(record.generation)
         await self.places.load(len(self.slabs))
         try:
             await self._make_writable(record)
         except OSError as error:
             self._refuse_writes(record, error)
         self._opened = True
-        self._env.spawn("spill", self.queue.run())
-        self._env.spawn("count pages", self._count_written())
+        self._env.spawn("spill", self.spill.run())
+        await convert(self._env, self._prefix, self.spill)
+        self._count_written()
         self.lenders.find_again(self.places.all(), self.places.clean)
 
-    async def _count_written(self) -> None:
-        pause_s = WRITABLE_S
-        while not self.lenders.closed:
-            try:
-                await self.backing.load_all()
-                return
-            except OSError as error:
-                self._env.log.warning("not known yet how much of the volume is written", why=str(error))
-            await asyncio.sleep(pause_s)
-            pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
-
-    def _loaded(self, first: int, versions: Versions) -> None:
-        """The disk was asked what it has of these pages."""
-        for slab, start, run in self._parts(first, len(versions)):
-            written = run - versions[start - first : start - first + run].count(0)
-            if written:
-                slab.written += written
-                slab.touch()
+    def _count_written(self) -> None:
+        """Slab by slab, of those in which the disk has something."""
+        size = self.shape.slab_pages
+        for index in self.spill.table.slabs_in_use(size):
+            slab = self.slabs[index]
+            slab.written = self.spill.count_written(slab.first, slab.pages)
+            slab.touch()
 
     async def _load_record(self) -> VolumeRecord:
         shape = self.shape
@@ -168,7 +158,7 @@ class Volume:
         """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
         settled, and the file of places must not say any more that the last process ended in good order."""
         await checked.save(self._env.disk, f"{self._prefix}/volume", record)
-        await self.backing.settle()
+        await self.spill.settle()
         if self.places.clean:
             await self.places.write()
         self.read_only = ""
@@ -193,38 +183,46 @@ class Volume:
         lie."""
         if not self._opened:
             return
-        await self.queue.flush()
+        await self.spill.flush()
         if not self.read_only and all(slab.sure.is_set() for slab in self.slabs):
             await self.places.write(clean=True)
+        await self.spill.stop()
 
     async def forget(self) -> None:
         """Delete everything durable."""
-        await self.queue.drop()
         self.lenders.shut()
-        await self.backing.delete()
+        await self.spill.delete()
         await self.places.delete()
         await self._env.disk.delete(f"{self._prefix}/volume")
+
+    async def close(self) -> None:
+        """The writer of the log ends; nothing is written any more."""
+        await self.spill.close()
 
     # ---- requests that nobody awaits ----
 
     def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
         """`write`, for callers who have many under way: `done` is called once, with None or why not. No task is made
-        when the lender of the slab takes it at once. `pages` must stay as it is for good."""
+        when the lender of the slab takes it at once. `pages` must stay as it is until then, and for good unless it came
+        from `buffers`."""
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link
-        plain = not self.read_only and self.queue.fits(count) and self.backing.is_ready(first, count)
+        spill = self.spill
+        plain = not self.read_only and spill.fits(count)
         if slab is None or link is None or not link.usable or not plain:
             self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
         version = self._begin(slab, first, count, pages)
+        number = spill.log.put
 
         def answered(did: bool) -> None:
             self._written_bytes += count * self.shape.page_bytes
             if did:
-                self.lenders.acknowledged(slab, link, first, (version,) * count)
+                self.lenders.acknowledged_run(slab, link, first, count, version)
                 done(None)
             else:
-                self._env.spawn("write", settle(self.queue.written(first, count, version), done))
+                self.buffers.spoil(pages)
+                self._env.spawn("write", settle(spill.written(number), done))
 
         link.send_write(first - slab.first, count, version, pages, answered)
 
@@ -233,18 +231,23 @@ class Volume:
         count = len(into) // self.shape.page_bytes
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link
-        held = slab is not None and link is not None and not slab.unsure and link.usable
-        if not held or not self.backing.is_ready(first, count) or self.queue.has_any(first, count):
+        if slab is None or link is None or slab.unsure or not link.usable:
             self._env.spawn("read", settle(self.read(first, into), done))
             return
-        assert slab is not None and link is not None
-        at = first - slab.first
-        if link.held.flags.find(0, at, at + count) >= 0:
+        at, spill = first - slab.first, self.spill
+        if spill.has_any(first, count) or link.held.flags.find(0, at, at + count) >= 0:
+            if spill.is_here(first, count):
+                slab.requests += count
+                slab.touch()
+                spill.read_here(first, into)
+                self._read_bytes += len(into)
+                done(None)
+                return
             self._env.spawn("read", settle(self.read(first, into), done))
             return
         slab.requests += count
         slab.touch()
-        wanted = self.backing.versions(first, count)
+        wanted = spill.versions(first, count)
 
         def answered(did: bool, versions: Versions) -> None:
             if did and all(map(ge, versions, wanted)):
@@ -282,28 +285,22 @@ class Volume:
     async def _write_part(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> None:
         """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
         it."""
-        await self.backing.ready(first, count)
-        await self.queue.room(count)
+        await self.spill.room(count)
         version = self._begin(slab, first, count, pages)
-        link = slab.link
+        number, link = self.spill.log.put, slab.link
         if link is not None and link.usable:
             with contextlib.suppress(SlabGone):  # `lenders` is called when a link ends
                 versions = array("Q", (version,)) * count
                 await link.write(first - slab.first, versions, pages)
-                self.lenders.acknowledged(slab, link, first, versions)
+                self.lenders.acknowledged_run(slab, link, first, count, version)
                 return
-        await self.queue.written(first, count, version)
+            self.buffers.spoil(pages)
+        await self.spill.written(number)
 
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
-        size = self.shape.page_bytes
         self._version += 1
-        slab.written += self.queue.versions(first, count).count(0)
-        if pages is None:
-            contents = [bytes(size)] * count
-        else:
-            contents = [bytes(pages[at : at + size]) for at in range(0, count * size, size)]
-        self.queue.put_run(first, self._version, contents)
+        slab.written += count - self.spill.put(first, count, self._version, pages)
         slab.requests += count
         slab.overwritten(first, count)
         slab.touch()
@@ -317,8 +314,7 @@ class Volume:
         for slab, start, run in self._parts(first, count):
             slab.requests += run
             slab.touch()
-            await self.backing.ready(start, run)
-            if slab.unsure and any(self.queue.version(page) < self._ours for page in range(start, start + run)):
+            if slab.unsure and any(version < self._ours for version in self.spill.versions(start, run)):
                 await self.lenders.known(slab)
             await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
         self._read_bytes += count * size
@@ -328,18 +324,16 @@ class Volume:
         the rest comes from elsewhere."""
         size = self.shape.page_bytes
         versions = array("Q")
-        await self.backing.ready(first, len(into) // size)
         while len(versions) < len(into) // size:
             page = first + len(versions)
             rest = into[len(versions) * size :]
-            queued = self.queue.newest(page)
-            if queued is not None:
-                rest[:size] = queued.data
-                versions.append(queued.version)
+            if self.spill.is_here(page, 1):
+                versions.append(self.spill.version(page))
+                self.spill.read_here(page, rest[:size])
                 continue
             holder, run = self._same_holder(slab, page, len(rest) // size)
             if holder is None:
-                versions.extend(await self.backing.read(page, rest[: run * size]))
+                versions.extend(await self.spill.read(page, rest[: run * size]))
                 self._disk_read_bytes += run * size
                 continue
             with contextlib.suppress(SlabGone):
@@ -349,14 +343,14 @@ class Volume:
     def _same_holder(self, slab: SlabMemory, page: int, most: int) -> tuple[RemoteSlab | None, int]:
         """Who holds the newest content of `page`, None for the disk, and of how many pages in a row."""
         holder, run = slab.holder(page), 1
-        while run < most and self.queue.newest(page + run) is None and slab.holder(page + run) is holder:
+        while run < most and not self.spill.is_here(page + run, 1) and slab.holder(page + run) is holder:
             run += 1
         return holder, run
 
     async def _fetch_remote(self, slab: SlabMemory, holder: RemoteSlab, first: int, into: memoryview) -> Versions:
         """SlabGone also when the lender answers with something older than it acknowledged."""
         count = len(into) // self.shape.page_bytes
-        wanted = self.backing.versions(first, count)
+        wanted = self.spill.versions(first, count)
         versions = await holder.read(first - slab.first, into)
         if not all(map(ge, versions, wanted)):
             self._found_out(holder)
@@ -367,8 +361,7 @@ class Volume:
     async def ever_written(self, first: int, count: int) -> bool:
         """Was any of these pages, which lie in one slab? A lender that has not answered may know better."""
         slab = self.slabs[first // self.shape.slab_pages]
-        await self.backing.ready(first, count)
-        return bool(slab.unsure) or any(self.queue.versions(first, count))
+        return bool(slab.unsure) or self.spill.ever_written(first, count)
 
     def _found_out(self, holder: RemoteSlab) -> None:
         holder.lied = True
@@ -379,7 +372,7 @@ class Volume:
         for slab in self.slabs:
             if slab.unsure:
                 await self.lenders.known(slab)
-        await self.queue.flush()
+        await self.spill.flush()
 
     def _parts(self, first: int, count: int) -> list[tuple[SlabMemory, int, int]]:
         """A run of pages cut at slab boundaries: slab, first page, pages."""
@@ -425,8 +418,8 @@ class Volume:
             written_bytes=self._written_bytes,
             remote_read_bytes=self._remote_read_bytes,
             disk_read_bytes=self._disk_read_bytes,
-            queued_pages=len(self.queue),
-            torn_pages=self.backing.torn,
+            queued_pages=len(self.spill),
+            torn_pages=self.spill.torn,
             places=self.lenders.now(changed),
             links_reopened=self.lenders.reopened,
             unrecovered=self.lenders.unrecovered,
@@ -440,4 +433,4 @@ class Volume:
         """What the disk refuses now, for people."""
         if self.read_only:
             return f"read-only: {self.read_only}"
-        return f"pages wait for the disk, which refuses them: {self.queue.refused}" if self.queue.refused else ""
+        return f"pages wait for the disk, which refuses them: {self.spill.refused}" if self.spill.refused else ""

@@ -16,6 +16,10 @@ UNDER_WAY_MAX = 64
 """Requests of one connection; each is at most 256 pages."""
 
 
+GATHERED_MAX = 1 << 20
+"""Bytes read that are gathered before they are sent."""
+
+
 class VolumeSession:
     """`Driven`. `over` is set when it ends, with what the client did wrong, if anything."""
 
@@ -29,6 +33,7 @@ class VolumeSession:
         self._under_way = 0
         self._held = self._flushing = False
         self._out: list[Part] = []
+        self._gathered = 0
 
     # ---- driven ----
 
@@ -93,6 +98,9 @@ class VolumeSession:
             self._stream.go_on()
         if error is None:
             self._say(headers.pack_reply(Reply(Status.OK, request.pages, request.tag)), *pages)
+            self._gathered += len(pages[0]) if pages else 0
+            if self._gathered >= GATHERED_MAX:
+                self._flush()
             return
         self._env.log.error("a request failed", op=request.op.name, page=request.page, why=str(error))
         self._say(headers.pack_failed(request.tag, error.strerror or str(error)))
@@ -104,7 +112,7 @@ class VolumeSession:
         self._out += parts
 
     def _flush(self) -> None:
-        self._flushing = False
+        self._flushing, self._gathered = False, 0
         if self._out and not self.over.done():
             out, self._out = self._out, []
             self._stream.send(out)

@@ -8,16 +8,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
+from agent.ports.pages import MemfdPages
 from agent.tasks import Tasks
 from covey.core import HostId
-from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Pages, Probes, Processes
+from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
+from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
 from plugins.memory.datapath.volume import Shape, Volume
 
 PAGE = 4096
@@ -50,9 +54,8 @@ class GateDisk:
             raise OSError(28, "no space left in this test")
         await self._disk.write_at(name, offset, data)
 
-    async def write_many_at(self, name: str, parts: Sequence[tuple[int, bytes]]) -> None:
-        for offset, data in parts:
-            await self.write_at(name, offset, data)
+    async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        await self.write_at(name, offset, b"".join(parts))
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         if self.reads_failing:
@@ -73,6 +76,46 @@ class GateDisk:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._disk, name)
+
+
+class LocalProcess:
+    """A program of ours as a task of this process."""
+
+    loaded = True
+
+    def __init__(self, id: ProcessId, task: "asyncio.Task[None]") -> None:
+        self.id, self._task = id, task
+
+    @property
+    def alive(self) -> bool:
+        return not self._task.done()
+
+    async def wait(self) -> int | None:
+        await asyncio.wait([self._task])
+        return 0
+
+    def signal(self, number: int) -> None:
+        self._task.cancel()
+
+
+class LocalProcesses:
+    """`start_program` of `covey.ports.Processes`: the writer of a spill log."""
+
+    def __init__(self, bench: "Bench") -> None:
+        self._bench = bench
+        self.started: list[LocalProcess] = []
+
+    async def start_program(self, program: str, name: str, config: msgspec.Struct) -> LocalProcess:
+        assert program == "spill"
+        assert isinstance(config, SpillConfig)
+        work = run_spill(self._bench.env, config)
+        process = LocalProcess(ProcessId(len(self.started) + 1, 0), asyncio.get_running_loop().create_task(work))
+        self.started.append(process)
+        return process
+
+    def find(self, process: ProcessId) -> LocalProcess | None:
+        found = self.started[process.pid - 1]
+        return found if found.alive else None
 
 
 class Bench:
@@ -96,9 +139,11 @@ class Bench:
             disk=cast(Disk, self.disk),
             processes=cast(Processes, None),
             probes=cast(Probes, None),
-            pages=cast(Pages, None),
+            pages=MemfdPages(),
             run_dir=directory,
         )
+        self.processes = LocalProcesses(self)
+        self.env = Env(**{**self.env.__dict__, "processes": self.processes})
         self.store = SlabStore(1 << 30)
         self.server = SlabServer(self.env, self.store)
         self.address = ""
@@ -153,10 +198,14 @@ class Bench:
         return volume
 
     async def die(self, volume: Volume) -> None:
-        """As by kill -9: what was only in the queue is gone."""
+        """As by kill -9 of its process and of the writer of its log: what was only in the ring is gone."""
         for slab in volume.slabs:
             for link in slab.links():
                 link.fail("killed")
+        writer = volume.spill.writer._process
+        if writer is not None:
+            writer.signal(9)
+            await writer.wait()
         for known, tasks in self._volumes:
             if known is volume:
                 await tasks.cancel_all()

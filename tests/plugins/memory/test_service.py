@@ -309,6 +309,8 @@ def killed_with_stopped_lenders(rack: MemoryRack) -> None:
     async def write(client: SimClient) -> None:
         await write_all(client, 2)
         rack.vold("h1", "data").signal(9)
+        for writer in rack.host("h1").find("spill-data"):
+            writer.signal(9)
         for host in ("h2", "h3"):
             rack.slabd(host).signal(19)
 

@@ -15,11 +15,10 @@ from covey import frames
 from covey.core import Heard, HostId, Send
 from covey.ports import MemoryNow
 from covey.units import MIB, TIB
-from plugins.memory.datapath import control, page_index
-from plugins.memory.datapath.backing import Backing, Page
+from plugins.memory.datapath import control, old_index
 from plugins.memory.datapath.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
 from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.page_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
+from plugins.memory.datapath.old_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.vold import VolumeControl
 from plugins.memory.datapath.volume import Shape, Volume
@@ -34,6 +33,7 @@ from plugins.memory.service.open_volume import OpenVolume
 from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, page, read, soon, write
 
 ME, LENDER = HostId("h1"), HostId("h2")
+FILES = "memory/volumes/data"
 HUGE = Shape("data", TIB, PAGE, 64 * MIB)
 _messages: msgspec.msgpack.Decoder[Messages] = msgspec.msgpack.Decoder(Messages)
 
@@ -152,7 +152,7 @@ async def test_opening_a_volume_reads_nothing_of_what_is_written() -> None:
         bench.disk.read_at = counted  # type: ignore[method-assign]
         again = Volume(bench.env, HUGE, "memory/volumes/data", 512, 5.0, bench.told.append)
         await again.open()
-        assert sum(asked) < 1 * MIB, "a few blocks, and a byte for each leaf"
+        assert sum(asked) < 1 * MIB, "a few blocks"
         assert await read(again, 2 * HUGE.slab_pages, 2) == [7, 0]
         await soon(lambda: sum(slab.written for slab in again.slabs) == 20)
 
@@ -204,56 +204,43 @@ class Known:
 # ---- the index -------------------------------------------------------------------------------------------------------
 
 
-async def a_backing(bench: Bench) -> Backing:
-    backing = Backing(bench.env.disk, "v", 3 * LEAF_PAGES, PAGE)
-    await backing.load()
-    return backing
-
-
-async def word(backing: Backing, number: int) -> int:
-    data = memoryview(bytearray(PAGE))
-    await backing.read(number, data)
-    return int.from_bytes(data[:8], "little")
-
-
-async def test_a_process_that_did_not_use_a_page_does_not_say_that_it_is_durable() -> None:
-    """Its own writes are synced, and marked so; what an earlier process left torn elsewhere stays doubtful."""
+async def test_a_volume_of_the_first_version_is_converted_into_a_log() -> None:
+    """Its index had one mark, no lives, and no map of the leaves in use."""
+    pages = 3 * LEAF_PAGES
     async with a_bench() as bench:
-        backing = await a_backing(bench)
-        await backing.write({3: Page(1, page(1))})
-        await backing.sync()
-        await backing.write({3: Page(2, page(2))})
-        place = await bench.disk.read_at("v/pages", (3 * LEAF_PAGES + 3) * PAGE, PAGE)
-        assert place == page(2)
-        await bench.disk.write_at("v/pages", (3 * LEAF_PAGES + 3) * PAGE + 100, b"torn")
-        for number in (LEAF_PAGES + 1, 2 * LEAF_PAGES):
-            other = await a_backing(bench)
-            await other.write({number: Page(9, page(9))})
-            await other.sync()
-        last = await a_backing(bench)
-        assert (await word(last, 3), last.torn) == (1, 1)
-        assert await word(last, LEAF_PAGES + 1) == 9
-
-
-async def test_an_index_of_the_first_version_is_read() -> None:
-    """It had one mark, no lives, and no map of the leaves in use."""
-    async with a_bench() as bench:
-        mark_at = -(-2 * 3 * LEAF_PAGES * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES
-        for number, batch in ((5, 1), (LEAF_PAGES + 5, 2)):
+        mark_at = -(-2 * pages * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES
+        for number, batch in ((5, 1), (6, 1), (LEAF_PAGES + 5, 2)):
             data = memoryview(page(number))
             seed = (4 ^ number * 2654435761) & 0xFFFFFFFF
-            entry = page_index.packed(PageEntry(4, batch, zlib.crc32(data, seed)), number, 0)
-            await bench.disk.write_at("v/pages", number * PAGE, bytes(data))
-            await bench.disk.write_at("v/index", number * ENTRY_BYTES, entry)
-        await bench.disk.write_at("v/index", mark_at, page_index.pack_mark(1))
-        await bench.disk.write_at("v/pages", (LEAF_PAGES + 5) * PAGE + 100, b"torn")
-        backing = await a_backing(bench)
-        await backing.load_all()
-        assert await word(backing, 5) == 5
-        assert (await word(backing, LEAF_PAGES + 5), backing.torn) == (0, 1)
-        await bench.disk.write_at("v/pages", 5 * PAGE + 100, b"rot")
-        with pytest.raises(OSError, match="page 5 is damaged"):
-            await word(await a_backing(bench), 5)
+            entry = old_index.packed(PageEntry(4, batch, zlib.crc32(data, seed)), number, 0)
+            await bench.disk.write_at(f"{FILES}/pages", number * PAGE, bytes(data))
+            await bench.disk.write_at(f"{FILES}/index", number * ENTRY_BYTES, entry)
+        await bench.disk.write_at(f"{FILES}/index", mark_at, old_index.pack_mark(1))
+        await bench.disk.write_at(f"{FILES}/pages", (LEAF_PAGES + 5) * PAGE + 100, b"torn")
+        shape = Shape("data", pages * PAGE, PAGE, 64 * MIB)
+        for _ in range(2):
+            volume = Volume(bench.env, shape, FILES, 512, 5.0, bench.told.append)
+            await volume.open()
+            assert await read(volume, 4, 4) == [0, 5, 6, 0] and await read(volume, LEAF_PAGES + 5, 1) == [0]
+            assert list(volume.spill.versions(5, 2)) == [4, 4]
+            assert volume.slabs[0].written == 2
+            assert not [name for name in await bench.disk.names(FILES) if name.endswith(("/pages", "/index"))]
+            await bench.die(volume)
+
+
+async def test_a_damaged_page_of_the_first_version_is_not_converted() -> None:
+    pages = LEAF_PAGES
+    async with a_bench() as bench:
+        mark_at = -(-2 * pages * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES
+        entry = old_index.packed(PageEntry(4, 1, 7), 5, 0)
+        await bench.disk.write_at(f"{FILES}/pages", 5 * PAGE, page(5))
+        await bench.disk.write_at(f"{FILES}/index", 5 * ENTRY_BYTES, entry)
+        await bench.disk.write_at(f"{FILES}/index", mark_at, old_index.pack_mark(1))
+        volume = Volume(bench.env, Shape("data", pages * PAGE, PAGE, MIB), FILES, 512, 5.0, bench.told.append)
+        with pytest.raises(OSError, match=r"page 5 is damaged in .*pages; next: "):
+            await volume.open()
+        await volume.close()
+        assert await bench.disk.names(f"{FILES}/index"), "nothing is deleted"
 
 
 ENTRIES = st.lists(
@@ -266,7 +253,7 @@ def test_a_leaf_is_loaded_as_each_of_its_entries_says(first: int, one: Any, two:
     """The arrays against one entry after another."""
     parts: list[bytes] = []
     for place, entries in enumerate((one, two)):
-        packed = [bytearray(page_index.packed(PageEntry(v, n, v * 7), first + at, place)) for at, (v, n, _, _) in
+        packed = [bytearray(old_index.packed(PageEntry(v, n, v * 7), first + at, place)) for at, (v, n, _, _) in
                   enumerate(entries)]  # fmt: skip
         for data, (version, _, whole, _) in zip(packed, entries, strict=True):
             if not version:
@@ -276,11 +263,11 @@ def test_a_leaf_is_loaded_as_each_of_its_entries_says(first: int, one: Any, two:
         parts.append(b"".join(packed))
     known = Marks()
     known.of = marks
-    found = page_index.load(first, (parts[0], parts[1]), known)
+    found = old_index.load(first, (parts[0], parts[1]), known)
     expected: list[tuple[int, int, int]] = []
     doubtful: list[int] = []
     for at in range(4):
-        both = [page_index.parsed(part[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES], first + at, place)
+        both = [old_index.parsed(part[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES], first + at, place)
                 for place, part in enumerate(parts)]  # fmt: skip
         place = int((both[1].version, both[1].batch) > (both[0].version, both[0].batch))
         newest = both[place]
@@ -297,7 +284,7 @@ def test_a_leaf_is_loaded_as_each_of_its_entries_says(first: int, one: Any, two:
 @given(rows=st.lists(st.binary(min_size=28, max_size=28), min_size=1, max_size=5))
 def test_the_checksum_of_many_entries_is_that_of_each(rows: list[bytes]) -> None:
     matrix = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 28)
-    assert page_index._crc32_of_rows(matrix).tolist() == [zlib.crc32(row) for row in rows]
+    assert old_index._crc32_of_rows(matrix).tolist() == [zlib.crc32(row) for row in rows]
 
 
 @given(st.binary(max_size=BLOCK_BYTES), st.integers(0, BLOCK_BYTES - 1), st.integers(0, 255))

@@ -1,0 +1,381 @@
+"""How the files of a spill log come about: orders to its writer, and what is known once they are done.
+
+`machine.spill_log` says what is next; here it is done, one order at a time, and the table of pages follows.
+"""
+
+import contextlib
+import errno
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, assert_never
+
+import numpy as np
+
+from covey import checked
+from covey.checked import Damaged
+from covey.ports import Env
+from plugins.memory.datapath import spill_load
+from plugins.memory.datapath.page_table import RING, PageTable
+from plugins.memory.datapath.spill_load import FoundLog, SegmentList, SegmentRecord
+from plugins.memory.datapath.spill_ring import SpillRing, ring_bytes
+from plugins.memory.datapath.spill_wire import (
+    AppendRecords,
+    CopyRecords,
+    DropSegment,
+    LogEnd,
+    LogSync,
+    SaveSegments,
+    SealSegment,
+    SpillDone,
+    SyncLog,
+)
+from plugins.memory.datapath.spill_writer import list_name, mark_name, segment_name
+from plugins.memory.datapath.writer_process import WriterProcess
+from plugins.memory.machine.spill_log import (
+    AppendNext,
+    CompactNext,
+    DropNext,
+    LogSegment,
+    Next,
+    RestUntil,
+    SealNext,
+    SpillLog,
+    StartSegment,
+    SyncSegments,
+)
+from plugins.memory.policy import log_records, spilling
+from plugins.memory.policy.log_records import BATCH_BITS, Rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Places = NDArray[np.uint32]
+else:
+    Places = Any
+
+
+APPENDS = 4
+"""Batches one after another before anything else has its turn."""
+
+
+class LogKeeper:
+    """Of one volume; files under `PREFIX/log`. `open` first, then `settle`, then `do` what `log.next` says. OSError
+    from all of them: the disk refused it, or the writer ended (WriterGone), and the same may be tried again."""
+
+    def __init__(self, env: Env, volume: str, prefix: str, pages: int, page_bytes: int, places: int) -> None:
+        self.torn = 0
+        """Records that were being written when the process before ended, and count for nothing."""
+        self.settled = False
+        """This process may write."""
+        self._env, self._prefix, self._pages = env, prefix, pages
+        self._block = page_bytes
+        length = spilling.segment_blocks(pages * page_bytes, page_bytes)
+        self._listed = SegmentList(0, page_bytes, length)
+        self.table = PageTable(pages, spilling.STRIDE * length)
+        self.ring = SpillRing(env.pages.make_ring(ring_bytes(places, page_bytes)), places, page_bytes)
+        self.writer = WriterProcess(env, volume, prefix)
+        self.log = SpillLog(places, page_bytes, length, 0, BATCH_BITS)
+        self._found: FoundLog | None = None
+        self._files: set[int] = set()
+        """Slots that have a file."""
+        self._copying: tuple[int, Rows, set[int]] | None = None
+        """Segment being compacted, its rows, and versions of zeros that were copied."""
+
+    # ---- life ----
+
+    async def open(self, life: int) -> None:
+        """Own the files, and find out what they hold. Damaged says what is wrong with them. OSError: the disk cannot
+        be read, or no writer be started."""
+        await self.writer.start()
+        names = await self._env.disk.names(f"{self._prefix}/log/")
+        known = {mark_name(self._prefix), list_name(self._prefix)}
+        self._files = {int(name.rpartition("/")[2], 16) for name in names if name not in known}
+        listed = await spill_load.load_list(self._env.disk, self._prefix)
+        if listed is None:
+            if self._files:
+                raise Damaged(
+                    f"{self._env.disk.path(list_name(self._prefix))} is missing, which says what the log of this "
+                    "volume consists of; next: restore it, or detach the volume for good (agentctl detach)"
+                )
+            listed = SegmentList(
+                int.from_bytes(self._env.entropy(8), "little") >> 1, self._block, self._listed.segment_blocks
+            )
+        if listed.segment_blocks != self._listed.segment_blocks:
+            self.table = PageTable(self._pages, spilling.STRIDE * listed.segment_blocks)
+        self._listed = listed
+        self._found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
+        self.torn = self._found.torn
+        self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
+        self.log.found(self._found.segments)
+        self.log.last_id = max([listed.last_id, *(record.id for record in listed.segments)])
+
+    async def settle(self) -> None:
+        """Before the first write: what processes before left is durable and listed so. Idempotent."""
+        if self.settled:
+            return
+        await self.connect()
+        for unsealed in self._found.unsealed if self._found is not None else ():
+            segment = unsealed.segment
+            if not segment.sealed:
+                await self._seal(segment, unsealed.rows)
+        await self._sync()
+        self._say(await self._order(self._list()))
+        self._found = None
+        self.settled = True
+
+    async def seal_all(self) -> None:
+        """At an end in good order: the next process need not look for the end of anything."""
+        if self.settled and self.log.put == self.log.synced:
+            self.log.active = None
+            for segment in [each for each in self.log.segments if not each.sealed]:
+                await self._seal(segment)
+            await self._sync()
+            self._say(await self._order(self._list()))
+
+    async def delete(self) -> None:
+        """Everything durable; the writer has ended."""
+        for name in await self._env.disk.names(f"{self._prefix}/log/"):
+            await self._env.disk.delete(name)
+
+    def segment_file(self, slot: int) -> str | None:
+        """The file of the segment in this slot; None when there is none any more."""
+        return segment_name(self._prefix, slot) if any(each.slot == slot for each in self.log.segments) else None
+
+    async def connect(self) -> None:
+        if not self.writer.is_up:
+            await self.writer.connect(self.ring, self._listed.salt, self.table.stride, self._end(self.log.batch + 1))
+
+    # ---- orders ----
+
+    async def do(self, due: Next) -> None:
+        match due:
+            case AppendNext():
+                await self._append(due)
+            case SyncSegments():
+                await self._sync()
+            case StartSegment():
+                await self._start_segment()
+            case SealNext():
+                await self._seal(due.segment)
+            case CompactNext():
+                await self._compact(due.segment)
+            case DropNext():
+                await self._drop(due.segments)
+            case RestUntil():
+                return
+            case _:
+                assert_never(due)
+
+    async def _order(self, order: object) -> SpillDone:
+        return await self.writer.ask(order)  # type: ignore[arg-type]
+
+    def _say(self, done: SpillDone) -> None:
+        """OSError when it was refused."""
+        if done.why:
+            raise OSError(done.errno, done.why)
+
+    def _end(self, batch: int) -> LogEnd:
+        active = self.log.active
+        if active is None:
+            return LogEnd(0, 0, 0, 0, 0)
+        return LogEnd(active.id, active.slot, active.used, batch, self.log.written)
+
+    def _to_sync(self, batch: int) -> LogSync:
+        """`batch`: the last one written then. While a segment is in doubt the mark stays where it is."""
+        segments = [each for each in self.log.on_disk() if each.unsynced and not each.doubted]
+        doubt = any(each.doubted for each in self.log.segments)
+        slots = {each.slot for each in segments}
+        if batch > self.log.batch and self.log.active is not None:
+            slots.add(self.log.active.slot)
+        return LogSync(tuple(sorted(slots)), self.log.mark if doubt else batch)
+
+    async def _append(self, due: AppendNext) -> None:
+        """While the writer writes one batch it prepares the next, if there is one that is full and has room here."""
+        order = self._to_append(self._end(self.log.batch + 1), due)
+        await self.writer.send(order)
+        for _ in range(APPENDS):
+            ahead = self._next_to_append(order)
+            if ahead is not None:
+                await self.writer.send(ahead)
+            done = await self.writer.answer()
+            if ahead is not None and done.why:
+                await self.writer.answer()  # refused too
+            self._appended(order, done)
+            if ahead is None:
+                return
+            order = ahead
+        self._appended(order, await self.writer.answer())
+
+    def _to_append(self, end: LogEnd, due: AppendNext, follows: bool = False) -> AppendRecords:
+        sync = self._to_sync(end.batch) if due.sync else None
+        return AppendRecords(end, due.stop, self.log.mark, follows, sync)
+
+    def _next_to_append(self, order: AppendRecords) -> AppendRecords | None:
+        """What may be sent before this one is answered. Not after a sync: its answer decides what comes next."""
+        log, active, stop = self.log, self.log.active, order.stop + self.log.rows_max
+        at = order.end.at + self._blocks_of(order)
+        if order.sync is not None or active is None or stop > log.put or at >= log.segment_blocks:
+            return None
+        end = LogEnd(active.id, active.slot, at, order.end.batch + 1, order.stop)
+        return self._to_append(end, AppendNext(order.stop, stop, False), follows=True)
+
+    def _blocks_of(self, order: AppendRecords) -> int:
+        rows = self.ring.rows(order.end.start, order.stop)
+        return log_records.batch_blocks(len(rows), int(np.count_nonzero(rows["zeros"] == 0)), self._block)
+
+    def _appended(self, order: AppendRecords, done: SpillDone) -> None:
+        if done.why and not done.written:
+            self._say(done)
+        active = self.log.active
+        assert active is not None
+        start, stop = order.end.start, order.stop
+        rows = self.ring.rows(start, stop)
+        self.table.landed(rows, self._places_of(start, len(rows)), active.slot)
+        self.log.appended(stop, self._blocks_of(order), rows.tobytes(), self._env.clock.now_s())
+        if order.sync is not None:
+            self._synced_or_doubted(done)
+
+    def _places_of(self, start: int, count: int) -> Places:
+        found: Places = ((start + np.arange(count)) % self.ring.places + RING).astype(np.uint32)
+        return found
+
+    async def _sync(self) -> None:
+        done = await self._order(SyncLog(self._to_sync(self.log.batch)))
+        self._synced_or_doubted(done)
+
+    def _synced_or_doubted(self, done: SpillDone) -> None:
+        if not done.why:
+            self.log.did_sync()
+            return
+        start, stop = self.log.sync_refused()
+        if start < stop:
+            self.table.lift(self.ring.rows(start, stop), self._places_of(start, stop - start))
+        self._say(done)
+
+    async def _start_segment(self) -> None:
+        if not self.log.reserved:
+            more = self._to_reserve()
+            self._say(await self._order(self._list(more=more)))
+            self.log.reserve(more)
+        self.log.started()
+        active = self.log.active
+        assert active is not None
+        self._files.add(active.slot)
+        self.table.live += [0] * (active.slot + 1 - len(self.table.live))
+        self.table.live[active.slot] = 0
+
+    def _to_reserve(self, but: Sequence[LogSegment] = ()) -> list[tuple[int, int]]:
+        """Id and slot of new segments, as many as there should be in reserve; where a file is first. `but`: these go
+        now. OSError when there is no slot for one more."""
+        left = (each.segment for each in self.log.dropping if each.segment not in but)
+        taken = {each.slot for each in (*self.log.segments, *left)} | {slot for _, slot in self.log.reserved}
+        wanted = spilling.RESERVED - len(self.log.reserved)
+        free = sorted(self._files - taken)
+        free += [
+            slot for slot in range(len(taken) + len(free) + wanted) if slot not in taken and slot not in self._files
+        ]
+        slots = [slot for slot in free[: max(0, wanted)] if slot < self.table.slots_max]
+        if not slots and wanted > 0:
+            raise OSError(
+                errno.ENOSPC, "the spill log has as many segments as it can; next: discard what is not needed"
+            )
+        return [(self.log.last_id + number, slot) for number, slot in enumerate(slots, 1)]
+
+    def _list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> SaveSegments:
+        """The segments there are, as they are to be found on disk; `more` in reserve, those in `but` not."""
+        log = self.log
+        kept = [*log.segments, *(left.segment for left in log.dropping)]
+        records = [self._recorded(each) for each in sorted(kept, key=lambda each: each.id) if each not in but]
+        records += [SegmentRecord(id, slot, 0, 0, 0, 0, 0) for id, slot in (*log.reserved, *more)]
+        first = log.batch + 1 if log.active is None else log.active.first
+        last_id = max([log.last_id, *(id for id, _ in more)])
+        listed = SegmentList(
+            self._listed.salt, self._block, self._listed.segment_blocks, first, last_id, tuple(records)
+        )
+        return SaveSegments(checked.seal(listed), self._end(log.batch + 1))
+
+    def _recorded(self, segment: LogSegment) -> SegmentRecord:
+        """Sealed only once that is durable."""
+        id, slot, first = segment.id, segment.slot, segment.first
+        last = 0 if segment is self.log.active else segment.last or first - 1
+        if segment.sealed and not segment.unsynced:
+            size = (segment.used - segment.table_at) * self._block
+            return SegmentRecord(id, slot, first, last, segment.used, segment.table_at, size)
+        return SegmentRecord(id, slot, first, last, 0, 0, 0, segment.doubted_from)
+
+    async def _seal(self, segment: LogSegment, rows: Rows | None = None) -> None:
+        data = b"".join(segment.rows) if rows is None else rows.tobytes()
+        blocks = log_records.table_blocks(len(data) // log_records.ROW_BYTES, self._block)
+        last = segment.last or segment.first - 1
+        self._say(await self._order(SealSegment(segment.id, segment.slot, segment.used, last, data)))
+        self.log.sealed(segment, blocks)
+
+    # ---- compaction ----
+
+    async def _compact(self, segment: LogSegment) -> None:
+        """One step: some of what lives in it is copied. When nothing does any more, it may go."""
+        rows = await self._rows(segment)
+        living = self.table.living(rows, segment.slot)[: spilling.COPY_ROWS]
+        living = living[: self.log.rows_max]
+        if not len(living):
+            self._copying = None
+            self.log.emptied(segment)
+            return
+        active = self.log.active
+        assert active is not None
+        batch = self.log.batch + 1
+        done = await self._order(CopyRecords(segment.slot, living.tobytes(), self._end(batch), self.log.mark))
+        if done.wrong:
+            self._damaged(segment, living, done)
+            return
+        self._say(done)
+        were = living["block"] + np.uint32(self.table.log_place(segment.slot, 0))
+        content = log_records.place_rows(living, active.used, self._block)
+        blocks = log_records.batch_blocks(len(living), content, self._block)
+        self.table.landed(living, were, active.slot)
+        self._copied_zeros(living)
+        self.log.copied(blocks, living.tobytes(), self._env.clock.now_s())
+
+    async def _rows(self, segment: LogSegment) -> Rows:
+        if self._copying is None or self._copying[0] != segment.id:
+            if segment.sealed:
+                rows = await spill_load.read_rows(self._env.disk, self._prefix, segment, self._listed.salt, self._block)
+            else:
+                rows = np.frombuffer(b"".join(segment.rows), log_records.ROW)
+            self._copying = (segment.id, rows, set())
+        rows, done = self._copying[1], self._copying[2]
+        if done:
+            zeros = np.isin(rows["version"], np.fromiter(done, np.uint64, len(done))) & (rows["zeros"] > 0)
+            rows = rows[~zeros]
+        return rows
+
+    def _copied_zeros(self, rows: Rows) -> None:
+        if self._copying is not None:
+            self._copying[2].update(rows["version"][rows["zeros"] > 0].tolist())
+
+    def _damaged(self, segment: LogSegment, living: Rows, done: SpillDone) -> None:
+        """It stays as it is, so that a read of these pages fails and never returns something older."""
+        self.log.found_damaged(segment)
+        self._copying = None
+        pages = sorted(int(living["page"][at]) for at in done.wrong if at < len(living))
+        self._env.log.error(
+            "pages are damaged on disk: the disk returned something else than was written to it",
+            file=self._env.disk.path(segment_name(self._prefix, segment.slot)), pages=pages[:16],
+            next="look at the disk; write these pages anew, or restore them",
+        )  # fmt: skip
+
+    async def _drop(self, segments: Sequence[LogSegment]) -> None:
+        """Their files are for the next ones; what is more than those need is deleted."""
+        try:
+            more = self._to_reserve(but=segments)
+        except OSError:
+            more = []
+        self._say(await self._order(self._list(more=more, but=segments)))
+        self.log.dropped(segments)
+        self.log.reserve(more)
+        taken = {each.slot for each in self.log.segments} | {slot for _, slot in self.log.reserved}
+        taken |= {left.segment.slot for left in self.log.dropping}
+        for slot in sorted(self._files - taken)[1:]:
+            self._say(await self._order(DropSegment(slot)))
+            self._files.discard(slot)
+            with contextlib.suppress(OSError):
+                await self._env.disk.delete(segment_name(self._prefix, slot))  # and let go of it here

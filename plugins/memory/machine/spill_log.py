@@ -1,0 +1,333 @@
+"""The spill log of a volume as its process knows it: which records are where, and what is to be done next.
+
+Records are numbered as they are put into the ring. Up to `written` they are in the log, up to `synced` they are
+durable; a record's place in the ring is free once it is written, and keeps its content until another needs it.
+
+    put -> [ring] -> append -> written -> sync -> synced
+
+A segment fills up, is sealed (a table of all its rows), and goes when what lives of it was copied. It goes only when
+everything that made its records dead is durable, and every copy.
+
+A kernel that failed to sync may have dropped what was written, and says so only once. So after a failure the segments
+in doubt are not trusted: records that the ring still has are appended again to a new one, and what lives of the rest is
+read, checked and copied there. Nothing counts as synced before they are gone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from plugins.memory.policy import spilling
+from plugins.memory.policy.spilling import Fill
+
+LOOK_S = 1.0
+"""After a change it is looked for something to compact within this."""
+
+
+@dataclass
+class LogSegment:
+    """One file of the log."""
+
+    id: int
+    slot: int
+    """Its number in places of pages, used again when it is gone."""
+    first: int
+    """Number of its first batch."""
+    last: int = 0
+    used: int = 0
+    """Blocks."""
+    sealed: bool = False
+    unsynced: int = 0
+    """Blocks written since the last sync."""
+    doubted: bool = False
+    """A sync of it failed."""
+    doubted_from: int = 0
+    """Number of the first batch that may be gone then."""
+    damaged: bool = False
+    """A record in it is not what was written: it is kept, so that nobody takes an older one for it."""
+    table_at: int = 0
+    rows: list[bytes] = field(default_factory=list)
+    """Of its batches, until it is sealed."""
+
+
+class LeftSegment(NamedTuple):
+    """It may go once records before `number` are durable, and batches up to `batch`: what made its records dead, and
+    the copies."""
+
+    segment: LogSegment
+    number: int
+    batch: int
+
+
+class StartSegment(NamedTuple):
+    """Take one of those in reserve, or list new ones."""
+
+
+class AppendNext(NamedTuple):
+    start: int
+    stop: int
+    sync: bool
+
+
+class SyncSegments(NamedTuple):
+    pass
+
+
+class SealNext(NamedTuple):
+    segment: LogSegment
+
+
+class CompactNext(NamedTuple):
+    segment: LogSegment
+
+
+class DropNext(NamedTuple):
+    """Nothing in them lives, and all that says so is durable: list the rest, then they may go."""
+
+    segments: tuple[LogSegment, ...]
+
+
+class RestUntil(NamedTuple):
+    """Nothing to do before, unless something happens."""
+
+    at_s: float
+
+
+Next = StartSegment | AppendNext | SyncSegments | SealNext | CompactNext | DropNext | RestUntil
+
+
+class SpillLog:
+    """`places`: of the ring. `segment_blocks`: length of a segment. `life` is above that of every process before."""
+
+    def __init__(self, places: int, block_bytes: int, segment_blocks: int, life: int, life_bits: int) -> None:
+        self.places, self.block_bytes, self.segment_blocks = places, block_bytes, segment_blocks
+        self.put = self.written = self.synced = 0
+        self.rewound = 0
+        """Appended again after a failed sync; for people."""
+        self.batch = life << life_bits
+        """The last one written."""
+        self.mark = self.batch
+        """The last one that is durable, of this life."""
+        self.segments: list[LogSegment] = []
+        self.active: LogSegment | None = None
+        self.dropping: list[LeftSegment] = []
+        """Nothing that lives is in them any more."""
+        self.last_id = 0
+        self.reserved: list[tuple[int, int]] = []
+        """Id and slot of segments that are listed and not begun."""
+        self._waited = self._flush_to = 0
+        self._oldest_s = self._unsynced_s = self._looked_s = 0.0
+        self._since_look = 1
+        """Blocks written since it was looked for something to compact."""
+        self._worst: LogSegment | None = None
+        self._crowded = self._doubt = False
+
+    # ---- what happens ----
+
+    def has_put(self, records: int, now_s: float) -> None:
+        if self.put == self.written:
+            self._oldest_s = now_s
+        self.put += records
+
+    def free(self) -> int:
+        """Places of the ring."""
+        return self.places - (self.put - self.written)
+
+    def wait_written(self, number: int) -> None:
+        """Somebody waits for the records before this number to be written."""
+        self._waited = max(self._waited, number)
+
+    def wait_synced(self, number: int) -> None:
+        self._flush_to = max(self._flush_to, number)
+
+    def found(self, segments: Iterable[LogSegment]) -> None:
+        """What is on disk when the process begins."""
+        self.segments = list(segments)
+        self.last_id = max([self.last_id, *(segment.id for segment in self.segments)])
+
+    def reserve(self, more: Iterable[tuple[int, int]]) -> None:
+        """These are listed now, id and slot."""
+        self.reserved += more
+        self.last_id = max([self.last_id, *(id for id, _ in self.reserved)])
+
+    def started(self) -> None:
+        """The next one in reserve is begun."""
+        id, slot = self.reserved.pop(0)
+        self.active = LogSegment(id, slot, self.batch + 1)
+        self.segments.append(self.active)
+
+    def appended(self, stop: int, blocks: int, rows: bytes, now_s: float) -> None:
+        """The records before `stop` are in the active segment, as one batch."""
+        self._added(blocks, rows, now_s)
+        self.written = stop
+        self._oldest_s = now_s
+
+    def copied(self, blocks: int, rows: bytes, now_s: float) -> None:
+        """A batch of copies is in the active segment."""
+        self._added(blocks, rows, now_s)
+
+    def _added(self, blocks: int, rows: bytes, now_s: float) -> None:
+        active = self.active
+        assert active is not None
+        if not any(segment.unsynced for segment in self.segments):
+            self._unsynced_s = now_s
+        self.batch += 1
+        active.last = self.batch
+        active.used += blocks
+        active.unsynced += blocks
+        active.rows.append(rows)
+        self._since_look += blocks
+        if active.used >= self.segment_blocks:
+            self.active = None
+
+    def did_sync(self) -> None:
+        """All that was written before is durable, unless a segment is in doubt."""
+        for segment in self.on_disk():
+            if not segment.doubted:
+                segment.unsynced = 0
+        self._settle()
+
+    def _settle(self) -> None:
+        """What made the records of a segment in doubt dead must be written before anything counts as synced: until then
+        they may be what a flush was about."""
+        gone = all(self.written >= left.number for left in self.dropping if left.segment.doubted)
+        if gone and not any(segment.doubted for segment in self.segments):
+            self.synced = max(self.synced, self.written)
+            self.mark = self.batch
+
+    def sync_refused(self) -> tuple[int, int]:
+        """What was written since the last sync is in doubt. Records that the ring still has are appended again: their
+        first and last number (exclusive), the caller reads them from the ring from now on."""
+        for segment in self.on_disk():
+            if segment.unsynced and not segment.doubted:
+                segment.doubted, segment.doubted_from = True, self.mark + 1
+        self._doubt = True
+        self.reserved = []  # the list says which segments are in doubt before another is begun
+        self.active = None
+        start, stop = max(self.synced, self.put - self.places), self.written
+        self.rewound += max(0, stop - start)
+        self.written = min(self.written, max(start, 0))
+        return self.written, stop
+
+    def sealed(self, segment: LogSegment, blocks: int) -> None:
+        """Its table of all rows is written behind its last batch."""
+        segment.sealed, segment.table_at = True, segment.used
+        segment.used += blocks
+        segment.unsynced += blocks
+        segment.rows = []
+        self._since_look += self.segment_blocks
+
+    def emptied(self, segment: LogSegment) -> None:
+        """All that lived in it is elsewhere."""
+        self.segments.remove(segment)
+        self.dropping.append(LeftSegment(segment, self.put, self.batch))
+        self._worst, self._since_look = None, self.segment_blocks
+        self._doubt = any(each.doubted for each in self.segments)
+        if segment.doubted and not self.unsynced:
+            self._settle()
+
+    def found_damaged(self, segment: LogSegment) -> None:
+        """A record in it is not what was written."""
+        segment.damaged, self._worst = True, None
+
+    def dropped(self, segments: Sequence[LogSegment]) -> None:
+        """They are not listed any more."""
+        self.dropping = [left for left in self.dropping if left.segment not in segments]
+
+    # ---- what to do ----
+
+    @property
+    def used(self) -> int:
+        """Blocks on disk."""
+        return sum([segment.used for segment in self.on_disk()])
+
+    def on_disk(self) -> list[LogSegment]:
+        """Also those that nobody needs any more: before they are gone a flush may be about what is in them."""
+        return [*self.segments, *(left.segment for left in self.dropping)]
+
+    @property
+    def unsynced(self) -> int:
+        """Blocks that a sync would make durable."""
+        return sum([segment.unsynced for segment in self.on_disk() if not segment.doubted])
+
+    @property
+    def lost(self) -> bool:
+        """The disk dropped what it had taken, and it is nowhere else here: no flush can be true any more."""
+        return any(segment.doubted and segment.damaged for segment in self.segments)
+
+    @property
+    def rows_max(self) -> int:
+        """Records of one batch."""
+        return min(spilling.BATCH_ROWS, self.segment_blocks // 2)
+
+    def next(self, now_s: float, live: Sequence[int], turn: int) -> Next:
+        """`live[slot]`: blocks of a segment that live. `turn` counts: while the log takes too much, every second one is
+        a step of compaction, so that it does not grow for ever."""
+        drop = self._to_drop()
+        if len(drop) >= spilling.DROP_TOGETHER:
+            return DropNext(drop)
+        compact = self._to_compact(live, now_s)
+        if compact is not None and (compact.doubted or (self._crowded and turn % 2)):
+            return self._compaction(compact)
+        waiting = self.put - self.written
+        waited = waiting > 0 and (max(self._waited, self._flush_to) > self.written or waiting * 2 >= self.places)
+        if spilling.append_due(waiting, waited, now_s - self._oldest_s):
+            if self.active is None:
+                return StartSegment()
+            stop = min(self.put, self.written + self.rows_max)
+            return AppendNext(self.written, stop, self._flush_to > self.synced and stop >= self._flush_to)
+        unsynced = self.unsynced
+        ready = len([left for left in self.dropping if self.written >= left.number])
+        hurry = self._flush_to > self.synced or ready >= len(drop) + spilling.DROP_TOGETHER
+        if spilling.sync_due(hurry, unsynced * self.block_bytes, now_s - self._unsynced_s):
+            return SyncSegments()
+        full = next((each for each in self._unsealed() if each is not self.active), None)
+        if full is not None:
+            return SealNext(full)
+        if compact is not None:
+            return self._compaction(compact)
+        if drop:
+            return DropNext(drop)
+        if ready and unsynced:
+            return SyncSegments()
+        return RestUntil(self._rest_until(waiting, unsynced))
+
+    def _compaction(self, segment: LogSegment) -> Next:
+        return CompactNext(segment) if self.active is not None else StartSegment()
+
+    def _unsealed(self) -> list[LogSegment]:
+        return [each for each in self.segments if not each.sealed and not each.doubted]
+
+    def _rest_until(self, waiting: int, unsynced: int) -> float:
+        times = [self._oldest_s + spilling.GATHER_S] if waiting else []
+        if unsynced:
+            times.append(self._unsynced_s + spilling.SYNC_S)
+        if self._since_look:
+            times.append(self._looked_s + LOOK_S)
+        return min(times, default=float("inf"))
+
+    def _to_drop(self) -> tuple[LogSegment, ...]:
+        return tuple(left.segment for left in self.dropping if self.synced >= left.number and self.mark >= left.batch)
+
+    def _to_compact(self, live: Sequence[int], now_s: float) -> LogSegment | None:
+        """One in doubt first. All are looked at now and then only: there may be a thousand."""
+        if self._doubt:
+            doubted = next((each for each in self.segments if each.doubted and not each.damaged), None)
+            if doubted is not None:
+                return doubted
+        often = self._since_look >= self.segment_blocks // 8
+        if often or (self._since_look and now_s >= self._looked_s + LOOK_S):
+            self._looked_s, self._since_look = now_s, 0
+            full = [each for each in self.segments if each.sealed and not each.damaged]
+            fills = [Fill(each.slot, each.used, live[each.slot]) for each in full]
+            total = sum([live[each.slot] for each in self.segments])
+            slot = spilling.to_compact(fills, self.used, total, self.segment_blocks)
+            self._worst = next((each for each in full if each.slot == slot), None)
+            self._crowded = spilling.takes_too_much(self.used, total, self.segment_blocks)
+        return self._worst
+
+    def check(self) -> None:
+        """What must hold after every event. AssertionError."""
+        assert self.synced <= self.written <= self.put <= self.written + self.places, "a place is used twice"
+        assert len({each.slot for each in self.segments}) == len(self.segments), "two segments in one slot"
+        assert self.mark <= self.batch, "the mark is ahead of what was written"

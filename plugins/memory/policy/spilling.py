@@ -1,0 +1,73 @@
+"""When a volume's spill log is synced, when it is compacted, and how long its parts are. Pure."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+SEGMENTS = 64
+"""Segments that a volume is cut into, so that a small one is compacted in small steps too."""
+SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 256 << 10, 32 << 20
+STRIDE = 2
+"""How many times its length a segment may become: a batch that begins within its length is written as a whole."""
+BATCH_ROWS = 1024
+"""Records of one batch, at most."""
+COPY_ROWS = 256
+"""Records that compaction copies in one step: new records wait for it."""
+GATHER_S = 0.01
+"""How long records for which nobody waits are gathered."""
+SYNC_BYTES = 64 << 20
+"""Written without a sync, at most; what is not synced is read and checked after a crash."""
+SYNC_S = 1.0
+"""For how long what is written may stay unsynced."""
+TAKES_MAX = 1.3
+"""How many times the bytes that live the log may take on disk, beside `SEGMENTS_SPARE` segments, those that
+wait to go, and those in reserve."""
+SEGMENTS_SPARE = 3
+RESERVED = 3
+"""Segments that are listed ahead: the list is replaced, which takes a disk long, once for so many."""
+DROP_TOGETHER = 2
+"""Segments that go together, for the same reason; fewer when there is nothing else to do."""
+DEAD_MAX = 0.5
+"""Share of a segment that may be dead; above, it is compacted although there is room."""
+
+
+class Fill(NamedTuple):
+    """One segment to which nothing is added any more."""
+
+    slot: int
+    used: int
+    """Blocks it takes on disk."""
+    live: int
+    """Blocks of it whose record is the newest of its page."""
+
+
+def segment_blocks(size_bytes: int, page_bytes: int) -> int:
+    """Blocks (pages) of a segment of a volume."""
+    return max(16, min(SEGMENT_BYTES_MAX, max(SEGMENT_BYTES_MIN, size_bytes // SEGMENTS)) // page_bytes)
+
+
+def sync_due(waited_for: bool, unsynced_bytes: int, age_s: float) -> bool:
+    """`age_s`: of the oldest record that is written and not synced."""
+    return unsynced_bytes > 0 and (waited_for or unsynced_bytes >= SYNC_BYTES or age_s >= SYNC_S)
+
+
+def append_due(rows: int, waited_for: bool, age_s: float) -> bool:
+    """`rows` wait, the oldest for `age_s`."""
+    return rows > 0 and (waited_for or rows >= BATCH_ROWS or age_s >= GATHER_S - 1e-6)
+
+
+def takes_too_much(used: int, live: int, segment: int) -> bool:
+    """Blocks on disk, blocks that live, blocks of a segment."""
+    return used > TAKES_MAX * live + SEGMENTS_SPARE * segment
+
+
+def to_compact(full: Iterable[Fill], used: int, live: int, segment: int) -> int | None:
+    """Slot of the segment to copy what lives from and to delete: the one with most dead blocks, when the log takes too
+    much or that one is more than half dead; None when all is in order. `used`, `live`: of the whole log."""
+    worst = max(full, key=lambda fill: (fill.used - fill.live, -fill.slot), default=None)
+    if worst is None or worst.live >= worst.used:
+        return None
+    dead = worst.used - worst.live
+    gain = dead > worst.used // 8  # tables alone are no reason: the copy would have them too
+    if dead > DEAD_MAX * worst.used or (gain and takes_too_much(used, live, segment)):
+        return worst.slot
+    return None

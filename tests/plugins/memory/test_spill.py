@@ -1,0 +1,384 @@
+"""The spill log of a volume: what a later process finds after deaths, loss of power, damage, and disks that refuse."""
+
+import asyncio
+import random
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaos.world.world import World
+from covey.checked import Damaged
+from plugins.memory.datapath.spill import Spill
+from plugins.memory.policy import spilling
+from tests.plugins.memory.ports import Bench, a_bench, soon
+from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
+
+RUNNING: "dict[int, asyncio.Task[None]]" = {}
+Death = Literal["volume", "writer", "both", "power"]
+
+
+async def opened(bench: Bench, life: int, pages: int = PAGES, places: int = PLACES) -> Spill:
+    spill = Spill(bench.env, "data", "v", pages, PAGE, places)
+    await spill.open(life)
+    await spill.settle()
+    RUNNING[id(spill)] = bench.tasks.spawn("spill", spill.run())
+    return spill
+
+
+async def die(spill: Spill, writer: bool = True) -> None:
+    """kill -9 of the volume's process; of the writer too, or it brings home what the ring has."""
+    RUNNING[id(spill)].cancel()
+    await asyncio.sleep(0)
+    process = spill.writer._process
+    assert process is not None
+    if writer:
+        process.signal(9)
+    elif spill.writer._stream is not None:
+        spill.writer._stream.close()
+    await process.wait()
+
+
+def put(spill: Spill, version: int, **words: int) -> None:
+    """`p3=7`: page 3 with this word."""
+    for name, number in words.items():
+        page = int(name[1:])
+        spill.put(page, 1, version, memoryview(content(page, number)))
+
+
+# ---- what is found ---------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_put_is_read_at_once_and_by_a_later_process() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=10, p1=11, p5=15)
+        assert (await look(spill))[:6] == [10, 11, 0, 0, 0, 15]
+        await spill.written(spill.log.put)
+        put(spill, 2, p1=21)
+        await spill.flush()
+        await die(spill)
+        again = await opened(bench, 2)
+        assert (await look(again))[:6] == [10, 21, 0, 0, 0, 15]
+        assert list(again.versions(0, 2)) == [1, 2]
+        assert again.count_written(0, PAGES) == 3
+
+
+async def test_zeros_go_through_the_log_too() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=10, p1=11, p2=12)
+        await spill.flush()
+        spill.put(1, 40, 2, None)
+        put(spill, 3, p7=17)
+        await spill.flush()
+        await die(spill)
+        again = await opened(bench, 2)
+        assert (await look(again))[:8] == [10, 0, 0, 0, 0, 0, 0, 17]
+        assert list(again.versions(0, 3)) == [1, 2, 2]
+        assert again.count_written(0, PAGES) == 41
+
+
+async def test_when_the_volumes_process_alone_died_the_writer_brings_the_ring_home() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=10)
+        await spill.written(1)
+        bench.disk.gate.clear()
+        put(spill, 2, p1=11, p2=12)
+        await asyncio.sleep(0.02)
+        put(spill, 3, p0=13)
+        bench.disk.gate.set()
+        await die(spill, writer=False)
+        again = await opened(bench, 2)
+        assert (await look(again))[:3] == [13, 11, 12]
+
+
+async def test_a_writer_that_died_is_replaced_and_nothing_in_the_ring_is_lost() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p0=10)
+        await spill.flush()
+        bench.disk.gate.clear()
+        put(spill, 2, p1=11, p2=12)
+        await asyncio.sleep(0.02)
+        bench.processes.started[-1].signal(9)
+        bench.disk.gate.set()
+        put(spill, 3, p3=13)
+        await spill.flush()
+        assert spill.writer.starts == 2
+        await die(spill)
+        assert (await look(await opened(bench, 2)))[:4] == [10, 11, 12, 13]
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+async def damaged(bench: Bench, name: str, at: int, how: bytes = b"rot") -> None:
+    await bench.disk.write_at(name, at, how)
+
+
+async def two_versions(bench: Bench, synced: bool) -> None:
+    """Page 3 in two batches of one process: blocks 0 to 2, and 3 to 5. The first is durable, the second if `synced`."""
+    spill = await opened(bench, 1)
+    put(spill, 1, p3=1)
+    await spill.flush()
+    put(spill, 2, p3=2)
+    if synced:
+        await spill.flush()
+    else:
+        await spill.written(2)
+    await die(spill)
+
+
+async def test_a_torn_tail_that_was_never_promised_counts_for_nothing() -> None:
+    async with a_bench() as bench:
+        await two_versions(bench, synced=False)
+        await damaged(bench, "v/log/00000000", 4 * PAGE + 100)
+        again = await opened(bench, 2)
+        assert (await look(again))[3] == 1
+        assert (again.torn, again.version(3)) == (1, 1)
+        await die(again)
+        assert (await look(await opened(bench, 3)))[3] == 1, "and is not looked at again"
+
+
+async def test_damage_to_what_was_durable_is_an_error_and_no_older_content() -> None:
+    async with a_bench() as bench:
+        await two_versions(bench, synced=True)
+        await damaged(bench, "v/log/00000000", 4 * PAGE + 100)
+        with pytest.raises(OSError, match="page 3 is damaged on disk; next: look at the disk"):
+            await look(await opened(bench, 2))
+
+
+@pytest.mark.parametrize("block", [3, 5], ids=["the first", "the second"])
+async def test_one_table_of_a_batch_may_be_damaged(block: int) -> None:
+    async with a_bench() as bench:
+        await two_versions(bench, synced=True)
+        await damaged(bench, "v/log/00000000", block * PAGE + 70)
+        assert (await look(await opened(bench, 2)))[3] == 2
+
+
+async def test_a_durable_batch_that_is_gone_is_refused_in_words() -> None:
+    """Nobody knows which pages were in it, so every page might be older than what was promised."""
+    async with a_bench() as bench:
+        await two_versions(bench, synced=True)
+        for block in (0, 2):
+            await damaged(bench, "v/log/00000000", block * PAGE + 70)
+        with pytest.raises(Damaged, match=r"00000000 is damaged: batch 1 of the volume's log is not there, .*; next: "):
+            await opened(bench, 2)
+
+
+@pytest.mark.parametrize("lost", ["v/log/00000000", "v/log/segments"])
+async def test_a_file_of_the_log_that_is_gone_is_refused_in_words(lost: str) -> None:
+    async with a_bench() as bench:
+        await two_versions(bench, synced=True)
+        await bench.disk.delete(lost)
+        with pytest.raises(Damaged, match="next: "):
+            await opened(bench, 2)
+
+
+async def test_a_damaged_table_of_all_rows_costs_nothing_but_time() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p3=1)
+        await spill.flush()
+        await spill.stop()
+        segment = spill.log.segments[0]
+        assert segment.sealed and not segment.unsynced
+        await die(spill)
+        await damaged(bench, "v/log/00000000", segment.table_at * PAGE + 70)
+        assert (await look(await opened(bench, 2)))[3] == 1
+
+
+async def test_a_page_whose_content_looks_like_a_table_is_none() -> None:
+    """A tenant writes what stands in the log of another, or in its own as far as it can know."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p3=1)
+        await spill.flush()
+        table = await bench.disk.read_at("v/log/00000000", 0, PAGE)
+        other = table[:8] + bytes(8) + table[16:]
+        spill.put(4, 1, 2, memoryview(other))
+        await spill.written(2)
+        await die(spill)
+        again = await opened(bench, 2)
+        assert (await look(again))[:4] == [0, 0, 0, 1]
+
+
+# ---- disks that refuse -----------------------------------------------------------------------------------------------
+
+
+async def test_what_a_failed_sync_may_have_dropped_is_rewritten_before_one_is_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel drops what it could not write and says so once: the sync after that succeeds and proves nothing."""
+    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p3=1, p4=7)
+        await spill.flush()
+        kept = await bench.disk.read_at("v/log/00000000", 0, 64 * PAGE)
+        put(spill, 2, p3=2)
+        await spill.written(3)
+        sync = bench.disk.sync
+
+        async def failing(name: str) -> None:
+            await bench.disk.write_at("v/log/00000000", 0, kept)
+            raise OSError(5, "broken")
+
+        bench.disk.sync = failing  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="broken"):
+            await spill.flush()
+        bench.disk.sync = sync  # type: ignore[method-assign]
+        assert (await look(spill))[3:5] == [2, 7]
+        await soon(lambda: not spill.refused)
+        await spill.flush()
+        await die(spill)
+        assert (await look(await opened(bench, 2)))[3:5] == [2, 7]
+
+
+async def test_a_full_ring_holds_up_whoever_puts_and_loses_nothing() -> None:
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        bench.disk.gate.clear()
+        for number in range(1, PLACES + 1):
+            await spill.room(1)
+            put(spill, number, **{f"p{number % PAGES}": number})
+        assert not spill.fits(1)
+        waiting = asyncio.ensure_future(spill.room(1))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        before = await look(spill)
+        bench.disk.gate.set()
+        await waiting
+        await spill.flush()
+        assert await look(spill) == before
+        await die(spill)
+        assert await look(await opened(bench, 2)) == before
+
+
+async def test_a_full_disk_is_said_and_later_takes_what_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        bench.disk.fail = True
+        put(spill, 1, p3=1)
+        with pytest.raises(OSError, match="no space"):
+            await spill.written(1)
+        assert "no space" in spill.refused and (await look(spill))[3] == 1
+        bench.disk.fail = False
+        await soon(lambda: not spill.refused)
+        await spill.flush()
+        await die(spill)
+        assert (await look(await opened(bench, 2)))[3] == 1
+
+
+async def test_a_page_damaged_before_it_was_copied_stays_an_error() -> None:
+    """Compaction must not drop it, for then an older process's copy, or zeros, would be taken for it."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1, pages=64)
+        for number in range(1, 400):
+            await spill.room(1)
+            put(spill, number, **{f"p{number % 40}": number})
+            if number == 45:
+                await spill.flush()
+                put(spill, 46, p50=46)
+                await spill.flush()
+                slot, block = spill.table.segment_of(spill.table.places[50])
+                await damaged(bench, f"v/log/{slot:08x}", block * PAGE + 8)
+        await spill.flush()
+        await asyncio.sleep(1.2)
+        with pytest.raises(OSError, match="page 50 is damaged"):
+            await look(spill, 64)
+
+
+async def test_what_lives_survives_any_number_of_compactions() -> None:
+    """Half of the pages are written once, the others again and again between them."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        for number in range(1, 1500):
+            await spill.room(1)
+            page = number % PAGES if number <= PAGES else 2 * (number % (PAGES // 2)) + 1
+            put(spill, number, **{f"p{page}": number})
+        await spill.flush()
+        before = await look(spill)
+        assert min(before) > 0
+        await soon(lambda: len(spill.log.segments) < 8)
+        assert await look(spill) == before
+        await die(spill)
+        assert await look(await opened(bench, 2)) == before
+
+
+# ---- deaths ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    deaths=st.lists(st.sampled_from(["volume", "writer", "both", "power"]), min_size=1, max_size=5),
+    slow=st.sampled_from([1.0, 30.0]),
+    sick=st.sampled_from([0.0, 0.0, 0.1]),
+)
+@settings(max_examples=150, deadline=None)
+def test_deaths_at_any_moment_lose_nothing_that_was_promised(
+    seed: int, deaths: list[Death], slow: float, sick: float
+) -> None:
+    """After any kill everything that is written is there, and after one of the volume's process alone what stood in the
+    ring too, if there was room; after a loss of power, everything that was flushed."""
+    with World(seed) as world:
+        spilled = SpillWorld(world, seed)
+        told = spilled.told
+        spilled.opened()
+        for death in deaths:
+            spilled.host.disk.slow, spilled.host.disk.sick = slow, sick
+            world.run(world.now + spilled.rng.uniform(0.02, 0.8))
+            assert spilled.process.alive, "it failed"
+            spilled.host.disk.sick = 0.0
+            if death == "writer":
+                for writer in spilled.writers():
+                    writer.signal(9)
+                continue
+            least = list(told.synced if death == "power" else told.written)
+            if death == "power":
+                spilled.host.power_off()
+                spilled.host.power_on()
+            else:
+                spilled.process.signal(9)
+                for writer in spilled.writers() if death == "both" else ():
+                    writer.signal(9)
+            if spilled.rng.random() < 0.3:
+                spilled.begin()  # while the writer before may still be at work
+                world.run(world.now + spilled.rng.uniform(0.0, 0.3))
+                if told.found is None:
+                    spilled.process.signal(9)
+            if told.found is None or not spilled.process.alive:
+                spilled.begin()
+            spilled.opened()
+            spilled.check_found(least)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_log_takes_little_more_than_what_lives(seed: int) -> None:
+    """Whatever is written again and again: 1.3 times that, and a few segments."""
+    with World(seed) as world:
+        spilled = SpillWorld(world, seed)
+        spilled.opened()
+        spill = spilled.told.spill
+        assert spill is not None
+        most = 0
+        for _ in range(40):
+            world.run(world.now + 0.5)
+            most = max(most, spilled.takes() // PAGE)
+        length = spill.log.segment_blocks
+        assert spill.log.batch - (spilled.told.life << 40) > 500
+        limit = (
+            spilling.TAKES_MAX * PAGES
+            + (spilling.SEGMENTS_SPARE + spilling.RESERVED + spilling.DROP_TOGETHER + 2) * length
+        )
+        assert most <= limit, f"{most} blocks for {PAGES} pages; at most {limit:.0f}"
+        assert len(spill.log.segments) < 12
+
+
+def test_words_are_told_apart() -> None:
+    rng = random.Random(1)
+    assert word(content(3, 7), 3) == 7 and word(content(3, 7), 4) == -1 and word(rng.randbytes(PAGE), 3) == -1
