@@ -18,7 +18,7 @@ LOST_S = 50.0
 """By then others run in its place, also when the leader was lost with it; 14 s when nothing else happens."""
 DRAINED_S = 20.0
 """By then nothing is left on a host that is drained; 2 s when nothing else happens."""
-LASTS_S = 260.0
+LASTS_S = 225.0
 
 
 def play(rack: SimRack) -> None:
