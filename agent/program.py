@@ -45,6 +45,10 @@ def program_named(name: str) -> Program:
         from agent.jobs.supervisor import PROGRAM
 
         return PROGRAM
+    if name == "pager":
+        from agent.arrays.keeper import PROGRAM as PAGER
+
+        return PAGER
     from plugins.registry import PLUGINS
 
     return {program.name: program for plugin in PLUGINS for program in plugin.programs}[name]

@@ -370,6 +370,12 @@ class Volume:
         await self.backing.ready(first, count)
         return bool(slab.unsure) or any(self.queue.versions(first, count))
 
+    def never_written(self, first: int, count: int) -> bool:
+        """Is it known now, without a look at the disk, that none of these pages ever was?"""
+        slab = self._slab_of(first, count)
+        known = slab is not None and not slab.unsure and self.backing.is_ready(first, count)
+        return known and not any(self.queue.versions(first, count))
+
     def _found_out(self, holder: RemoteSlab) -> None:
         holder.lied = True
         holder.fail(f"{holder.place.lender} answered with older content than it acknowledged")

@@ -120,7 +120,7 @@ HEADERS: list[tuple[Callable[[bytes], object], bytes, object]] = [
         slabwire.pack_hello(slabwire.SlabHello("h1", "data", 3, 9, b"e" * 16, b"s" * 16)),
         ("h1", "data", 3, 9, b"e" * 16, b"s" * 16),
     ),
-    (volumewire.hello, volumewire.pack_hello(b"t" * 32), b"t" * 32),
+    (volumewire.hello, volumewire.pack_hello(b"t" * 32), (volumewire.PAGES, b"t" * 32)),
     (headers.welcome, headers.pack_welcome(Welcome(Status.OK, 4096, 1 << 20)), Welcome(Status.OK, 4096, 1 << 20)),
     (to_slab, slabwire.pack_request(VERSIONS_OF), VERSIONS_OF),
     (to_slab, slabwire.pack_request(A_COPY), A_COPY),
