@@ -25,6 +25,7 @@ OPEN_S = 30.0
 """Longest wait for the volume's pager when an array is opened."""
 ASK_S = 150.0
 """Longest wait for an answer of the pager: it tries for 90 s to do what it was asked for."""
+PART_S = 10.0
 PAUSE_S = 0.05
 LOST_SIGNAL = signal.SIGBUS
 _F_SETSIG = 10
@@ -129,7 +130,16 @@ class FaultedMemory:
         finally:
             self._stop_watching()
             self._unmap()
+            self._part()
             self._kept.close()
+
+    def _part(self) -> None:
+        """Wait a moment until the pager is through: then these bytes of the volume can be opened again."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+            self._connection.settimeout(PART_S)
+            while self._connection.recv(arraywire.MESSAGE_BYTES_MAX):
+                pass
 
     def _unmap(self) -> None:
         try:

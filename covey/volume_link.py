@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from covey import headers
 from covey.headers import Op, Reply, Request, Status, Welcome, WireError
-from covey.volumewire import ARRAYS, PAGES, REQUEST_PAGES_MAX, SPOKEN, pack_hello
+from covey.volumewire import ARRAYS, NO_TOKEN, PAGES, REQUEST_PAGES_MAX, SPOKEN, pack_hello
 
 ANSWER_S = 60.0
 """Longest wait for one answer; a volume whose process just started first asks its lenders what they hold, and reports
@@ -333,6 +333,9 @@ def greet(volume: str, path: str, token: bytes, door: bytes) -> tuple[socket.soc
         if found.status is Status.OTHER_USER:
             why = f"it belongs to another user (uid {found.size_bytes}), and this process has uid {os.geteuid()}"
             raise RemoteMemoryError(what, why, "choose another name, or ask its user")
+        if found.status is Status.REFUSED and token == NO_TOKEN:
+            why, step = "it was made for no user in particular", "open it by its name, on its host's agent"
+            raise RemoteMemoryError(what, why, step)
         if found.status is not Status.OK or found.page_bytes <= 0:
             raise WireError(f"the volume answered {found}")
     except (OSError, RemoteMemoryError):
