@@ -131,6 +131,14 @@ class VolumeLink:
         except OSError:
             self._lost()
 
+    def push(self) -> None:
+        """Send what can be sent now; `step` without a look at what came."""
+        if self._stream is not None:
+            try:
+                self._send()
+            except OSError:
+                self._lost()
+
     def finish(self, until: Callable[[], bool]) -> None:
         """Step until that is so. Everything submitted is done or failed within bounded time."""
         while not until():

@@ -9,6 +9,7 @@ what it can do so is harm its own array. When its process ends, what it wrote is
 volume before this process ends.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -93,6 +94,7 @@ class Pager:
         self._since: dict[int, float] = {}
         """Chunk -> when somebody began to wait for it."""
         self._looked_s = 0.0
+        self._watched = (-1, 0)
         self._job_gone = self.ending = False
         """`ending`: somebody asked this process to end (SIGTERM)."""
         self._trying: dict[int, float] = {}
@@ -162,26 +164,34 @@ class Pager:
 
     def _turn(self, poll: select.epoll, job: int) -> None:
         link = self._link
-        watched = link.fileno()
-        if watched >= 0:
-            poll.register(watched, select.EPOLLIN | (select.EPOLLOUT if link.wants_write else 0))
-        wait_s = 0.02 if watched < 0 or self._later else 1.0
-        try:
-            ready = {descriptor for descriptor, _ in poll.poll(wait_s)}
-        finally:
-            if watched >= 0:
-                poll.unregister(watched)
+        self._watch_link(poll)
+        wait_s = 0.02 if link.fileno() < 0 or self._later else 1.0
+        ready = {descriptor for descriptor, _ in poll.poll(wait_s)}
         if self._given.faults in ready:
             self._hear_faults()
-        if watched in ready or watched < 0:
+        if link.fileno() in ready or link.fileno() < 0:
             link.step()
         if self._given.connection.fileno() in ready:
             self._hear_job()
         if job in ready:
             raise JobGone
         self._pass_time()
-        if link.busy:
-            link.step()
+        link.push()
+
+    def _watch_link(self, poll: select.epoll) -> None:
+        wanted = (self._link.fileno(), select.EPOLLIN | (select.EPOLLOUT if self._link.wants_write else 0))
+        if wanted == self._watched:
+            return
+        known, self._watched = self._watched[0], wanted
+        if known == wanted[0]:
+            with contextlib.suppress(FileNotFoundError):  # a new connection that got the number of the old one
+                poll.modify(*wanted)
+                return
+        if known >= 0:
+            with contextlib.suppress(OSError):  # closed, so it is not watched any more
+                poll.unregister(known)
+        if wanted[0] >= 0:
+            poll.register(*wanted)
 
     def _hear_faults(self) -> None:
         try:

@@ -26,6 +26,7 @@ from plugins.memory.datapath.control import (
     Question,
     RegisterSlabFrame,
     SlabList,
+    Told,
     Yes,
     answer_decoder,
 )
@@ -141,8 +142,11 @@ class LiveVolume:
             stream.settimeout(20.0)
             stream.connect(f"{self.run_dir}/{name}.sock")
             stream.sendall(frames.pack(ControlHello(SECRET)) + frames.pack(question))
-            size = frames.body_size(_exactly(stream, 4))
-            return frames.unpack(_exactly(stream, size), answer_decoder)
+            while True:
+                size = frames.body_size(_exactly(stream, 4))
+                frame = frames.unpack(_exactly(stream, size), answer_decoder)
+                if not isinstance(frame, Told):
+                    return frame
 
     def pagers(self) -> list[int]:
         """Pids of this volume's keeper, first, and of its pagers."""

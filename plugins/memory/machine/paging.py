@@ -75,8 +75,10 @@ class PagingCounts(msgspec.Struct):
     """Of them, those whose chunk had been fetched ahead, or was on its way."""
     ahead: int = 0
     """Chunks fetched ahead."""
+    placed: int = 0
+    """Of them, those that were put in place before they were touched, so that their touch was no fault."""
     wasted: int = 0
-    """Of them, those that went untouched."""
+    """Of them, those that were given up for want of room before anybody touched them."""
     saved: int = 0
     """Chunks written to the volume."""
 
@@ -179,6 +181,7 @@ class Paging:
 
     def _on_access(self, chunk: int, state: Chunk, actions: list[PagingAction]) -> None:
         self.counts.touched += 1
+        write = self._waiting[chunk]
         hit = chunk in self._asked_ahead
         if hit:
             self._asked_ahead.discard(chunk)
@@ -187,9 +190,19 @@ class Paging:
             self._put(chunk, actions)
         elif state is Chunk.ABSENT:
             self._fetch(chunk, actions)
-        self._look_ahead(chunk, hit, actions)
+        self._look_ahead(chunk, hit, write, actions)
 
-    def _look_ahead(self, chunk: int, hit: bool, actions: list[PagingAction]) -> None:
+    def _place_ahead(self, chunk: int, write: bool, actions: list[PagingAction]) -> None:
+        """The stream will touch it next, so it counts as touched. Where the stream writes, it is taken to be written:
+        if it is not, it is sent to the volume once for nothing."""
+        self.counts.placed += 1
+        self._strides.append(chunk - self._recent[-1])
+        self._recent.append(chunk)
+        if write:
+            self._waiting[chunk] = True
+        self._put(chunk, actions)
+
+    def _look_ahead(self, chunk: int, hit: bool, write: bool, actions: list[PagingAction]) -> None:
         recent = list(self._recent)
         if recent:
             self._strides.append(chunk - recent[-1])
@@ -200,14 +213,29 @@ class Paging:
         if self._trend is None or not prefetch.follows(chunk, self._trend, recent):
             return
         self._window = prefetch.window(self._window, hit)
-        for at in prefetch.ahead(chunk, self._trend, self._window, self.chunks):
-            if self._state[at] == Chunk.ABSENT and at not in self._waiting and self._may_fetch_ahead():
+        for at in prefetch.ahead(chunk, self._trend, prefetch.placed(self._window), self.chunks):
+            if at not in self._staged or at in self._waiting:
+                break
+            self._place_ahead(at, write, actions)
+            chunk = at
+        wanted = prefetch.ahead(chunk, self._trend, self._window, self.chunks)
+        for at in wanted:
+            if self._state[at] == Chunk.ABSENT and at not in self._waiting:
+                if not self._may_fetch_ahead(wanted, actions):
+                    break
                 self._asked_ahead.add(at)
                 self.counts.ahead += 1
                 self._begin_fetch(at, actions)
 
-    def _may_fetch_ahead(self) -> bool:
-        return not self._queue and self._held < self.budget - 2 and self._coming + len(self._staged) < self.staging - 2
+    def _may_fetch_ahead(self, wanted: Sequence[int], actions: list[PagingAction]) -> bool:
+        """What was fetched ahead and is not wanted any more makes room for what is."""
+        most = min(self.staging - 2, residence.ahead_most(len(self._pinned), self.budget))
+        if self._coming + len(self._staged) >= most:
+            stale = next((chunk for chunk in self._staged if chunk not in wanted), None)
+            if stale is None:
+                return False
+            self._unstage(stale, actions)
+        return not self._queue and self._held < self.budget - 2
 
     # ---- coming ----
 
@@ -285,11 +313,8 @@ class Paging:
 
     def _make_room(self, actions: list[PagingAction]) -> None:
         count = residence.to_go(self._held, self._leaving, self.budget)
-        while count and self._staged:  # fetched ahead and not touched: cheaper to lose than what was used
-            oldest = next(iter(self._staged))
-            if oldest not in self._asked_ahead or len(self._order) > self.budget // 4:
-                break
-            self._unstage(oldest, actions)
+        while count and len(self._staged) > residence.ahead_most(len(self._pinned), self.budget):
+            self._unstage(next(iter(self._staged)), actions)
             count -= 1
         for chunk in residence.victims(self._order, self._waiting, count):
             self._evict(chunk, actions)

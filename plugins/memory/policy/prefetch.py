@@ -21,6 +21,8 @@ SPLIT = 4
 """The newest 32 / 4 are asked first (Leap: N_split)."""
 WINDOW_MAX = 16
 """Most chunks that are fetched ahead. The paper has 8 pages of 4 KiB; ours cross a second process."""
+PLACED_SHARE = 2
+"""Of a full window so much is put in its place before it is touched: one in so many."""
 KEEP_SHARE = 4
 """A trend is kept while one stride in so many has it."""
 
@@ -63,6 +65,12 @@ def window(before: int, hit: bool) -> int:
     fetched ahead. It doubles with hits and halves without (Leap, algorithm 2, which counts hits between misses; here
     each access fetches on, so that a stream does not stop at the end of each window)."""
     return min(WINDOW_MAX, 2 * max(before, 1)) if hit else max(1, before // 2)
+
+
+def placed(window: int) -> int:
+    """How many of the next chunks are not only fetched but put in their place, where their touch causes no fault. None
+    before the window is full: by then the stream has been right as often as it doubled."""
+    return window // PLACED_SHARE if window == WINDOW_MAX else 0
 
 
 def ahead(chunk: int, stride: int, count: int, chunks: int) -> list[int]:

@@ -5,6 +5,9 @@ from collections.abc import Collection, Iterable
 CHUNKS_MIN = 8
 """Of any local budget: one instruction may touch four chunks at once (two operands that cross a border), and as many
 may be on their way in or out."""
+OTHERS_MIN = 6
+"""Chunks that must be left when others are pinned: four, and what is fetched ahead of them."""
+AHEAD_SHARE = 3
 FREE_SHARE = 4
 FREE_MAX = 24
 """Chunks: the longest window ahead, and half of that again."""
@@ -34,4 +37,9 @@ def victims(oldest_first: Iterable[int], spared: Collection[int], count: int) ->
 
 def pinnable(pinned: int, budget: int) -> bool:
     """May so many chunks be pinned? The rest must do for everything else."""
-    return pinned <= budget - kept_free(budget) - 4
+    return pinned <= budget - kept_free(budget) - OTHERS_MIN
+
+
+def ahead_most(pinned: int, budget: int) -> int:
+    """How many chunks that nobody has touched yet may take room: a third, so that those in use do not go for them."""
+    return max(1, (budget - kept_free(budget) - pinned) // AHEAD_SHARE)
