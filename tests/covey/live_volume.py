@@ -163,23 +163,8 @@ class LiveVolume:
     # ---- scripts ----
 
     def script(self, text: str, uid: int | None = None, **more: str) -> "subprocess.Popen[str]":
-        """A script in which PATH names the volume's socket, and numpy, RemoteArray and RemoteMemory are imported. It
-        says what it found on standard output."""
-        head = (
-            "import os, signal, sys, time\nimport numpy\nfrom covey.remote import RemoteArray, RemoteMemory,"
-            f" RemoteMemoryError\nPATH = {self.path!r}\n"
-        )
-        if uid is not None:  # after the imports: another user may not be able to read what root's Python is made of
-            head += f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})\n"
-        return subprocess.Popen(
-            (sys.executable, "-P", "-c", head + text),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-            env={**os.environ, "PYTHONPATH": str(ROOT), **more},
-        )
+        """One in which PATH names the volume's socket."""
+        return script_of(self.path, text, uid, **more)
 
     def run(self, text: str, uid: int | None = None, within_s: float = 30.0, **more: str) -> str:
         """What the script said; it must end well."""
@@ -187,6 +172,26 @@ class LiveVolume:
         said, errors = process.communicate(timeout=within_s)
         assert process.returncode == 0, f"{process.returncode}\n{said}\n{errors[-3000:]}"
         return said
+
+
+def script_of(path: str, text: str, uid: int | None = None, **more: str) -> "subprocess.Popen[str]":
+    """A script in which PATH is that path, and numpy, RemoteArray and RemoteMemory are imported; another user's, if one
+    is given. It says what it found on standard output."""
+    head = (
+        "import os, signal, sys, time\nimport numpy\nfrom covey.remote import RemoteArray, RemoteMemory,"
+        f" RemoteMemoryError\nPATH = {path!r}\n"
+    )
+    if uid is not None:  # after the imports: another user may not be able to read what root's Python is made of
+        head += f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})\n"
+    return subprocess.Popen(
+        (sys.executable, "-P", "-c", head + text),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+    )
 
 
 @contextmanager

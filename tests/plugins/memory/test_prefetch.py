@@ -150,6 +150,8 @@ class Played:
                 self.poisoned.append(chunk)
             case GoOn():
                 pass
+            case _:
+                raise AssertionError(action)
 
     def pass_time(self) -> None:
         self.now += 1
