@@ -49,6 +49,10 @@ def program_named(name: str) -> Program:
         from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
 
         return SPILL
+    if name == "pager":
+        from agent.arrays.keeper import PROGRAM as PAGER
+
+        return PAGER
     from plugins.registry import PLUGINS
 
     return {program.name: program for plugin in PLUGINS for program in plugin.programs}[name]

@@ -1,6 +1,10 @@
-"""Make a remote memory volume of this size on one host, or find it again."""
+"""Make a remote memory volume of this size on one host, or find it again.
+
+With `--user` it belongs to that user of the host, whose processes open it at the socket that is told, and nobody
+else's: `covey.remote.RemoteMemory.at(PATH)`, `RemoteArray(PATH, ...)`."""
 
 import argparse
+import pwd
 
 from cli.client import USAGE, AgentctlError
 from cli.context import Context, on_host
@@ -10,6 +14,7 @@ from covey.units import format_size, parse_size
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("volume", metavar="NAME")
     parser.add_argument("size", metavar="SIZE", help="such as 64MiB")
+    parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
     parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
 
 
@@ -19,8 +24,26 @@ def run(context: Context) -> int:
     except ValueError as error:
         raise AgentctlError(USAGE, "that volume cannot be made", str(error), "agentctl attach NAME 64MiB") from None
     agent = on_host(context, context.args.host)
-    answer = agent.post("volumes", body={"volume": context.args.volume, "size_bytes": size_bytes})
+    body = {"volume": context.args.volume, "size_bytes": size_bytes}
+    if context.args.user is not None:
+        body["uid"] = uid_of(context.args.user)
+    answer = agent.post("volumes", body=body)
     if context.json:
         return context.say_json(answer.whole)
-    context.say(f"{context.args.volume}: {format_size(size_bytes)} on {answer.host}; next: agentctl volumes")
+    what = f"{context.args.volume}: {format_size(size_bytes)} on {answer.host}"
+    if context.args.user is None:
+        context.say(f"{what}; next: agentctl volumes")
+    else:
+        context.say(f"{what}, of {context.args.user}, at {answer.data['path']}; next: agentctl volumes")
     return 0
+
+
+def uid_of(user: str) -> int:
+    """Of a name that this host knows, or the number itself."""
+    if user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        why, step = "this host knows no user of that name", "give the uid, if only the other host knows it"
+        raise AgentctlError(USAGE, f"no user {user}", why, step) from None

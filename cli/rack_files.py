@@ -252,10 +252,11 @@ def taken_by(hosts: Sequence[RackHost]) -> set[int]:
 
 
 def make_run_dirs(hosts: Sequence[RackHost]) -> None:
-    """Mode 0700. AgentctlError when another user made the folder first: its sockets would be theirs."""
+    """Mode 0700, the outer one 0711: a volume's socket may be another user's, who must get there. AgentctlError when
+    another user made the folder first: its sockets would be theirs."""
     for host in hosts:
-        for folder in (host.run_dir.parent, host.run_dir):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        for folder, mode in ((host.run_dir.parent, 0o711), (host.run_dir, 0o700)):
+            folder.mkdir(mode=mode, exist_ok=True)
             found = folder.lstat()
             if found.st_uid != os.geteuid() or not folder.is_dir() or folder.is_symlink():
                 why = f"it belongs to user {found.st_uid}"

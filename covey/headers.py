@@ -36,6 +36,8 @@ class Op(IntEnum):
     DISCARD = 4
     """The pages read as zeros from now on."""
     VERSIONS = 5
+    FETCH = 6
+    """As READ, but where none of the pages was ever written the reply has no pages: they are zeros."""
 
 
 class Status(IntEnum):
@@ -48,6 +50,8 @@ class Status(IntEnum):
     """It could not be done now; the reason follows: as many bytes of UTF-8 as the reply has pages."""
     VERSION = 4
     """The hello is of another version of its protocol; the connection ends."""
+    OTHER_USER = 5
+    """The volume belongs to another user, whose uid the welcome has in the place of its size."""
 
 
 _STATUSES = {status.value: status for status in Status}

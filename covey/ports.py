@@ -172,8 +172,11 @@ class HeldPort(Protocol):
 
 
 class Bytes(Protocol):
-    async def listen(self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]]) -> Listener:
-        """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises."""
+    async def listen(
+        self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], uid: int = -1
+    ) -> Listener:
+        """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises. `uid`: to whom a
+        unix socket is handed; -1: our own user alone."""
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
         """ConnectionRefusedError when that machine says that nothing listens there, ConnectionError otherwise."""

@@ -14,16 +14,15 @@ time and in order. The kernel's send buffer is the only outbox.
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
-import stat
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent.ports.datagrams import ip_port_text
+from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
 from covey.driven import Driven
 from covey.ports import Address, ByteStream, HeldPort, Listener, Logger, SharedPage
@@ -40,7 +39,6 @@ connection. The memory notes ask for 1-2 s per request; requests carry their own
 process is paused for a few seconds must keep its connections."""
 CONNECTIONS_MAX = 2048
 """Accepted per listener; what comes beyond is closed at once."""
-UNIX_PATH_MAX = 107
 
 _PEERCRED = struct.Struct("3i")
 
@@ -372,13 +370,15 @@ class SocketBytes:
     def __init__(self, log: Logger) -> None:
         self._log = log
 
-    async def listen(self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]]) -> Listener:
+    async def listen(
+        self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], uid: int = -1
+    ) -> Listener:
         """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
         listener is replaced; a lock on the directory serialises two processes that try at the same moment."""
         listener = SocketListener(accept, self._log)
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
-            bound = _bind_unix(bind.removeprefix("unix:"))
+            bound = bind_unix(bind.removeprefix("unix:"), uid=uid)
             # No await between binding and listening: no other task runs before the server listens.
             server = await loop.create_unix_server(listener.stream, sock=bound)
             address = bind
@@ -402,7 +402,7 @@ class SocketBytes:
         try:
             async with asyncio.timeout(timeout_s):
                 if to.startswith("unix:"):
-                    path = _unix_path(to.removeprefix("unix:"))
+                    path = unix_path(to.removeprefix("unix:"))
                     _, stream = await loop.create_unix_connection(SocketStream, path)
                 else:
                     ip, port = ip_port(to)
@@ -452,49 +452,3 @@ def _configure_tcp(connection: Any) -> None:
     ):
         with contextlib.suppress(OSError):  # already gone, or a kernel without it
             connection.setsockopt(level, option, value)
-
-
-def _unix_path(path: str) -> str:
-    if len(os.fsencode(path)) > UNIX_PATH_MAX:
-        raise OSError(f"the socket path {path} is longer than {UNIX_PATH_MAX} bytes; choose a shorter run_dir")
-    return path
-
-
-def _bind_unix(path: str) -> socket.socket:
-    """A bound and listening unix socket, mode 0600. OSError when somebody else listens there."""
-    directory = os.path.dirname(_unix_path(path)) or "."
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _remove_stale(path)
-        os.fchmod(bound.fileno(), 0o600)  # before binding: the file never exists with another mode
-        bound.bind(path)
-        bound.setblocking(False)
-        bound.listen(512)
-    except OSError:
-        bound.close()
-        raise
-    finally:
-        os.close(lock)
-    return bound
-
-
-def _remove_stale(path: str) -> None:
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise OSError(f"{path} exists and is no socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            return
-        except BlockingIOError:
-            pass  # a full backlog: a process listens there
-    raise OSError(f"another process already listens on {path}")

@@ -409,7 +409,9 @@ class SimBytes:
     def __init__(self, process: "SimProcess") -> None:
         self._process = process
 
-    async def listen(self, bind: Address, accept: Callable[[Any], Coroutine[Any, Any, None]]) -> SimListener:
+    async def listen(
+        self, bind: Address, accept: Callable[[Any], Coroutine[Any, Any, None]], uid: int = -1
+    ) -> SimListener:
         process, wires = self._process, self._process.world.wires
         address = bind
         if process.world.mischief.strikes("listen"):

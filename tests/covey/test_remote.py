@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from covey import headers, remote, volumewire, wire
+from covey import headers, remote_memory, volume_link, volumewire, wire
 from covey.core import HostId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
@@ -118,7 +118,8 @@ async def test_an_agent_that_speaks_otherwise_is_named_with_both_versions() -> N
 
 
 async def test_a_request_larger_than_256_pages_is_cut_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "REQUEST_PAGES_MAX", 4)
+    monkeypatch.setattr(volume_link, "REQUEST_PAGES_MAX", 4)
+    monkeypatch.setattr(remote_memory, "REQUEST_PAGES_MAX", 4)
 
     def script(path: str) -> None:
         data = random.Random(2).randbytes(SIZE)
@@ -131,7 +132,7 @@ async def test_a_request_larger_than_256_pages_is_cut_up(monkeypatch: pytest.Mon
 
 
 async def test_a_volume_process_that_ends_and_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    monkeypatch.setattr(volume_link, "PAUSE_S", 0.01)
     async with an_agent() as agent:
         memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
         await in_a_thread(lambda: memory.write(0, b"a" * PAGE))
@@ -316,8 +317,8 @@ async def test_a_script_older_than_the_volume_fails_at_once_and_says_what_to_ins
 async def test_a_volume_of_version_1_that_only_hangs_up_is_named_with_what_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote, "RECONNECT_S", 0.05)
-    monkeypatch.setattr(remote, "PAUSE_S", 0.01)
+    monkeypatch.setattr(volume_link, "RECONNECT_S", 0.05)
+    monkeypatch.setattr(volume_link, "PAUSE_S", 0.01)
     async with an_agent() as agent, instead_of_the_volume(agent, b"") as other:
         with pytest.raises(RemoteMemoryError, match=r"older than this script.*end its process vold-data \(SIGTERM\)"):
             await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))

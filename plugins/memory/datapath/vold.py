@@ -18,6 +18,7 @@ from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
+from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_token
 from plugins.memory.datapath.control import (
     SLABS_TOLD,
     Answer,
@@ -55,6 +56,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
     """For one request to a lender."""
+    uid: int = -1
+    """Whose processes may use it; -1: whoever has the token."""
 
 
 def control_name(volume: str) -> str:
@@ -71,18 +74,33 @@ def prefix(volume: str) -> str:
 
 
 class Front:
-    """The unix socket that processes of this host read and write through."""
+    """The unix socket that processes of this host read and write through. It is handed to the user to whom the volume
+    belongs, and whoever connects is known by what the kernel says of him, whatever he says himself."""
 
     def __init__(
         self, env: Env, config: VoldConfig, volume: Volume, tell: Callable[[control.ClientRefused], None]
     ) -> None:
         self._env, self._config, self._volume, self._tell = env, config, volume, tell
         self._told_s = float("-inf")
+        self._pager_token = pager_token(config.secret)
+        shape = volume.shape
+        self.path = f"{env.run_dir}/{front_name(config.volume)}.sock"
+        self._arrays = ArrayDoor(
+            env,
+            PagerConfig(
+                volume=config.volume,
+                path=self.path,
+                token=self._pager_token,
+                size_bytes=shape.size_bytes,
+                page_bytes=shape.page_bytes,
+                uid=config.uid,
+            ),
+        )
         self.refused = 0
 
     async def serve(self, stream: ByteStream) -> None:
         try:
-            if await self._welcome(stream):
+            if await self._welcome(stream) is volumewire.PAGES:
                 session = VolumeSession(self._env, self._volume, stream)
                 driven(stream).drive(session, polite=True)
                 wrong = await session.over
@@ -92,7 +110,8 @@ class Front:
             self.refused += 1
             self._env.log.debug("dropped a client", peer=stream.peer, why=str(error))
 
-    async def _welcome(self, stream: ByteStream) -> bool:
+    async def _welcome(self, stream: ByteStream) -> bytes | None:
+        """What it came for, if it may."""
         data = bytearray(volumewire.HELLO_BYTES)
         try:
             async with asyncio.timeout(HELLO_S):
@@ -100,16 +119,28 @@ class Front:
         except TimeoutError as error:
             raise WireError(f"no hello within {HELLO_S:g} s") from error
         try:
-            token = volumewire.hello(data)
+            hello = volumewire.hello(data)
         except OtherVersion as error:
             await self._refuse_version(stream, str(error))
             raise
-        known = hmac.compare_digest(token, self._config.token)
-        shape = self._volume.shape
-        answer = Welcome(Status.OK, shape.page_bytes, shape.size_bytes) if known else Welcome(Status.REFUSED, 0, 0)
+        answer = self._answer(hello.token, stream.uid)
+        if answer.status is Status.OK and hello.door is volumewire.ARRAYS:
+            await self._arrays.open()
         await stream.write(headers.pack_welcome(answer))
-        self.refused += not known
-        return known
+        self.refused += answer.status is not Status.OK
+        return hello.door if answer.status is Status.OK else None
+
+    def _answer(self, token: bytes, uid: int) -> Welcome:
+        """The pager may, and who belongs to the volume's user; where it is nobody's, whoever has the token."""
+        shape, owner = self._volume.shape, self._config.uid
+        known = hmac.compare_digest(token, self._config.token)
+        if hmac.compare_digest(token, self._pager_token) or (known and owner == -1):
+            return Welcome(Status.OK, shape.page_bytes, shape.size_bytes)
+        if owner == -1:
+            return Welcome(Status.REFUSED, 0, 0)
+        if uid == owner or (known and uid == 0):
+            return Welcome(Status.OK, shape.page_bytes, shape.size_bytes)
+        return Welcome(Status.OTHER_USER, 0, owner)
 
     async def _refuse_version(self, stream: ByteStream, why: str) -> None:
         now_s = self._env.clock.now_s()
@@ -180,9 +211,8 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
     front = None
     try:
         await volume.open()
-        front = await env.bytes.listen(
-            f"unix:{env.run_dir}/{front_name(config.volume)}.sock", Front(env, config, volume, tell).serve
-        )
+        door = Front(env, config, volume, tell)
+        front = await env.bytes.listen(f"unix:{door.path}", door.serve, config.uid)
         asked.opened.set()
         if watch is not None:
             watch(volume)

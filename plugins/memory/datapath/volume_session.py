@@ -81,7 +81,10 @@ class VolumeSession:
             self._stream.hold()
         volume = self._volume
         match request.op:
-            case Op.READ:
+            case Op.FETCH if volume.never_written(request.page, request.pages):
+                self._under_way -= 1
+                self._say(headers.pack_reply(Reply(Status.OK, 0, request.tag)))
+            case Op.READ | Op.FETCH:
                 into = bytearray(request.pages * volume.shape.page_bytes)
                 volume.submit_read(request.page, memoryview(into), lambda error: self._done(request, error, into))
             case Op.WRITE | Op.DISCARD:

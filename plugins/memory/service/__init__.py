@@ -126,10 +126,13 @@ class MemoryService(PluginService):
         }
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
-        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`)."""
+        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
-        return self.borrowing.volume_view(await self.borrowing.attach(name, size, -1))
+        owner = arguments.get("uid", -1)
+        if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
+            raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
+        return self.borrowing.volume_view(await self.borrowing.attach(name, size, -1, owner))
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""

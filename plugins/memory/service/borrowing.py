@@ -83,10 +83,11 @@ class Borrowing:
 
     # ---- volumes ----
 
-    async def attach(self, name: str, size_bytes: int, uid: int) -> OpenVolume:
-        """The volume of this name, made if there is none. Refused when it cannot be. `uid` -1: asked by agentctl."""
+    async def attach(self, name: str, size_bytes: int, uid: int, owner: int | None = None) -> OpenVolume:
+        """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
+        `uid` -1: asked by agentctl."""
         async with self._changing:
-            known = self._volume_like(name, size_bytes, uid)
+            known = self._volume_like(name, size_bytes, uid, uid if owner is None else owner)
             found = self.volumes.get(name)
             if found is None:
                 await self._record.set_volume(known)
@@ -104,7 +105,7 @@ class Borrowing:
             raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
         return found
 
-    def _volume_like(self, name: str, size_bytes: int, uid: int) -> KnownVolume:
+    def _volume_like(self, name: str, size_bytes: int, uid: int, owner: int) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
         settings, what = self._settings, f"cannot attach volume {name}"
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
@@ -120,11 +121,11 @@ class Borrowing:
                 page_bytes=settings.page_bytes,
                 slab_bytes=settings.slab_bytes,
                 token=self._env.entropy(TOKEN_BYTES),
-                uid=uid,
+                uid=owner,
                 process=KnownProcess(self._env.entropy(TOKEN_BYTES)),
             )
         known = found.known
-        self._check_owner(known, uid, what)
+        self._check_owner(known, owner, what)
         if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
             why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
             raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
@@ -160,6 +161,7 @@ class Borrowing:
             secret=known.process.secret,
             queue_pages=settings.spill_queue_pages,
             deadline_s=settings.remote_deadline_s,
+            uid=known.uid,
         )
 
         async def remember(process: ProcessId) -> None:

@@ -120,7 +120,7 @@ HEADERS: list[tuple[Callable[[bytes], object], bytes, object]] = [
         slabwire.pack_hello(slabwire.SlabHello("h1", "data", 3, 9, b"e" * 16, b"s" * 16)),
         ("h1", "data", 3, 9, b"e" * 16, b"s" * 16),
     ),
-    (volumewire.hello, volumewire.pack_hello(b"t" * 32), b"t" * 32),
+    (volumewire.hello, volumewire.pack_hello(b"t" * 32), (volumewire.PAGES, b"t" * 32)),
     (headers.welcome, headers.pack_welcome(Welcome(Status.OK, 4096, 1 << 20)), Welcome(Status.OK, 4096, 1 << 20)),
     (to_slab, slabwire.pack_request(VERSIONS_OF), VERSIONS_OF),
     (to_slab, slabwire.pack_request(A_COPY), A_COPY),
@@ -128,6 +128,8 @@ HEADERS: list[tuple[Callable[[bytes], object], bytes, object]] = [
     (slabwire.attached, slabwire.pack_attached(ATTACHED), ATTACHED),
     (to_volume, headers.pack_request(Request(Op.WRITE, 3, 4, 5)), Request(Op.WRITE, 3, 4, 5)),
     (to_volume, headers.pack_request(Request(Op.FLUSH, 0, 0, 5)), Request(Op.FLUSH, 0, 0, 5)),
+    (volumewire.hello, volumewire.pack_hello(b"t" * 32, volumewire.ARRAYS), (volumewire.ARRAYS, b"t" * 32)),
+    (to_volume, headers.pack_request(Request(Op.FETCH, 3, 4, 5)), Request(Op.FETCH, 3, 4, 5)),
     (headers.reply, headers.pack_reply(Reply(Status.FAILED, 4, 5)), Reply(Status.FAILED, 4, 5)),
 ]
 

@@ -1,0 +1,90 @@
+"""Unix sockets of this host: made, replaced when their process is dead, and handed to the user whom they are for."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import struct
+
+UNIX_PATH_MAX = 107
+_ACL = "system.posix_acl_access"
+_ACL_ENTRY = struct.Struct("<HHI")
+_OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_READ_WRITE = 6
+_NOBODY = 0xFFFFFFFF
+
+
+def hand_over(path: str, uid: int) -> None:
+    """That user, and nobody but him and us, may connect there: the file becomes his where this process may give files
+    away, else it gets an entry for him (an ACL, which needs no privilege). Where the file system has no ACLs everybody
+    may connect, and the process behind the socket asks the kernel who does, as it always has to. -1: ours alone. The
+    folder can be passed through from now on, not listed."""
+    if uid in (-1, os.geteuid()):
+        return
+    try:
+        os.chown(path, uid, -1)
+    except PermissionError:
+        try:
+            os.setxattr(path, _ACL, _entries(uid))
+        except OSError:
+            os.chmod(path, 0o666)
+    folder = os.path.dirname(path) or "."
+    mode = stat.S_IMODE(os.stat(folder).st_mode)
+    if not mode & 0o001:
+        os.chmod(folder, mode | 0o011)
+
+
+def _entries(uid: int) -> bytes:
+    """An ACL in the form of the kernel's extended attribute, version 2: we and that user read and write."""
+    listed = ((_OWNER, _READ_WRITE, _NOBODY), (_USER, _READ_WRITE, uid), (_GROUP, 0, _NOBODY),
+              (_MASK, _READ_WRITE, _NOBODY), (_OTHER, 0, _NOBODY))  # fmt: skip
+    return struct.pack("<I", 2) + b"".join(_ACL_ENTRY.pack(*entry) for entry in listed)
+
+
+def unix_path(path: str) -> str:
+    if len(os.fsencode(path)) > UNIX_PATH_MAX:
+        raise OSError(f"the socket path {path} is longer than {UNIX_PATH_MAX} bytes; choose a shorter run_dir")
+    return path
+
+
+def bind_unix(path: str, kind: int = socket.SOCK_STREAM, uid: int = -1) -> socket.socket:
+    """A bound and listening unix socket, mode 0600, of this process's user or handed to another. OSError when somebody
+    else listens there."""
+    directory = os.path.dirname(unix_path(path)) or "."
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    bound = socket.socket(socket.AF_UNIX, kind)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_stale(path)
+        os.fchmod(bound.fileno(), 0o600)  # before binding: the file never exists with another mode
+        bound.bind(path)
+        bound.setblocking(False)
+        hand_over(path, uid)
+        bound.listen(512)
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.close(lock)
+    return bound
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(f"{path} exists and is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # a full backlog: a process listens there
+    raise OSError(f"another process already listens on {path}")

@@ -1,0 +1,243 @@
+"""A volume of remote memory, open in a job: reads and writes of bytes (`RemoteMemory`). `covey.remote` is its front.
+
+Several requests of one read or write are under way at once, and bytes go straight from the caller's buffer to the
+socket and back (`covey.volume_link`). Calls may come from many threads and take turns.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from types import TracebackType
+from typing import TypeVar
+
+import msgspec
+
+from covey import frames, wire
+from covey.headers import Op
+from covey.units import format_size, parse_size
+from covey.version import VERSION
+from covey.volume_link import ANSWER_S, RemoteMemoryError, VolumeLink, dial, receive, submit_one, transfer
+from covey.volumewire import NO_TOKEN, REQUEST_PAGES_MAX
+
+F = TypeVar("F", bound=wire.Frame)
+Buffer = bytes | bytearray | memoryview
+
+
+class RemoteMemory:
+    """One volume, open in this process. Made by `open` or `at`; a context manager. Offsets and sizes are bytes.
+
+    ValueError for what lies outside the volume. RemoteMemoryError when the volume's process is away for a minute, or
+    neither a lender nor the disk can do what is asked.
+    """
+
+    def __init__(self, at: wire.VolumeAt, agent_socket: str) -> None:
+        self._at, self._agent_socket = at, agent_socket
+        self._lock = threading.RLock()
+        self._closed = False
+        self._link = VolumeLink(at.volume, self.found, time.monotonic)
+
+    @classmethod
+    def open(cls, volume: str, size: int | str, agent_socket: str | None = None) -> "RemoteMemory":
+        """Open the volume of this name on this host's agent, or make it. `size` in bytes or as text (`"64 MiB"`),
+        rounded up to whole pages; a volume that exists must have the same. `agent_socket`: the agent's `jobs.sock`, by
+        default $COVEY_SOCKET, which the runner sets. RemoteMemoryError when the agent refuses or is not there."""
+        path = agent_socket or os.environ.get("COVEY_SOCKET", "")
+        if not path:
+            raise RemoteMemoryError(
+                f"cannot open volume {volume}",
+                "no agent is known here: COVEY_SOCKET is not set",
+                "start the script with agentctl submit, or give agent_socket=",
+            )
+        size_bytes = parse_size(size) if isinstance(size, str) else size
+        memory = cls(_ask_agent(path, wire.Attach(volume, size_bytes), wire.VolumeAt), path)
+        memory._connect()
+        return memory
+
+    @classmethod
+    def at(cls, path: str) -> "RemoteMemory":
+        """The volume whose socket this is (`agentctl attach NAME SIZE --user ME` tells it), for a process of the user
+        to whom it belongs; no agent is asked. RemoteMemoryError when it belongs to another user or is not there."""
+        name = os.path.basename(path).removeprefix("vol-").removesuffix(".sock")
+        memory = cls(wire.VolumeAt(name, 0, 0, path, NO_TOKEN), "")
+        memory._connect()
+        return memory
+
+    @property
+    def volume(self) -> str:
+        """Its name."""
+        return self._at.volume
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self._link.size_bytes or self._at.size_bytes
+
+    @property
+    def page(self) -> int:
+        """Bytes of one page. Reads and writes aligned to it transfer no additional bytes."""
+        return self._link.page_bytes or self._at.page_bytes
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset` on, zeros where nothing was written. Any offset, any size."""
+        self._check(offset, size)
+        found = bytearray(size)
+        self.read_into(offset, found)
+        return bytes(found)
+
+    def read_into(self, offset: int, into: bytearray | memoryview) -> None:
+        """Fill a writable buffer from `offset` on. Whole pages are received into it, without a copy here."""
+        view = memoryview(into).cast("B")
+        self._check(offset, len(view))
+        page = self.page
+        with self._lock:
+            self._check_open()
+            head = min(-offset % page, len(view))
+            tail = (offset + len(view)) % page if len(view) > head else 0
+            end = len(view) - tail
+            if head:
+                skip = offset % page
+                view[:head] = self._one_page(offset // page)[skip : skip + head]
+            if end > head:
+                self._do("read", Op.FETCH, (offset + head) // page, (end - head) // page, view[head:end])
+            if tail:
+                view[end:] = self._one_page((offset + end) // page)[:tail]
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Write `data` at `offset`. Returns when a lender has it (the disk follows) or the disk. Not aligned to pages,
+        the pages at both ends are read first; of two processes that do that to one page at the same time one may
+        overwrite the other's bytes."""
+        self.write_from(offset, data)
+
+    def write_from(self, offset: int, data: Buffer) -> None:
+        """`write`. Whole pages are sent from the buffer, without a copy here; it must not change meanwhile."""
+        view = memoryview(data).cast("B")
+        self._check(offset, len(view))
+        page = self.page
+        with self._lock:
+            self._check_open()
+            head = min(-offset % page, len(view))
+            tail = (offset + len(view)) % page if len(view) > head else 0
+            end = len(view) - tail
+            if head:
+                self._part_of_page(offset, view[:head])
+            if end > head:
+                self._do("write", Op.WRITE, (offset + head) // page, (end - head) // page, view[head:end])
+            if tail:
+                self._part_of_page(offset + end, view[end:])
+
+    def discard(self, offset: int, size: int) -> None:
+        """Whole pages that are not needed any more: they read as zeros from now on. ValueError for a part of a page."""
+        self._check(offset, size)
+        if offset % self.page or size % self.page:
+            raise ValueError(f"discard wants whole pages of {self.page} bytes, not {size} bytes at {offset}")
+        first, count = offset // self.page, size // self.page
+        with self._lock:
+            self._check_open()
+            for at in range(0, count, REQUEST_PAGES_MAX):
+                self._do("discard", Op.DISCARD, first + at, min(REQUEST_PAGES_MAX, count - at))
+
+    def flush(self) -> None:
+        """Everything written before, by any process, is on this host's disk when this returns."""
+        with self._lock:
+            self._check_open()
+            self._do("flush", Op.FLUSH, 0, 0)
+
+    def close(self) -> None:
+        """The volume and its content stay; `open` finds them again."""
+        with self._lock:
+            self._closed = True
+            self._link.close()
+
+    def detach(self) -> None:
+        """Forget the volume and everything in it. RemoteMemoryError when the agent refuses or is not there."""
+        self.close()
+        if not self._agent_socket:
+            step = f"agentctl detach {self.volume}"
+            raise RemoteMemoryError(f"cannot detach volume {self.volume}", "it was opened without an agent", step)
+        _ask_agent(self._agent_socket, wire.Detach(self._at.volume), wire.Detached)
+
+    def __enter__(self) -> "RemoteMemory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def found(self, again: bool) -> tuple[str, bytes]:
+        """Its socket and token now. The agent may have moved it; without an agent the old place is tried again."""
+        if again and self._agent_socket:
+            with contextlib.suppress(OSError, RemoteMemoryError):
+                self._at = _ask_agent(self._agent_socket, wire.Attach(self.volume, self.size), wire.VolumeAt)
+        return self._at.path, self._at.token
+
+    # ---- under the lock ----
+
+    def _check(self, offset: int, size: int) -> None:
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise ValueError(f"{size} bytes at {offset} lie outside {self._at.volume} ({format_size(self.size)})")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(f"volume {self._at.volume} was closed here")
+
+    def _connect(self) -> None:
+        with self._lock:
+            self._link.connect()
+        told = self._at
+        if told.size_bytes and (told.page_bytes, told.size_bytes) != (self._link.page_bytes, self._link.size_bytes):
+            why = f"the agent said {told.size_bytes} bytes, its process {self._link.size_bytes}"
+            raise RemoteMemoryError(f"cannot use volume {self.volume}", why, "open it again")
+
+    def _one_page(self, page: int) -> bytearray:
+        found = bytearray(self.page)
+        self._do("read", Op.FETCH, page, 1, memoryview(found))
+        return found
+
+    def _part_of_page(self, offset: int, data: memoryview) -> None:
+        whole, skip = self._one_page(offset // self.page), offset % self.page
+        whole[skip : skip + len(data)] = data
+        self._do("write", Op.WRITE, offset // self.page, 1, memoryview(whole))
+
+    def _do(self, what: str, op: Op, page: int, pages: int, view: memoryview | None = None) -> None:
+        """All of it, or RemoteMemoryError with the first reason."""
+        failed: list[str] = []
+        if op is Op.FLUSH or op is Op.DISCARD:
+            requests = 1
+            submit_one(self._link, op, page, pages, failed)
+        else:
+            requests = transfer(self._link, op, page, view, pages, failed)
+        self._link.finish(lambda: self._link.busy == 0)
+        if failed and requests:
+            what = f"{what} of {pages} pages at page {page} of {self.volume} failed"
+            next_step = f"see agentctl volumes and agentctl why volume/{self.volume}, and try again"
+            raise RemoteMemoryError(what, failed[0], next_step)
+
+
+def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
+    """Join as a tool, ask once, disconnect. RemoteMemoryError when the agent is not there or refuses."""
+    what = f"{type(question).__name__.lower()} {getattr(question, 'volume', '')}"
+    try:
+        with contextlib.closing(dial(path, ANSWER_S)) as stream:
+            stream.sendall(frames.pack(wire.Join(os.getpid(), protocol=wire.PROTOCOL, version=VERSION)))
+            stream.sendall(frames.pack(question))
+            while True:
+                header = bytearray(4)
+                receive(stream, memoryview(header))
+                body = bytearray(frames.body_size(header))
+                receive(stream, memoryview(body))
+                frame: msgspec.Struct | None = frames.unpack(body, wire.decoder)
+                if isinstance(frame, kind):
+                    return frame
+                if isinstance(frame, wire.Joined):
+                    frame = wire.other_protocol(what, "covey-agent", frame)
+                if isinstance(frame, wire.Refusal):
+                    raise RemoteMemoryError(frame.what, frame.why, frame.next)
+    except OSError as error:
+        raise RemoteMemoryError(
+            what, f"the agent at {path} does not answer: {error}", "see that agentd runs here"
+        ) from error

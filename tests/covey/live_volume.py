@@ -1,0 +1,251 @@
+"""A volume with its process, a lender and their sockets, all real and without agents, for scripts in processes of their
+own: numpy touches an array with its interpreter's lock held, so a script never shares one with what serves it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from agent.ports.processes import ProgramBase, ProgramStart
+from covey import frames, userfault
+from covey.units import MIB
+from plugins.memory.datapath.control import (
+    ControlFrame,
+    ControlHello,
+    ListSlabs,
+    OpenSlabFrame,
+    Question,
+    RegisterSlabFrame,
+    SlabList,
+    Told,
+    Yes,
+    answer_decoder,
+)
+from plugins.memory.datapath.slabd import SlabdConfig
+from plugins.memory.datapath.vold import VoldConfig
+
+PAGE, SLAB = 4096, 16 * MIB
+SECRET, TOKEN = b"c" * 32, b"t" * 32
+STRANGER = 64999
+"""A uid that nobody has."""
+ROOT = Path(__file__).parent.parent.parent
+
+
+def faults_are_possible() -> bool:
+    try:
+        os.close(userfault.opened().descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def until(what: Callable[[], bool], within_s: float = 20.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+class LiveVolume:
+    """A context manager. `lent`: its slabs lie at a lender."""
+
+    def __init__(
+        self, size: int = 32 * MIB, uid: int | None = None, lent: bool = True, slab: int = SLAB, page: int = PAGE
+    ) -> None:
+        self.size, self._lent, self._slab, self._page = size, lent, slab, page
+        self.uid = os.geteuid() if uid is None else uid
+        self._directory = tempfile.TemporaryDirectory(prefix="cv")
+        os.chmod(self._directory.name, 0o711)
+        self.state = os.path.join(self._directory.name, "state")
+        self.run_dir = os.path.join(self._directory.name, "run")
+        for folder in (self.state, self.run_dir):
+            os.mkdir(folder, 0o700)
+        self.path = f"{self.run_dir}/vol-data.sock"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._address, self._opened = "", False
+
+    def __enter__(self) -> "LiveVolume":
+        if self._lent:
+            self.start("slabd", SlabdConfig(bind="127.0.0.1:0", secret=SECRET, lend_bytes=4 * self.size))
+            self.lend()
+        self.start_vold()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in self.pagers():
+            _kill(pid)
+        for name in list(self.processes):
+            self.kill(name)
+        self._directory.cleanup()
+
+    # ---- programs ----
+
+    def start(self, program: str, config: msgspec.Struct) -> None:
+        base = ProgramBase("h1", self.state, self.run_dir, "127.0.0.1", program, program)
+        handed = os.memfd_create("start")
+        os.write(handed, msgspec.msgpack.encode(ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))))
+        os.lseek(handed, 0, os.SEEK_SET)
+        argv = (sys.executable, "-P", "-m", "agent.program", program, program)
+        with open(f"{self.state}/{program}.log", "ab") as log:
+            self.processes[program] = subprocess.Popen(argv, stdin=handed, stdout=log, stderr=log, cwd=ROOT)
+        os.close(handed)
+
+    def start_vold(self) -> None:
+        self.start(
+            "vold",
+            VoldConfig(
+                volume="data",
+                size_bytes=self.size,
+                page_bytes=self._page,
+                slab_bytes=self._slab,
+                token=TOKEN,
+                secret=SECRET,
+                queue_pages=4096,
+                deadline_s=2.0,
+                uid=self.uid,
+            ),
+        )
+        until(lambda: _listens(self.path))
+        if self._lent and not self._opened:  # one that begins anew knows where its slabs are
+            self._opened = True
+            for index in range(-(-self.size // self._slab)):
+                question = OpenSlabFrame(1, index, 1, "h2", self._address, b"s" * 16)
+                assert isinstance(self.ask("vold-data", question), Yes)
+
+    def lend(self) -> None:
+        until(lambda: _listens(f"{self.run_dir}/slabd.sock"))
+        for index in range(-(-self.size // self._slab)):
+            question = RegisterSlabFrame(1, "h1", "data", index, 1, self._slab, self._page, b"s" * 16)
+            assert isinstance(self.ask("slabd", question), Yes)
+        listed = self.ask("slabd", ListSlabs(1))
+        assert isinstance(listed, SlabList)
+        self._address = listed.address
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def ask(self, name: str, question: Question) -> ControlFrame:
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(20.0)
+            stream.connect(f"{self.run_dir}/{name}.sock")
+            stream.sendall(frames.pack(ControlHello(SECRET)) + frames.pack(question))
+            while True:
+                size = frames.body_size(_exactly(stream, 4))
+                frame = frames.unpack(_exactly(stream, size), answer_decoder)
+                if not isinstance(frame, Told):
+                    return frame
+
+    def pagers(self) -> list[int]:
+        """Pids of this volume's keeper, first, and of its pagers."""
+        return sorted(pid for pid in _pids() if self._is_pager(pid))
+
+    def _is_pager(self, pid: int) -> bool:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return state != "Z" and words[-2:-1] == [b"pager-data"] and os.readlink(f"/proc/{pid}/cwd") == self.state
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    # ---- scripts ----
+
+    def script(self, text: str, uid: int | None = None, **more: str) -> "subprocess.Popen[str]":
+        """One in which PATH names the volume's socket."""
+        return script_of(self.path, text, uid, **more)
+
+    def run(self, text: str, uid: int | None = None, within_s: float = 30.0, **more: str) -> str:
+        """What the script said; it must end well."""
+        process = self.script(text, uid, **more)
+        said, errors = process.communicate(timeout=within_s)
+        assert process.returncode == 0, f"{process.returncode}\n{said}\n{errors[-3000:]}"
+        return said
+
+
+def script_of(path: str, text: str, uid: int | None = None, **more: str) -> "subprocess.Popen[str]":
+    """A script in which PATH is that path, and numpy, RemoteArray and RemoteMemory are imported; another user's, if one
+    is given. It says what it found on standard output."""
+    head = (
+        "import os, signal, sys, time\nimport numpy\nfrom covey.remote import RemoteArray, RemoteMemory,"
+        f" RemoteMemoryError\nPATH = {path!r}\n"
+    )
+    if uid is not None:  # after the imports: another user may not be able to read what root's Python is made of
+        head += f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})\n"
+    return subprocess.Popen(
+        (sys.executable, "-P", "-c", head + text),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": str(ROOT), **more},
+    )
+
+
+@contextmanager
+def scripted(volume: LiveVolume, text: str) -> Iterator["subprocess.Popen[str]"]:
+    """A script that is killed at the end, if it has not ended."""
+    process = volume.script(text)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def heard(process: "subprocess.Popen[str]") -> str:
+    """The next line of a script."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, f"it ended: {process.wait()}\n{process.stderr.read() if process.stderr else ''}"
+    return line.strip()
+
+
+def tell(process: "subprocess.Popen[str]", line: str = "go on") -> None:
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _exactly(stream: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = stream.recv(size - len(data))
+        assert part, "the process hung up"
+        data += part
+    return data
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
