@@ -366,8 +366,7 @@ class Volume:
     def never_written(self, first: int, count: int) -> bool:
         """Is it known now, without a look at the disk, that none of these pages ever was?"""
         slab = self._slab_of(first, count)
-        known = slab is not None and not slab.unsure and self.backing.is_ready(first, count)
-        return known and not any(self.queue.versions(first, count))
+        return slab is not None and not slab.unsure and not self.spill.ever_written(first, count)
 
     def _found_out(self, holder: RemoteSlab) -> None:
         holder.lied = True
