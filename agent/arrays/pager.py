@@ -19,9 +19,11 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
+from agent.arrays.runs import RUN_BYTES_MAX, StagingPlaces, together
 from covey import arraywire, userfault
 from covey.arraywire import ArrayDone, ArrayResumed, ArrayWireError, AskArray, OpenArray
 from covey.headers import Op
@@ -81,12 +83,11 @@ class Pager:
         self._memory = memoryview(mmap.mmap(given.memory, opened.size, prot=mmap.PROT_READ))
         chunks, budget = -(-opened.size // opened.chunk), opened.budget // opened.chunk
         places = max(4, min(64, STAGING_BYTES // opened.chunk, budget // 4))
-        self._staging = mmap.mmap(-1, places * opened.chunk)
-        self._staging_view = memoryview(self._staging)
-        self._staging_at = ctypes.addressof(ctypes.c_char.from_buffer(self._staging))
-        self._zeros = mmap.mmap(-1, opened.chunk)
+        self._staging = StagingPlaces(places, opened.chunk)
+        self._staging_at = ctypes.addressof(ctypes.c_char.from_buffer(self._staging.memory))
+        self._run_most = max(1, RUN_BYTES_MAX // opened.chunk)
+        self._zeros = mmap.mmap(-1, self._run_most * opened.chunk)
         self._zeros_at = ctypes.addressof(ctypes.c_char.from_buffer(self._zeros))
-        self._free = list(range(places))
         self._place_of: dict[int, int] = {}
         """Chunk -> its staging place; -1: it is all zeros."""
         self._later: list[tuple[float, Callable[[], None]]] = []
@@ -99,10 +100,10 @@ class Pager:
         """`ending`: somebody asked this process to end (SIGTERM)."""
         self._trying: dict[int, float] = {}
         """Chunk that could not be fetched -> since when."""
-        here, partial = self._found() if resumed else ([], [])
+        here, torn = self._found() if resumed else ([], [])
         self.machine = Paging(chunks, budget, places, here)
         if resumed:
-            self._resume(here, partial)
+            self._resume(here, torn)
 
     # ---- after another pager died ----
 
@@ -121,24 +122,24 @@ class Pager:
             for page in range(start // userfault.PAGE_BYTES, -(-at // userfault.PAGE_BYTES)):
                 chunk = page * userfault.PAGE_BYTES // self._chunk
                 pages[chunk] = pages.get(chunk, 0) + 1
-        partial = [chunk for chunk, count in pages.items() if count * userfault.PAGE_BYTES < self._bytes(chunk)]
-        return sorted(pages), sorted(partial)
+        torn = [chunk for chunk, count in pages.items() if count * userfault.PAGE_BYTES < self._bytes(chunk)]
+        return sorted(pages), sorted(torn)
 
-    def _resume(self, here: Sequence[int], partial: Sequence[int]) -> None:
+    def _resume(self, here: Sequence[int], torn: Sequence[int]) -> None:
         """It died while pages of a chunk were put in place: the others of that chunk come from the volume. Any chunk
         may be newer here. Who waited tries again."""
-        for chunk in partial:
+        for chunk in torn:
             place = memoryview(bytearray(self._bytes(chunk)))
             failed: list[str] = []
-            for page, count, at in self._requests(chunk):
+            for page, count, at in self._requests(chunk, self._bytes(chunk)):
                 submit_one(self._link, Op.FETCH, page, count, failed, place[at : at + count * self._link.page_bytes])
             self._link.finish(lambda: self._link.busy == 0)
             if failed:
                 raise OSError(errno.EIO, failed[0])
             source = ctypes.addressof(ctypes.c_char.from_buffer(place))
-            self._copy(chunk, source, False)
+            self._copy(chunk, 1, source, False)
         if here:
-            self._log.info("chunks found in memory", chunks=len(here), partial=len(partial))
+            self._log.info("chunks found in memory", chunks=len(here), torn=len(torn))
         userfault.wake(self._given.faults, self._base, self._size)
         self._say(ArrayResumed())
 
@@ -195,10 +196,12 @@ class Pager:
 
     def _hear_faults(self) -> None:
         try:
+            touched: list[PagingEvent] = []
             for fault in userfault.faults(self._given.faults):
                 chunk = (fault.address - self._base) // self._chunk
                 if 0 <= chunk < self.machine.chunks:
-                    self._tell(paging.ChunkTouched(chunk, fault.write))
+                    touched.append(paging.ChunkTouched(chunk, fault.write))
+            self._tell(*touched)
         except BlockingIOError:
             pass
         except OSError as error:
@@ -261,20 +264,22 @@ class Pager:
 
     # ---- actions ----
 
-    def _tell(self, event: PagingEvent) -> None:
-        for action in self.machine.handle(event):
-            self._do(action)
+    def _tell(self, *events: PagingEvent) -> None:
+        actions = [action for event in events for action in self.machine.handle(event)]
+        for run in together(actions, self._run_most):
+            self._do(run[0], len(run))
 
-    def _do(self, action: PagingAction) -> None:
+    def _do(self, action: PagingAction, count: int) -> None:
+        """And the same of the next `count` - 1 chunks."""
         match action:
             case paging.FetchChunk():
-                self._fetch(action.chunk)
+                self._fetch(action.chunk, count)
             case paging.PutInPlace():
-                self._place(action.chunk, action.writable)
+                self._put(action.chunk, count, action.writable)
             case paging.Unstage():
                 self._unstage(action.chunk)
             case paging.SendChunk():
-                self._send_chunk(action.chunk)
+                self._send(action.chunk, count)
             case paging.Unprotect():
                 if self._given.opened.writable:
                     self._kernel(lambda: userfault.protect(self._given.faults, *self._where(action.chunk), False))
@@ -284,7 +289,7 @@ class Pager:
                 self._kernel(lambda: userfault.wake(self._given.faults, *self._where(action.chunk)))
             case paging.PunchHole():
                 at = action.chunk * self._chunk
-                _libc.fallocate(self._given.memory, PUNCH, at, self._bytes(action.chunk))
+                _libc.fallocate(self._given.memory, PUNCH, at, self._bytes(action.chunk, count))
             case paging.Poison():
                 self._poison(action.chunk, action.why)
             case paging.SyncVolume():
@@ -296,25 +301,30 @@ class Pager:
             case _:
                 raise AssertionError(action)
 
-    def _bytes(self, chunk: int) -> int:
-        return min(self._chunk, self._size - chunk * self._chunk)
+    def _bytes(self, chunk: int, count: int = 1) -> int:
+        return min(count * self._chunk, self._size - chunk * self._chunk)
 
-    def _where(self, chunk: int) -> tuple[int, int]:
-        return self._base + chunk * self._chunk, self._bytes(chunk)
+    def _where(self, chunk: int, count: int = 1) -> tuple[int, int]:
+        return self._base + chunk * self._chunk, self._bytes(chunk, count)
 
-    def _requests(self, chunk: int) -> list[tuple[int, int, int]]:
-        """First page, pages, offset in the chunk: requests are no longer than the volume takes."""
+    def _requests(self, chunk: int, size: int) -> list[tuple[int, int, int]]:
+        """First page, pages, offset from the beginning of the chunk: requests are no longer than the volume takes."""
         page = self._link.page_bytes
-        first, count = (self._given.opened.offset + chunk * self._chunk) // page, self._bytes(chunk) // page
+        first, count = (self._given.opened.offset + chunk * self._chunk) // page, size // page
         return [
             (first + at, min(REQUEST_PAGES_MAX, count - at), at * page) for at in range(0, count, REQUEST_PAGES_MAX)
         ]
 
-    def _fetch(self, chunk: int) -> None:
-        place = self._free.pop()
-        self._place_of[chunk] = place
-        parts = self._requests(chunk)
-        start, page = place * self._chunk, self._link.page_bytes
+    def _fetch(self, chunk: int, count: int) -> None:
+        while count:
+            places = self._staging.take(count)
+            self._fetch_run(chunk, places)
+            chunk, count = chunk + len(places), count - len(places)
+
+    def _fetch_run(self, chunk: int, places: range) -> None:
+        chunks, page = range(chunk, chunk + len(places)), self._link.page_bytes
+        self._place_of.update(zip(chunks, places, strict=True))
+        parts = self._requests(chunk, self._bytes(chunk, len(places)))
         left, failed, zeros = len(parts), "", 0
 
         def done(why: str, request: PageRequest) -> None:
@@ -326,40 +336,48 @@ class Pager:
                 if len(parts) > 1 and request.into is not None:
                     request.into[:] = bytes(len(request.into))
             if left == 0:
-                self._came(chunk, failed, zeros == len(parts))
+                self._came(chunks, failed, zeros == len(parts))
 
         for first, count, at in parts:
-            into = self._staging_view[start + at : start + at + count * page]
-            request = PageRequest(Op.FETCH, first, count, lambda why: None, into=into)
-            request.done = lambda why, request=request: done(why, request)  # type: ignore[misc]
+            request = PageRequest(Op.FETCH, first, count, _nothing, into=self._staging.at(places[0], at, count * page))
+            request.done = partial(_with_request, done, request)
             self._link.submit(request)
 
-    def _came(self, chunk: int, why: str, zeros: bool) -> None:
+    def _came(self, chunks: range, why: str, zeros: bool) -> None:
         if not why:
-            self._trying.pop(chunk, None)
-            if zeros:
-                self._free.append(self._place_of[chunk])
-                self._place_of[chunk] = -1
-            self._tell(paging.ChunkCame(chunk))
+            for chunk in chunks:
+                self._trying.pop(chunk, None)
+                if zeros:
+                    self._staging.free(self._place_of[chunk])
+                    self._place_of[chunk] = -1
+            self._tell(*(paging.ChunkCame(chunk) for chunk in chunks))
             return
-        now_s = time.monotonic()
-        if chunk in self.machine.waiting and now_s < self._trying.setdefault(chunk, now_s) + WAIT_S:
-            self._free.append(self._place_of.pop(chunk))
-            self._later.append((now_s + AGAIN_S, lambda: self._fetch(chunk)))
-            return
-        self._trying.pop(chunk, None)
-        self._tell(paging.ChunkNotCame(chunk, why))
+        now_s, waiting = time.monotonic(), self.machine.waiting
+        for chunk in chunks:
+            if chunk in waiting and now_s < self._trying.setdefault(chunk, now_s) + WAIT_S:
+                self._staging.free(self._place_of.pop(chunk))
+                self._later.append((now_s + AGAIN_S, partial(self._fetch, chunk, 1)))
+            else:
+                self._trying.pop(chunk, None)
+                self._tell(paging.ChunkNotCame(chunk, why))
 
-    def _place(self, chunk: int, writable: bool) -> None:
-        place = self._place_of[chunk]
-        source = self._zeros_at if place < 0 else self._staging_at + place * self._chunk
-        self._copy(chunk, source, not writable or not self._given.opened.writable)
-        self._unstage(chunk)
-        if writable and not self._given.opened.writable:
-            self._poison(chunk, "it was opened for reading alone")
+    def _put(self, chunk: int, count: int, writable: bool) -> None:
+        """Runs of those whose staging places are side by side, or that are all zeros."""
+        end = chunk + count
+        while chunk < end:
+            place, run = self._place_of[chunk], 1
+            while chunk + run < end and self._place_of[chunk + run] == (place + run if place >= 0 else -1):
+                run += 1
+            source = self._zeros_at if place < 0 else self._staging_at + place * self._chunk
+            self._copy(chunk, run, source, not writable or not self._given.opened.writable)
+            for each in range(chunk, chunk + run):
+                self._unstage(each)
+                if writable and not self._given.opened.writable:
+                    self._poison(each, "it was opened for reading alone")
+            chunk += run
 
-    def _copy(self, chunk: int, source: int, protected: bool) -> None:
-        address, size = self._where(chunk)
+    def _copy(self, chunk: int, count: int, source: int, protected: bool) -> None:
+        address, size = self._where(chunk, count)
         for _ in range(NO_MEMORY_TRIES):
             try:
                 userfault.copy(self._given.faults, address, source, size, protected)
@@ -370,16 +388,18 @@ class Pager:
                 if error.errno != errno.ENOMEM:
                     raise
             time.sleep(0.01)
-        self._poison(chunk, "there is no memory for it within the job's limit")
+        for each in range(chunk, chunk + count):
+            self._poison(each, "there is no memory for it within the job's limit")
 
     def _unstage(self, chunk: int) -> None:
         place = self._place_of.pop(chunk, -1)
         if place >= 0:
-            self._free.append(place)
+            self._staging.free(place)
 
-    def _send_chunk(self, chunk: int) -> None:
-        self._kernel(lambda: userfault.protect(self._given.faults, *self._where(chunk), True))
-        parts = self._requests(chunk)
+    def _send(self, chunk: int, count: int) -> None:
+        where = self._where(chunk, count)
+        self._kernel(lambda: userfault.protect(self._given.faults, *where, True))
+        chunks, parts = range(chunk, chunk + count), self._requests(chunk, where[1])
         left, failed = len(parts), ""
 
         def done(why: str) -> None:
@@ -388,15 +408,15 @@ class Pager:
             failed = failed or why
             if left == 0:
                 if failed:
-                    not_saved = paging.ChunkNotSaved(chunk, failed)
-                    self._later.append((time.monotonic() + AGAIN_S, lambda: self._tell(not_saved)))
+                    told = [paging.ChunkNotSaved(chunk, failed) for chunk in chunks]
+                    self._later.append((time.monotonic() + AGAIN_S, partial(self._tell, *told)))
                 else:
-                    self._tell(paging.ChunkSaved(chunk))
+                    self._tell(*(paging.ChunkSaved(chunk) for chunk in chunks))
 
         start, page = chunk * self._chunk, self._link.page_bytes
-        for first, count, at in parts:
-            data = self._memory[start + at : start + at + count * page]
-            self._link.submit(PageRequest(Op.WRITE, first, count, done, data=data))
+        for first, pages, at in parts:
+            data = self._memory[start + at : start + at + pages * page]
+            self._link.submit(PageRequest(Op.WRITE, first, pages, done, data=data))
 
     def _kernel(self, work: Callable[[], None]) -> None:
         try:
@@ -428,6 +448,14 @@ class Pager:
             self._log.warning("an array's job does not read its answers", uid=self._given.uid)
         except OSError:
             pass  # it is gone, which the loop hears
+
+
+def _nothing(why: str) -> None:
+    """A request that has no end yet."""
+
+
+def _with_request(done: Callable[[str, PageRequest], None], request: PageRequest, why: str) -> None:
+    done(why, request)
 
 
 def complain(given: ArrayGiven, what: str, why: str) -> None:

@@ -22,7 +22,7 @@ def living() -> Iterator[LivingRack]:
         yield living
 
 
-def test_a_job_out_of_core_ends_as_without_although_its_servers_are_killed(living: LivingRack) -> None:
+def test_a_job_out_of_core_ends_with_the_same_weights_though_servers_are_killed(living: LivingRack) -> None:
     """`kill -9` of its volume's process, of the pager's worker and of a lender's slab process, as it works."""
     argv = [sys.executable, str(FEATURES)]
     local = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=300, env=ENV).stdout
