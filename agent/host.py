@@ -9,6 +9,7 @@ through `Env`, so the same `HostAgent` runs under the simulator.
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,7 +33,16 @@ from covey.core import Fact, HostId, Message
 from covey.errors import Refused
 from covey.ports import Env
 from covey.wire import Frame
-from gossip.service import GossipEvent, GossipService, HostDown, HostUp, MemberAway, MemberSuspected, NameConflict
+from gossip.service import (
+    GossipEvent,
+    GossipService,
+    HostDown,
+    HostUp,
+    LaterBootKnown,
+    MemberAway,
+    MemberSuspected,
+    NameConflict,
+)
 from plugins import facts
 from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
@@ -175,6 +185,14 @@ class HostAgent:
                 f"put {path} back from a copy; or delete it and start again: it is a new host under its old name then",
             ) from error
 
+    async def _begin_after(self, boot: int) -> None:
+        """Others know this boot of ours: the identity file is an older copy, and the wall clock was ahead when a newer
+        one was written. Nobody hears this life, so it ends, and the next one comes after all of before. OSError."""
+        later = max(boot, self._identity_now.boot)
+        await checked.save(self.env.disk, "identity", msgspec.structs.replace(self._identity_now, boot=later))
+        why = f"an older copy: other hosts know this host under boot number {boot}, and it began under {self.boot}"
+        raise OSError(errno.ESTALE, f"{why}; it starts again", self.env.disk.path("identity"))
+
     async def next_boot(self) -> int:
         """A boot number above every one before, durable on return: a plugin begins anew under it. OSError."""
         identity = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
@@ -281,6 +299,8 @@ class HostAgent:
                 why = f"another machine claims to be {event.host}; rename one of them in its agent.toml"
                 self.env.log.error("name conflict", peer=event.host, why=why)
                 self.event_log.note(f"host/{event.host}", "name conflict", why)
+            case LaterBootKnown():
+                self.env.spawn("agent: later boot", self._begin_after(event.boot))
         self._meet_now()
 
     def hosts(self) -> Sequence[HostView]:

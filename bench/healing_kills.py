@@ -1,6 +1,6 @@
 """`make heal-test`: ranks of a job are killed, again and again: how long the others stand, and the same bits.
 
-    python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--json FILE]
+    python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--only KIND]
 
 Five hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches), or
 `examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has a rank on each of four. Each kill is one of, as a seed
@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--script", choices=SCRIPTS, default="healing", help="heal_ddp needs PyTorch, heal_jax JAX")
     parser.add_argument("--steps", type=int, default=14_000, help="of healing; epochs of 32 steps of heal_ddp")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
     json_option(parser)
     args = parser.parse_args(argv)
     with Laboratory(RANKS + 1) as lab:
@@ -98,7 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack.wait_up()
         job = submit(rack, args.script, args.steps, PAUSE_S)
         wait(lambda: all(len(each) > 20 for each in steps(rack)), lambda: told(rack, job), 120.0)
-        killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every)
+        kinds = (args.only,) if args.only else KINDS
+        killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every, kinds)
         with_kills, times = digest(rack, job), steps(rack)
         attempts = rack.hosts[0].shell(f"agentctl job {job} --json").stdout
         without = digest(rack, submit(rack, args.script, args.steps, 0.0))
@@ -155,11 +157,11 @@ class Kills:
         self._before = [-1] * RANKS
         """Of each rank, the newest process that was killed."""
 
-    def all(self, kills: int, every_s: float) -> list[Killed]:
+    def all(self, kills: int, every_s: float, kinds: Sequence[str]) -> list[Killed]:
         killed = []
         for number in range(kills):
             time.sleep(every_s * self._draws.uniform(0.6, 1.4))
-            kind = self._draws.choice(KINDS)
+            kind = self._draws.choice(kinds)
             ranks = self._draws.sample(range(RANKS), 2 if kind == "two ranks" else 1)
             all_ranks = [self._process(rank) for rank in range(RANKS)]
             lost = [all_ranks[rank] for rank in ranks]

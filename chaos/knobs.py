@@ -121,6 +121,17 @@ def drawn(seed: int) -> Tree:
             if rng.random() < EACH:
                 value = rng.choice(extremes)
                 tree.setdefault(section, {}).update({name: value} if name else value)
+    return _kept_apart(tree)
+
+
+def _kept_apart(tree: Tree) -> Tree:
+    """Whoever waits goes to the head at once (`starve_limit_s` 0), and whoever ran for a moment leaves the highest
+    queue: two jobs that need the same GPUs stop one another at every `checkpoint_s`, when the log hears what they
+    attained, for ever if one of them takes longer than that and has no checkpoint. That is what these settings say, so
+    no story may ask for an end of jobs under both."""
+    scheduler = tree.get("scheduler", {})
+    if scheduler.get("starve_limit_s") == 0.0:
+        scheduler.pop("queue_thresholds_gpu_s", None)
     return tree
 
 

@@ -34,6 +34,7 @@ from gossip.types import (
     HostState,
     HostUp,
     HostView,
+    LaterBootKnown,
     MemberAway,
     MemberSuspected,
     NameConflict,
@@ -49,6 +50,7 @@ __all__ = [
     "HostDown",
     "HostUp",
     "HostView",
+    "LaterBootKnown",
     "MemberAway",
     "MemberSuspected",
     "NameConflict",
@@ -278,7 +280,7 @@ class GossipService:
 
     def _told(self, tell: Publish) -> None:
         match tell.fact:
-            case HostUp() | MemberSuspected() | MemberAway() | HostDown() | NameConflict():
+            case HostUp() | MemberSuspected() | MemberAway() | HostDown() | NameConflict() | LaterBootKnown():
                 self._counts[f"told_{type(tell.fact).__name__}"] += 1
                 self._tell(tell.fact)
             case _:

@@ -104,7 +104,14 @@ class NameConflict(Fact, frozen=True):
     host: HostId
 
 
-GossipEvent = HostUp | MemberSuspected | MemberAway | HostDown | NameConflict
+class LaterBootKnown(Fact, frozen=True):
+    """Other hosts know this host, which they take for gone, under a later boot than it has: they drop what it says as
+    said before."""
+
+    boot: int
+
+
+GossipEvent = HostUp | MemberSuspected | MemberAway | HostDown | NameConflict | LaterBootKnown
 
 
 class HostView(msgspec.Struct, frozen=True, kw_only=True):

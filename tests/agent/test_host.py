@@ -279,5 +279,32 @@ def test_a_host_whose_identity_is_an_older_copy_is_heard_again() -> None:
             seen = rack.agents["h1"].gossip.peer(HostId("h3"))
             assert seen is not None and seen.state == "gone"
             host.power_on()
-            rack.run(3.0)
+            rack.run(1.0)
+            agent = rack.agents["h3"]
+            rack.run(2.0)
             rack.settle(60.0)
+            assert rack.agents["h3"] is agent, "nobody had to tell it that it was not heard"
+
+
+def test_a_host_that_others_know_under_a_later_boot_begins_again_above_it() -> None:
+    """As before, and its wall clock was ahead by ten minutes when the newer identity was written."""
+    with SimRack(12, hosts=3) as rack:
+        rack.start()
+        rack.settle()
+        host = rack.world.hosts["h3"]
+        older = host.disk.image("identity")
+        host.clock.skew(1, 600.0, 1.0)
+        host.power_off()
+        rack.run(2.0)
+        host.power_on()
+        rack.run(2.0)
+        rack.settle(10.0)
+        ahead = rack.agents["h3"].boot
+        host.clock.end_skew()
+        host.power_off()
+        host.disk.restore("identity", older)
+        host.power_on()
+        rack.run(2.0)
+        assert rack.agents["h3"].boot < ahead
+        rack.settle(20.0)
+        assert rack.agents["h3"].boot == ahead + 1

@@ -30,6 +30,15 @@ def test_every_setting_of_a_story_is_accepted_together() -> None:
     assert {section for tree in drawn for section in tree} == set(knobs.KNOBS)
 
 
+def test_no_story_has_settings_under_which_jobs_stop_one_another_for_ever() -> None:
+    """Found by `covey-chaos sim --story mischief --seed 300145`: two jobs were started thirteen times each."""
+    scheduler = [knobs.drawn(seed).get("scheduler", {}) for seed in range(100_000)]
+    hasty = [one for one in scheduler if one.get("starve_limit_s") == 0.0]
+    assert len(hasty) > 500
+    assert not any("queue_thresholds_gpu_s" in one for one in hasty)
+    assert any("queue_thresholds_gpu_s" in one for one in scheduler)
+
+
 def test_they_are_told_when_the_story_begins_and_are_the_same_every_time() -> None:
     lines: list[str] = []
     first = tell("swarm", 3, until=10.0, log=lines.append)

@@ -38,11 +38,18 @@ class AntiEntropy:
         if generation != self._table.call_generation:
             return
         for address in self._to_call():
-            self._table.send(address, self._table.mine(), m.SyncAsk(self._table.checksum()))
+            said = self._accusations(address)
+            self._table.send(address, self._table.mine(), *said, m.SyncAsk(self._table.checksum()))
         self._table.call_s = policy.call_after_s(
             self._table.call_s, self._table.alone, self._table.settings.announce_interval_s_max
         )
         self._table.timer(self._table.call_s * self._table.rng.uniform(0.8, 1.0), CallDue(generation))
+
+    def _accusations(self, address: Address) -> list[Message]:
+        """Under which boot the missing host there is known: of an earlier one nobody hears its answer."""
+        there = [member for member in self._table.by_name() if member.missing and member.address == address]
+        said = [member.accusation(self._table.now_s) for member in there if not member.remembered]
+        return [accusation for accusation in said if accusation is not None]
 
     def _to_call(self) -> list[Address]:
         there = {member.address for member in self._table.members.values() if member.state == "alive"}

@@ -120,6 +120,8 @@ class MemberStates:
             if mine and message.incarnation >= self._table.incarnation:
                 self._table.feel(1)
                 self._table.refute(message.incarnation)
+            elif message.identity == self._table.identity and not isinstance(message, m.Suspect):
+                self._table.outrun(message.boot)
             return None
         member = self._table.members.get(message.host)
         if member is None or member.identity != message.identity:

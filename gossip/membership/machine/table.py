@@ -12,7 +12,7 @@ from gossip.membership.machine.events import Action, CallDue, ForgetMember, Goss
 from gossip.membership.machine.rumours import Rumours
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
 from gossip.settings import GossipSettings
-from gossip.types import U32_MAX, HostState, NameConflict, SendDatagram, Sender, State, identity, size
+from gossip.types import U32_MAX, HostState, LaterBootKnown, NameConflict, SendDatagram, Sender, State, identity, size
 
 CONFLICT_INTERVAL_S = 30.0
 """Between two reports of the same conflict."""
@@ -124,6 +124,8 @@ class Table:
         self.call_generation = 0
         self._gossip_set = False
         self._conflicts: dict[HostId, float] = {}
+        self._later_boot = me.boot
+        """The latest boot of ours that anybody spoke of."""
 
     # ---- what is known ----
 
@@ -198,6 +200,12 @@ class Table:
         if now_s - self._conflicts.get(host, float("-inf")) >= CONFLICT_INTERVAL_S:
             self._conflicts[host] = now_s
             self.publish(NameConflict(host))
+
+    def outrun(self, boot: int) -> None:
+        """Others know a later boot of this host, and take it for gone."""
+        if boot > self._later_boot:
+            self._later_boot = boot
+            self.publish(LaterBootKnown(boot))
 
     def call_soon(self) -> None:
         """Another host is missing: begin with short pauses again."""

@@ -6,6 +6,7 @@ only makes that one a little slower to act. The leader proposes; `Queue.apply` d
 Which jobs start, and on which GPUs, is decided in `machine/admission.py`.
 """
 
+import math
 from collections.abc import Mapping, Sequence, Set
 
 import msgspec
@@ -55,6 +56,8 @@ class RackHost(msgspec.Struct, frozen=True):
     """What it says of its GPUs where these are shared; None: nothing, and none is counted then."""
     away: bool = False
     """Gone on purpose: its agent restarts, and said when it is back."""
+    suspect: bool = False
+    """Alive as far as anybody knows, and somebody got no answer."""
 
 
 class ScheduleTick(msgspec.Struct, frozen=True):
@@ -119,6 +122,7 @@ class Leader:
         """Of those hosts, the ones that are gone, and for how many seconds."""
         self.restarting: frozenset[HostId] = frozenset()
         """Of those, the ones that said so before."""
+        self.suspects: tuple[HostId, ...] = ()
         self.quotas = dict(self.queue.quotas)
 
     def handle(self, event: ScheduleTick, now_s: float) -> Sequence[ProposeCommand]:
@@ -193,6 +197,7 @@ class Leader:
         self.rack, drained, self.drained = rack, self.drained, self.queue.drained
         self.gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
         self.restarting = frozenset(host.host for host in rack if host.away)
+        self.suspects = tuple(host.host for host in rack if host.suspect)
         self.roll.heard({host.host: host.gone_s for host in rack})
         totals = open_gpus({host.host: host.gpus for host in rack if host.gone_s is None}, self.drained)
         moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
@@ -287,7 +292,7 @@ class Leader:
         for job in self.roll.by_age({**lost_on, **self.roll.placing, **self.seeking_since}):
             if job.id in lost_on:
                 lost = [place.host for place in job.awaited if place.host in lost_on[job.id]]
-                said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
+                said = ", ".join(self._silence(host, gone) for host in lost)
                 self.leases.close(lost, (job.id, job.epoch))
                 heir = self._heir(job, lost)
                 if heir is None:
@@ -306,6 +311,11 @@ class Leader:
                     )
         return commands
 
+    def _silence(self, host: HostId, gone: Mapping[HostId, float]) -> str:
+        if host in self.suspects:
+            return f"{host} does not answer"
+        return f"{host} is gone for {format_seconds(gone.get(host, 0.0))}"
+
     def _heir(self, job: Job, lost: Sequence[HostId]) -> HostId | None:
         """Who finds new places for the ranks of these hosts: the host of its lowest rank that is left and alive. None:
         the gang does not go on without them. Ranks that are to leave a host anyway it does not need."""
@@ -313,7 +323,8 @@ class Leader:
         if needed and not job.heals_without(needed):
             return None
         left = [place.host for place in job.places if place.host not in (*lost, *job.missing)]
-        return next((host for host in left if host in self.capacity.totals), None)
+        alive = [host for host in left if host in self.capacity.totals]
+        return min(alive, key=lambda host: host in self.suspects, default=None)
 
     def _not_found(self, job: Job, gone: Mapping[HostId, float], event: ScheduleTick, now_s: float) -> list[PlacesLost]:
         """A gang some of whose ranks are to go on elsewhere, which its coordinator looks for, unless it is gone."""
@@ -326,10 +337,12 @@ class Leader:
         return [places_lost(job, job.missing, heir, why, event)]
 
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
-        """Job -> hosts on which it is lost. What was decided once stays so until the log has it."""
+        """Job -> hosts on which it is lost. What was decided once stays so until the log has it. Where ranks stand
+        still for want of a lease, a suspicion is enough: how long one lasts depends on how many hosts confirm it, and
+        on a busy rack it lasted for 13 s and more."""
         after_s = self.settings.host_lost_after_s
         over = {host for host, s in gone.items() if s >= after_s and not self.leases.over_in_s(host, now_s)}
-        still = {host for host in gone if host not in self.restarting and not self.leases.still_in_s(host, now_s)}
+        still = [host for host in self._silent(gone) if not self.leases.still_in_s(host, now_s)]
         on_them = [(host, id) for host in (*over, *still) for id in self.roll.awaited.get(host, ())]
         ends = [
             (host, id)
@@ -341,6 +354,16 @@ class Leader:
         for host, id in [*ends, *self.leases.about_to_close()]:
             found.setdefault(id, {})[host] = None
         return found
+
+    def _silent(self, gone: Mapping[HostId, float]) -> list[HostId]:
+        """Hosts that are gone or suspected, without having said that they would be."""
+        return [host for host in dict.fromkeys([*gone, *self.suspects]) if host not in self.restarting]
+
+    def still_in_s(self, now_s: float) -> float:
+        """Seconds until ranks stand still that may be lost, on the next host that is silent; inf: there is none."""
+        silent = [host for host in self._silent(self.gone) if self.roll.awaited.get(host)]
+        waits_s = [self.leases.still_in_s(host, now_s) for host in silent]
+        return min([wait_s for wait_s in waits_s if wait_s > 0], default=math.inf)
 
     def _shorter_leases(self, event: ScheduleTick, now_s: float) -> list[Leads]:
         """Earlier leaders gave longer leases than this one does: once these are over, the next leader need not wait for

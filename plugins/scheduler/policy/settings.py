@@ -38,7 +38,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a job)."""
     starve_limit_s: float | None = COVEY.starve_limit_s
     """A job that waited this long goes to the head of everything; None: never (NSDI'19 §3.3, STARVELIMIT; a week, so
-    that nobody is passed for ever)."""
+    that nobody is passed for ever). Longer than jobs take to their next checkpoint: under that two that need the same
+    GPUs may stop one another before either gets on."""
     promote_knob: float | None = None
     """A job below the highest queue that waited this many times as long as it ran goes to the head of everything; None
     or inf: never (NSDI'19 §3.3, PROMOTEKNOB, which the paper's testbed leaves off too). At least 1, where the paper's

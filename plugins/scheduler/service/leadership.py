@@ -19,6 +19,10 @@ from plugins.scheduler.service.log import QueueLog
 
 KNOW_S = 5.0
 """How long a new leader tries to learn everything before it begins anew."""
+LOOK_S = 1.0
+"""Between two looks at most."""
+SOON_S = 0.05
+"""Between two looks at least, when nothing happens; so whoever was just elected looks for its first entry."""
 
 
 class Leadership:
@@ -32,7 +36,7 @@ class Leadership:
 
     async def lead_on(self) -> None:
         while True:
-            await set_within(self.look, 1.0)
+            await set_within(self.look, self._pause_s())
             term = self.host.log.term
             if not self.host.log.is_leader:
                 self._led_term = 0
@@ -44,6 +48,13 @@ class Leadership:
                     continue
                 self._led_term = term
             await self._decide()
+
+    def _pause_s(self) -> float:
+        if self.host.log.leader != self.host.id:
+            return LOOK_S
+        if not self._led_term:
+            return SOON_S
+        return min(LOOK_S, max(SOON_S, self.leader.still_in_s(self.host.env.clock.now_s())))
 
     async def _know_everything(self, term: int) -> bool:
         """Whether this copy holds all that was decided under earlier leaders, and the log takes no more of it."""

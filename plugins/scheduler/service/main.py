@@ -16,6 +16,7 @@ from plugins.facts import (
     GpusNow,
     HostGone,
     HostSeen,
+    HostSuspected,
     JobAttached,
     JobJoined,
     JobPlaced,
@@ -193,7 +194,7 @@ class SchedulerService(PluginService):
         elif isinstance(fact, RanksMayStart | RanksUnfit | PairHarms):
             if self.ranks.beside.on_fact(fact):
                 self._look.set()
-        elif isinstance(fact, HostGone | HostSeen | LeaderChanged):
+        elif isinstance(fact, HostGone | HostSuspected | HostSeen | LeaderChanged):
             self._lead.set()
             self._look.set()
             if isinstance(fact, LeaderChanged):

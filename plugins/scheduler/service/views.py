@@ -370,7 +370,7 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
         if isinstance(gpus, GpusNow):
             gone_s = None if view.state in ("alive", "suspect") else max(0.0, now_s - view.since_s)
             heard = shared_gpus.heard(view) if shared else None
-            found.append(RackHost(view.host, gpus.total, gone_s, heard, view.state == "away"))
+            found.append(RackHost(view.host, gpus.total, gone_s, heard, view.state == "away", view.state == "suspect"))
     return tuple(found)
 
 

@@ -35,6 +35,7 @@ from gossip.types import (
     U32_MAX,
     HostDown,
     HostUp,
+    LaterBootKnown,
     MemberAway,
     MemberSuspected,
     NameConflict,
@@ -726,6 +727,26 @@ def test_late_words_about_the_machine_before_do_not_hurt_its_successor() -> None
     me.hear("a", alive("a", uuid=b"2" * 16, address="z:1"), uuid=b"2" * 16, source="z:1")
     me.hear("b", suspect("a", 9, boot=9), gone("a", 9, boot=9), left("a", 9, boot=9))
     assert me.state("a") == "alive"
+
+
+def test_who_is_known_as_gone_under_a_later_boot_is_told_to_its_agent() -> None:
+    """Its identity is an older copy, and all that it says counts as said before."""
+    me = Solo("a")
+    me.hear("a", suspect("me", boot=5))
+    assert me.facts == [], "a clone of it may be alive there"
+    me.hear("a", m.Gone(ME, who("me", 5, b"2" * 16).identity, 5, 0, HostId("x")), gone("me", boot=1))
+    assert me.facts == [], "another machine; and what it refutes"
+    me.hear("a", gone("me", boot=5), left("me", boot=5), gone("me", boot=4))
+    assert me.facts == [LaterBootKnown(5)], "once"
+
+
+def test_a_missing_host_is_called_with_what_it_is_accused_of() -> None:
+    me = Solo("a", "b")
+    me.hear("b", suspect("a", boot=7), gone("a", boot=7))
+    me.run(60.0, GossipDue)  # the rumour that it is gone has been told by then
+    me.clear()
+    me.run(60.0, CallDue)
+    assert gone("a", boot=7) in me.words("a")
 
 
 def test_a_clone_with_a_later_boot_of_ourselves_is_reported() -> None:

@@ -1,5 +1,6 @@
 """Gangs that go on without a host: what the log keeps of that, when the leader says so, how another host is found."""
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -306,7 +307,9 @@ class LedHealing:
         self.led.leader.forget()
 
     def look(self, **gone: Any) -> list[Command]:
-        rack = (RackHost(H1, 4), RackHost(H2, 4, gone_s=0.0, **gone), RackHost(H3, 4))
+        return self.look_at((RackHost(H1, 4), RackHost(H2, 4, gone_s=0.0, **gone), RackHost(H3, 4)))
+
+    def look_at(self, rack: tuple[RackHost, ...]) -> list[Command]:
         return [action.command for action in self.led.leader.handle(ScheduleTick(rack, 1.0), self.led.now_s)]
 
     def lost(self, **gone: Any) -> list[PlacesLost | TakenBack]:
@@ -334,6 +337,37 @@ def test_a_host_whose_agent_restarts_is_not_lost_to_it() -> None:
     it.look()
     it.led.now_s += 30.0
     assert it.lost(away=True) == [] and len(it.lost()) == 1
+
+
+def test_a_host_that_is_only_suspected_is_lost_once_its_ranks_stand_still() -> None:
+    """How long a suspicion lasts depends on how many hosts confirm it; on a busy rack of five it was 13 s."""
+    it = LedHealing()
+    suspect = (RackHost(H1, 4), RackHost(H2, 4, suspect=True), RackHost(H3, 4))
+    it.look_at(suspect)
+    it.led.now_s += 100.0
+    it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.epoch),)), it.led.now_s)
+    paused_s = terms(60.0).paused_s
+    assert it.led.leader.still_in_s(it.led.now_s) == pytest.approx(paused_s), "when its leader looks next"
+    it.led.now_s += paused_s - 0.1
+    assert it.look_at(suspect) == []
+    it.led.now_s += 0.2
+    assert it.led.leader.still_in_s(it.led.now_s) == inf
+    (lost,) = it.look_at(suspect)
+    assert isinstance(lost, PlacesLost) and (lost.hosts, lost.coordinator) == ((H2,), H1)
+    assert lost.reason == "h2 does not answer"
+
+
+def test_a_suspected_host_is_asked_last_to_look_for_others() -> None:
+    it = LedHealing()
+    it.job.places = (*it.job.places, Place(H3, (2,), ("h3-0",)))
+    it.job.healing = (H1, H2, H3)
+    it.led.queue._rebuild()
+    it.led.leader.forget()
+    it.look()
+    it.led.now_s += 30.0
+    it.led.leader.leases.handle(LeaseAsked(H1, ((it.id, it.job.epoch),)), it.led.now_s)
+    (lost,) = it.look_at((RackHost(H1, 4, suspect=True), RackHost(H2, 4, gone_s=9.0), RackHost(H3, 4)))
+    assert isinstance(lost, PlacesLost) and (lost.hosts, lost.coordinator) == ((H2,), H3)
 
 
 def test_a_host_that_ranks_are_leaving_is_lost_before_their_successors_run() -> None:
