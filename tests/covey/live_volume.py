@@ -2,6 +2,7 @@
 own: numpy touches an array with its interpreter's lock held, so a script never shares one with what serves it."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -209,8 +210,9 @@ def scripted(volume: LiveVolume, text: str) -> Iterator["subprocess.Popen[str]"]
 
 
 def heard(process: "subprocess.Popen[str]") -> str:
-    """The next line of a script."""
+    """The next line of a script, which must come within a minute."""
     assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 60.0)[0], "it says nothing"
     line = process.stdout.readline()
     assert line, f"it ended: {process.wait()}\n{process.stderr.read() if process.stderr else ''}"
     return line.strip()

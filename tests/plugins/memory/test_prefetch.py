@@ -337,3 +337,14 @@ def test_a_pager_that_takes_over_sends_all_that_it_finds() -> None:
     sent = [action for action in machine.handle(AskedFor(1, "save", 0, 0)) if isinstance(action, SendChunk)]
     assert [action.chunk for action in sent] == [3, 5]
     machine.check()
+
+
+def test_a_chunk_that_is_written_to_while_it_leaves_stays_and_is_sent_again() -> None:
+    played = Played(40, 16)
+    played.touch(3, write=True)
+    played.tell(AskedFor(1, "drop", 3, 4))
+    assert played.machine.state(3) is Chunk.LEAVING
+    played.tell(ChunkTouched(3, True))
+    played.settle()
+    assert played.machine.state(3) is Chunk.DIRTY
+    assert 3 in played.memory and 3 in played.writable, "who waited may write"
