@@ -319,7 +319,7 @@ async def test_what_lives_survives_any_number_of_compactions() -> None:
     slow=st.sampled_from([1.0, 30.0]),
     sick=st.sampled_from([0.0, 0.0, 0.1]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_deaths_at_any_moment_lose_nothing_that_was_promised(
     seed: int, deaths: list[Death], slow: float, sick: float
 ) -> None:
