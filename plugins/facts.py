@@ -388,7 +388,7 @@ class DrainedNow(msgspec.Struct, frozen=True):
     """Key `drained`: whether this host is to be left, as its copy of the log says."""
 
     by: str
-    """Who wants that, cut to 63 characters; empty: nobody."""
+    """Who wants that, cut short; empty: nobody."""
     jobs: int = 0
     """That still have ranks here."""
 

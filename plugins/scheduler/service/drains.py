@@ -14,6 +14,8 @@ from plugins.scheduler.service.log import QueueLog
 SHOWN_S = 2.0
 """How long this host's own copy of the log is waited for."""
 BY_MAX = 100
+GOSSIP_BYTES_MAX = 48
+"""Of the name of whoever drains a host: all that a host gossips has 960 bytes."""
 
 
 class Drains:
@@ -50,4 +52,10 @@ class Drains:
 
 
 def _by(given: Mapping[str, Any]) -> str:
-    return str(given.get("by", ""))[:BY_MAX]
+    """Whatever JSON may hold, as text that the log can."""
+    return str(given.get("by", ""))[:BY_MAX].encode(errors="replace").decode()
+
+
+def in_gossip(by: str) -> str:
+    """That name, as much of it as fits."""
+    return by.encode()[:GOSSIP_BYTES_MAX].decode(errors="ignore")

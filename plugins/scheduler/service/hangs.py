@@ -19,7 +19,8 @@ STACKS_S = 1.0
 """From asking for stacks to ending the rank: to write them."""
 LATE_MAX = 4
 """Hosts that gossip names, the worst."""
-GOSSIP_BYTES_MAX = 240
+GOSSIP_BYTES_MAX = 120
+"""What they may take of the 960 bytes that a host gossips."""
 STACKS_AGAIN_S = 5.0
 """Between two askings of the same ranks."""
 

@@ -56,7 +56,7 @@ from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
-from plugins.scheduler.service.drains import Drains
+from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.hangs import StuckRanks
 from plugins.scheduler.service.leadership import Leadership, set_within
@@ -71,8 +71,6 @@ ASK_S = 1.0
 """How long a host may take to say what runs there, when a person asks."""
 NEWS_S = 0.5
 """How long a job that this host has not heard of is waited for: news of the log take milliseconds."""
-BY_MAX = 63
-"""Characters of the name of whoever drains a host, in gossip."""
 LOG_PART_BYTES = 64 * 1024
 """Most that one `logs` returns."""
 SHOWN_S = 2.0
@@ -251,7 +249,7 @@ class SchedulerService(PluginService):
             self._published = now
             self.host.spread("gpus", now)
         drain = self.queue.drained.get(self.host.id)
-        leaves = DrainedNow(drain.by[:BY_MAX], len(self.host.runner.running())) if drain else DrainedNow("")
+        leaves = DrainedNow(in_gossip(drain.by), len(self.host.runner.running())) if drain else DrainedNow("")
         if leaves != self._drained:
             self._drained = leaves
             self.host.spread("drained", leaves)

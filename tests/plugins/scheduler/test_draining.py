@@ -1,11 +1,13 @@
 """Hosts that are drained: nothing starts there, what can leave it does, a host at a time."""
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from covey.core import HostId
-from plugins.facts import Place
+from plugins.facts import DrainedNow, Place
 from plugins.scheduler.machine.draining import AGAIN_S, TRIES
 from plugins.scheduler.machine.leader import RackHost, ScheduleTick
 from plugins.scheduler.machine.queue import Queue
@@ -21,9 +23,11 @@ from plugins.scheduler.messages.commands import (
     Result,
     TakenBack,
 )
+from tests.plugins.scheduler.rack import Rack
 from tests.plugins.scheduler.test_leader import Led
 from tests.plugins.scheduler.test_queue import Told, halves
 from tests.plugins.scheduler.test_replacing import Healing
+from tests.virtual_time import play
 
 H1, H2, H3, H4 = HostId("h1"), HostId("h2"), HostId("h3"), HostId("h4")
 
@@ -185,3 +189,28 @@ def test_a_job_on_a_drained_host_does_not_stop_for_others_nor_they_for_it() -> N
     said = led.look()
     assert [command for command in said if isinstance(command, TakenBack) and command.job == stays] == []
     assert led.queue.jobs[stays].state == "running" and other != first
+
+
+# ---- what people ask -------------------------------------------------------------------------------------------------
+
+
+def test_whatever_name_drains_a_host_its_agent_can_say_so() -> None:
+    names = ["ann", "\U0001f600" * 200, "x" * 200, "\ud800lone", 7, ""]
+
+    async def story() -> list[str]:
+        rack = Rack({"h1": 2, "h2": 2, "h3": 2})
+        await rack.start()
+        said = []
+        for name in names:
+            await rack["h2"].call("drain", id="h1", by=name)
+            await asyncio.sleep(2.0)
+            now = msgspec.msgpack.decode(rack.values[H1]["drained"], type=DrainedNow)
+            assert len(rack.values[H1]["drained"]) <= 80
+            said.append(now.by)
+            await rack["h3"].call("resume", id="h1")
+            await asyncio.sleep(2.0)
+        rack.check()
+        rack.stop()
+        return said
+
+    assert play(story()) == ["ann", "\U0001f600" * 12, "x" * 48, "?lone", "7", "a person"]
