@@ -137,7 +137,8 @@ class Played:
                 saved = ChunkNotSaved(chunk, "full") if self.fails else ChunkSaved(chunk)
                 self.due.append((self.now + self.delay, saved))
             case Unprotect(chunk):
-                assert self.machine.state(chunk) is Chunk.DIRTY
+                # Where nothing else can go, it is sent to the volume in the same turn: protected again, and waited for.
+                assert self.machine.state(chunk) in (Chunk.DIRTY, Chunk.LEAVING)
                 self.writable.add(chunk)
             case PunchHole(chunk):
                 assert self.volume[chunk] == self.memory.pop(chunk), "what goes is at the volume"
