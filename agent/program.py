@@ -45,6 +45,10 @@ def program_named(name: str) -> Program:
         from agent.jobs.supervisor import PROGRAM
 
         return PROGRAM
+    if name == "spares":
+        from agent.jobs.spares import PROGRAM as SPARES
+
+        return SPARES
     if name == "spill":  # a volume does not answer before its writer is up
         from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
 

@@ -1,6 +1,7 @@
 """`make heal-test`: ranks of a job are killed, again and again: how long the others stand, and the same bits.
 
     python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--only KIND]
+        [--spares 1]
 
 Five hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches), or
 `examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has a rank on each of four. Each kill is one of, as a seed
@@ -54,6 +55,7 @@ TRAIN = """
 import os, runpy, sys, time
 import covey.job_state
 script, pause_s, *sys.argv[1:] = sys.argv[1:]
+open("/proc/self/comm", "w").write("rank" + os.environ["COVEY_RANK"])  # one that was a spare has it nowhere else
 done, log = covey.job_state.JobState.done, open(f"steps{os.environ['COVEY_RANK']}", "a")
 def noted(state):
     step = state.step
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--script", choices=SCRIPTS, default="healing", help="heal_ddp needs PyTorch, heal_jax JAX")
     parser.add_argument("--steps", type=int, default=14_000, help="of healing; epochs of 32 steps of heal_ddp")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--spares", type=int, default=0, help="of the job, on each of its hosts and one more")
     parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
     json_option(parser)
     args = parser.parse_args(argv)
@@ -97,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack = AgentRack(lab, gpus=1, voters=3)
         rack.start()
         rack.wait_up()
-        job = submit(rack, args.script, args.steps, PAUSE_S)
+        job = submit(rack, args.script, args.steps, PAUSE_S, args.spares)
         wait(lambda: all(len(each) > 20 for each in steps(rack)), lambda: told(rack, job), 120.0)
         kinds = (args.only,) if args.only else KINDS
         killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every, kinds)
@@ -123,12 +126,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if same and not others else 1
 
 
-def submit(rack: AgentRack, script: str, count: int, pause_s: float) -> str:
+def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int = 0) -> str:
     """The job's id."""
     for host in rack.hosts:
         (host.folder / "root" / "train.py").write_text(TRAIN)
     words = f"python train.py {ROOT / 'examples' / script}.py {pause_s} {SCRIPTS[script].format(count)}"
-    said = rack.hosts[0].shell(f"agentctl submit --workers {RANKS} -- {words}")
+    said = rack.hosts[0].shell(f"agentctl submit --workers {RANKS} --spares {spares} -- {words}")
     if said.returncode:
         raise SystemExit(said.stdout + said.stderr)
     return str(said.stdout.split()[0])
@@ -228,10 +231,10 @@ class Kills:
 
 def rank_of(pid: int) -> int | None:
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return None
-    return next((int(word[11:]) for word in words if word.startswith(b"COVEY_RANK=")), None)
+    return int(name[4:]) if name.startswith("rank") else None
 
 
 def digest(rack: AgentRack, job: str) -> str:

@@ -188,7 +188,7 @@ def ranks_of(world: World) -> list[Rank]:
     for host in world.hosts.values():
         for pid, process in host.processes.items():
             command = host.commands.get(pid)
-            if command is not None and "COVEY_EPOCH" in command.env:
+            if command is not None and "COVEY_RANK" in command.env:
                 found.append(Rank(host.name, process, command))
     return found
 

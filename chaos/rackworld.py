@@ -15,6 +15,7 @@ from typing import Any
 
 from agent.config import Config, parse
 from agent.host import HostAgent
+from agent.jobs.spares import PROGRAM as SPARES
 from agent.jobs.supervisor import PROGRAM as SUPERVISOR
 from agent.raft.machine.raft import Raft
 from chaos import faults
@@ -42,7 +43,8 @@ SMALL_SLABS: Tree = {"slab": "64 KiB", "page": "4 KiB", "spill_queue": "1 MiB", 
 
 
 def programs_of(plugins: Sequence[Plugin]) -> Callable[[], Mapping[str, Program]]:
-    found = {SUPERVISOR.name: SUPERVISOR} | {program.name: program for plugin in plugins for program in plugin.programs}
+    own = {program.name: program for program in (SUPERVISOR, SPARES)}
+    found = own | {program.name: program for plugin in plugins for program in plugin.programs}
     return lambda: found
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import numpy as np
 
+from chaos.world.host import SimProcesses
 from covey.block_streams import BlockStreams, HostStreams
 from covey.blocks import Sizes, tables_of
 from covey.core import JobId
@@ -98,7 +99,7 @@ def healer(now_s: Callable[[], float]) -> Callable[[Env, Command], Awaitable[int
         agent, until_s = AgentLink(env, command), float(command.argv[1])
         env.spawn("agent link", agent.run())
         while now_s() < until_s:
-            await agent.heals(Heals(int(now_s())))
+            await agent.heals(Heals(int(now_s()), modules=("numpy",)))
             await agent.send(Stepped(int(now_s()), 1.0, 1.0, 0.0, {}))
             await asyncio.sleep(1.0)
         await agent.heals(Heals(int(until_s), over=True))
@@ -116,6 +117,7 @@ class AgentLink:
         self.job, self.rank = JobId(given["COVEY_JOB_ID"]), int(given["COVEY_RANK"])
         self.epoch, self.world_size = int(given["COVEY_EPOCH"]), int(given["COVEY_WORLD_SIZE"])
         self._token, self._path = given["COVEY_TOKEN"], given["COVEY_SOCKET"]
+        self._pid = env.processes.own.pid if isinstance(env.processes, SimProcesses) else 0
         self._stream: ByteStream | None = None
         self.tables = tables_of(len(given["COVEY_NODES"].split(",")))
         self.owners = TableOwners()
@@ -130,7 +132,7 @@ class AgentLink:
             try:
                 stream = await self.env.bytes.connect(f"unix:{self._path}")
                 try:
-                    await stream.write(pack(Join(0, self.job, self.rank, self.epoch, self._token)))
+                    await stream.write(pack(Join(self._pid, self.job, self.rank, self.epoch, self._token)))
                     first = await read_frame(stream, decoder)
                     if isinstance(first, Joined):
                         pause_s, self._stream = BACKOFF_S[0], stream

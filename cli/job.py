@@ -87,6 +87,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
         ("started again", started_again(job)),
         ("on lost host", on_lost(job)),
+        ("spares", f"{job['spares']} wait on each of its hosts, and on one more" if job.get("spares") else ""),
         ("hang", f"a rank is replaced after {format_seconds(job['hang_s'])}" if job.get("hang_s") else ""),
         ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]

@@ -62,6 +62,10 @@ HANG_HELP = (
     "how long the others may wait for one rank in a sum, such as 10m: then the stacks of all are kept (agentctl logs), "
     "and that rank is started again, or the job fails where it cannot be (default: for ever)"
 )
+SPARES_HELP = (
+    "processes on each of its hosts, and on one more, that have imported what the script imports and wait to become a "
+    "rank that is lost (default 0; where the script attached its state)"
+)
 SUBMIT_TRIES = 3
 
 
@@ -83,6 +87,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
     parser.add_argument("--retries", type=int, metavar="N", help="starts again after a failure (default 0)")
     parser.add_argument("--on-lost", choices=("heal", "restart", "stop", "keep"), help=ON_LOST_HELP)
+    parser.add_argument("--spares", type=int, metavar="N", help=SPARES_HELP)
     parser.add_argument("--hang", metavar="TIME", help=HANG_HELP)
     parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)")
     parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
@@ -151,6 +156,7 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         ("tenant", args.tenant),
         ("class", args.job_class),
         ("retries", args.retries),
+        ("spares", args.spares),
         ("on_lost", "restart" if args.on_lost == "stop" else args.on_lost),
         ("retries_lost", 0 if args.on_lost == "stop" else None),
     )

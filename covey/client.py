@@ -27,6 +27,7 @@ from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
 from covey.page_link import PageLink, PageUser
 from covey.rank_identity import identity
+from covey.spare_modules import imported
 from covey.step_clock import StepClock, ToldStep
 from covey.table_owners import TableOwners
 from covey.version import VERSION
@@ -89,8 +90,7 @@ class JobClient:
         self._follows = False
         """Whether the agent knows of memory for tensors."""
         self._attached: Attached | None = None
-        self._heals: Heals | None = None
-        """Once the script said that this rank may be lost."""
+        self._heals: Heals | None = None  # once the script said that this rank may be lost
         self._by_hand = self._agent_heals = False
         self.given = False
         """To the script, by `join`."""
@@ -247,7 +247,7 @@ class JobClient:
             self._cannot_share(why)
         me = self._me
         made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s)
-        self._heals = Heals(made.step)
+        self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
         return made

@@ -8,7 +8,7 @@ virtual one. Everything else - clocks, chance, datagrams, links, bytes, disk, pr
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -261,6 +261,33 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
     cores: tuple[int, ...] = ()
     """Of a process with `run`: it and what it starts run on these alone; empty: on any."""
+
+
+class WaitingProcess(Protocol):
+    """A process that was started before it is known for which rank (`StartsAhead.start_waiting`)."""
+
+    @property
+    def id(self) -> ProcessId: ...
+
+    async def says(self) -> str:
+        """The next line of what it says of itself: `here`, `warm`, or why it cannot be used. ConnectionError once it
+        has ended."""
+
+    async def become(self, command: Command) -> None:
+        """From now on it is this command, and `Processes.resume` finds it so; who started it has no part in it any
+        more. OSError when its record cannot be written, ConnectionError when it has ended: then it never is."""
+
+    def end(self) -> None:
+        """Unless it has become something: SIGKILL to its group. Idempotent."""
+
+
+@runtime_checkable
+class StartsAhead(Protocol):
+    """Processes some of which can be started ahead."""
+
+    async def start_waiting(self, command: Command) -> WaitingProcess:
+        """It waits before its script does anything, as `covey.attach.warm` says, and ends with whoever started it.
+        OSError when it cannot be started."""
 
 
 class Processes(Protocol):

@@ -157,6 +157,8 @@ class Heals(Frame, frozen=True, tag="Heals"):
     step: int
     over: bool = False
     """No more: its script is through, and so are those of all others."""
+    modules: tuple[str, ...] = ()
+    """What a spare of this process imports ahead (`covey.attach.warm`); none: it has none."""
 
 
 class TensorsShared(Frame, frozen=True, tag="TensorsShared"):

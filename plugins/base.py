@@ -141,6 +141,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`covey.attach` sees the script's steps."""
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
+    spares: int = 0
+    """Processes that are to wait on this host to become one of its ranks."""
     may_heal: bool = True
     """A rank whose script attached state is started again alone when it is lost."""
     shared_memory: int = 0
@@ -187,6 +189,18 @@ class Runner(Protocol):
 
     async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
         """SIGKILL to this rank, if its process is still that one: it is replaced, or fails, for this reason."""
+
+    async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
+        """`spec.spares` processes are to wait here for ranks of this epoch, none of which runs here yet; they import
+        `modules` ahead. `spec.ranks`: one, of which only its number of GPUs counts. Idempotent; `SparesReady` follows.
+        Where ranks run, the runner keeps `RanksSpec.spares` of them by itself once their script attached its state."""
+
+    def end_spares(self, job: JobId, epoch: int) -> None:
+        """None wait any more, unless ranks of this epoch run here. Idempotent."""
+
+    def modules(self, job: JobId, epoch: int) -> tuple[str, ...]:
+        """What a process imports that waits to become a rank of what runs here; empty: none would wait, or its script
+        has attached nothing yet."""
 
     async def renew(self, leases: Mapping[tuple[JobId, int], RankLease]) -> None:
         """The ranks of these (job, epoch) may go on for so long. When a lease runs out they are told, ended, and

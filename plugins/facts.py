@@ -143,6 +143,17 @@ class RanksHeal(Fact, frozen=True):
     may_be_lost: bool
 
 
+class SparesReady(Fact, frozen=True):
+    """Runner: so many processes wait on this host to become ranks of this job (`Runner.keep_spares`). Told whenever it
+    changes, also of those that the runner keeps by itself, for ranks that run here."""
+
+    job: JobId
+    epoch: int
+    warm: int
+    why: str = ""
+    """Why there are none, or fewer, for good."""
+
+
 JobKind = Literal["guaranteed", "opportunistic"]
 
 

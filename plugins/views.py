@@ -169,6 +169,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     None: always."""
     hang_s: float | None = None
     """How long others may wait for one rank in a sum; None: for ever."""
+    spares: int = 0
+    """Processes that wait on each of its hosts, and on one more, to become one of its ranks."""
     on_lost: str = "heal"
     """What becomes of its ranks on a host that is cut off: `heal`, `restart` or `keep`."""
     heals_not: str = ""

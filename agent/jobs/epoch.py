@@ -24,6 +24,10 @@ class Epoch:
         """The newest lease that the scheduler gave for these ranks."""
         self.heals: dict[int, int] = {}
         """Ranks that may be lost, and from which step on."""
+        self.modules: tuple[str, ...] = ()
+        """What a spare of its ranks imports; empty: none would wait."""
+        self.spares_refused = False
+        """It was told why there are none."""
         self.heals_said = False
         """Its supervisor understands that, and was told of those there were."""
         self.stacks = False

@@ -14,6 +14,7 @@ malformed frame is counted and ends that connection only; a process that repeats
 import asyncio
 import hmac
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from agent.jobs.counted import CountedProcesses
 from agent.jobs.successors import NEVER
 from agent.jobs.tensor_memories import TensorMemories
 from agent.ports.protocol_error_limit import ProtocolErrorLimit
+from covey.attach.warm import MODULES_MAX
 from covey.blocks import TABLES_MAX
 from covey.core import Fact, JobId
 from covey.errors import Refused
@@ -63,6 +65,7 @@ BY_SCRIPT = Stepped(0, 0.0).boundary
 ATTACHED_MAX, PROBLEM_MAX = 160, 400
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
+MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
 FRAMES_AT_ONCE = 32
 """After so many frames in a row the loop gets its turn, however many more are waiting."""
 
@@ -74,7 +77,9 @@ class Tokens(Protocol):
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None: ...
     def stopping(self, job: JobId, epoch: int) -> Stopping | None: ...
     async def extend(self, job: JobId, epoch: int, seconds: float) -> None: ...
-    async def heals(self, job: JobId, epoch: int, rank: int, step: int) -> None: ...
+    async def heals(
+        self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
+    ) -> None: ...
 
 
 class JobSocket:
@@ -282,7 +287,10 @@ class JobSocket:
     async def _heals(self, peer: ConnectedProcess, frame: Heals) -> None:
         if peer.job is None or not 0 <= frame.step <= STEP_MAX:
             raise FrameError("Heals from outside a job, or with an impossible step")
-        await self._runner.heals(peer.job, peer.epoch, peer.rank, NEVER if frame.over else frame.step)
+        if len(frame.modules) > MODULES_MAX or not all(map(MODULE.match, frame.modules)):
+            raise FrameError("Heals with modules that have no such names, or too many")
+        step = NEVER if frame.over else frame.step
+        await self._runner.heals(peer.job, peer.epoch, peer.rank, step, peer.pid, frame.modules)
 
     def _stepped(self, peer: ConnectedProcess, frame: Stepped) -> None:
         """FrameError for an impossible step, size or time; a metric that is not finite (a loss of NaN) is left out, and

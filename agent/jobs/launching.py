@@ -1,7 +1,8 @@
 """What a supervisor is started with: the commands of its ranks, their files, its socket."""
 
 from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
-from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of
+from agent.jobs.records import Key, StartRecord, file_of, instance_of, log_of, spares_of
+from agent.jobs.spare_frames import SparesConfig
 from agent.jobs.supervision import RankStart, SupervisorConfig
 from covey.ports import Address, Command, Env
 from plugins.base import RankLease, RankSpec
@@ -26,6 +27,7 @@ class Launching:
             preempt=file_of(key, "preempt"),
             socket=self.socket(key),
             lease=lease,
+            spares=self.spares_socket(key),
         )
 
     def command(self, record: StartRecord, rank: RankSpec) -> Command:
@@ -51,3 +53,13 @@ class Launching:
     def socket(self, key: Key) -> Address:
         """Of the supervisor."""
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
+
+    def spares_socket(self, key: Key) -> Address:
+        """Of their keeper."""
+        return f"unix:{self._env.run_dir}/{spares_of(key)}.sock"
+
+    def spares_config(self, record: StartRecord, modules: tuple[str, ...]) -> SparesConfig:
+        """What waits for ranks of this epoch; `record`: with any of them."""
+        key = record.spec.job, record.spec.epoch
+        command = self.command(record, record.spec.ranks[0])
+        return SparesConfig(job=key[0], epoch=key[1], command=command, modules=modules, socket=self.spares_socket(key))

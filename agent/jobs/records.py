@@ -65,6 +65,11 @@ def instance_of(key: Key) -> str:
     return f"sup-{key[0]}-{key[1]}"
 
 
+def spares_of(key: Key) -> str:
+    """The instance of the keeper of spares."""
+    return f"spares-{key[0]}-{key[1]}"
+
+
 def file_of(key: Key, ending: str) -> str:
     return f"jobs/{key[0]}/{key[1]}.{ending}"
 

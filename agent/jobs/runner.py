@@ -20,10 +20,12 @@ from agent.jobs import records, supervision
 from agent.jobs.epoch import Epoch, ended_of, heal_of, started_of
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
+from agent.jobs.kept_spares import KeptSpares
 from agent.jobs.launching import Launching
 from agent.jobs.output import JobsSettings, read_log
 from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
+from agent.jobs.successors import NEVER
 from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, KeepStacks, Renewed, StopRanks
 from covey import checked
 from covey.core import Fact, JobId
@@ -32,6 +34,7 @@ from covey.frames import pack
 from covey.ports import Env
 from covey.wire import GRACE_KEPT, Stopping
 from plugins.base import LogRead, RankLease, RanksSpec
+from plugins.facts import SparesReady
 
 TOKEN_BYTES = 16
 
@@ -54,6 +57,8 @@ class SupervisedRunner:
         self._forgotten: dict[JobId, records.Fence] = {}
         self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
         self._ports = HeldPorts(env, advertise)
+        self._spares = KeptSpares(env, self._launching, tell)
+        self._tell = tell
         self._following = Following(env, self._launching, tell, lambda job, epoch: self.on_stopping(job, epoch))
         self._loading: asyncio.Future[None] | None = None
         self._known = False
@@ -140,7 +145,8 @@ class SupervisedRunner:
         if known is not None:
             known.found = False  # ranks that come back here wait until those of before are over and forgotten
             return
-        epoch = self._epochs[key] = Epoch(StartRecord(spec, self._env.entropy(TOKEN_BYTES).hex()), found=False)
+        token = self._spares.token(key) or self._env.entropy(TOKEN_BYTES).hex()
+        epoch = self._epochs[key] = Epoch(StartRecord(spec, token), found=False)
         epoch.lease = spec.lease
         older = [e for (j, n), e in sorted(self._epochs.items()) if j == spec.job and n < spec.epoch]
         for fenced in older:
@@ -172,16 +178,52 @@ class SupervisedRunner:
                 with contextlib.suppress(ConnectionError):
                     await epoch.stream.write(pack(Renewed(lease)))
 
-    async def heals(self, job: JobId, epoch: int, rank: int, step: int) -> None:
+    async def heals(
+        self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
+    ) -> None:
         """If this rank is lost from `step` on, it is started again alone. Sent now if its supervisor is connected and
-        understands it, and again on every new connection."""
+        understands it, and again on every new connection. `pid`: who says so; `modules`: what a spare of it imports."""
         known = self._epochs.get((job, epoch))
         if known is None or step < known.heals.get(rank, 0):
             return
         known.heals[rank] = step
+        if step < NEVER:
+            self._keep_spares_of(known, rank, pid, modules)
         if known.stream is not None and known.heals_said:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
+
+    def _keep_spares_of(self, epoch: Epoch, rank: int, pid: int, modules: tuple[str, ...]) -> None:
+        """Of ranks that run here. A spare of a process that a shell or a launcher had started would run these again."""
+        spec, process = epoch.record.spec, epoch.state.pids.get(rank)
+        if process is not None and process.pid == pid and modules:
+            epoch.modules = modules
+        if not spec.spares or epoch.ended:
+            self._spares.end((spec.job, spec.epoch))  # those that waited for these ranks to come here
+            return
+        if epoch.modules:
+            self._spares.keep(epoch.record, epoch.modules, spec.spares)
+        elif not epoch.spares_refused:
+            epoch.spares_refused = True
+            how = "by another process, such as a shell" if modules else "without covey.attach"
+            self._tell(SparesReady(spec.job, spec.epoch, 0, f"the Python of its ranks is started {how}"))
+
+    async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
+        await self._loaded()
+        key = (spec.job, spec.epoch)
+        if key in self._epochs or (spec.epoch, spec.since) <= self._fenced(spec.job):
+            return
+        record = StartRecord(spec, self._spares.token(key) or self._env.entropy(TOKEN_BYTES).hex())
+        self._spares.keep(record, modules, spec.spares, is_new=True)
+
+    def end_spares(self, job: JobId, epoch: int) -> None:
+        known = self._epochs.get((job, epoch))
+        if known is None or not known.record.spec.spares:
+            self._spares.end((job, epoch))
+
+    def modules(self, job: JobId, epoch: int) -> tuple[str, ...]:
+        known = self._epochs.get((job, epoch))
+        return () if known is None or known.ended else known.modules
 
     async def keep_stacks(self, job: JobId, epoch: int) -> None:
         await self._tell_stuck((job, epoch), KeepStacks())
@@ -325,7 +367,9 @@ class SupervisedRunner:
     async def _follow(self, key: Key, epoch: Epoch) -> None:
         """Until it has ended. One that no supervisor ever had is forgotten: if these places are still wanted, the
         scheduler starts them (and may have done so while we looked)."""
-        if not await self._following.follow(key, epoch):
+        was_there = await self._following.follow(key, epoch)
+        self._spares.end(key)
+        if not was_there:
             self._epochs.pop(key, None)
             epoch.over.set()
             await self._delete_if_possible(key)

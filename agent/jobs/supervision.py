@@ -7,7 +7,7 @@ import msgspec
 
 from covey import checked
 from covey.core import JobId
-from covey.ports import Command, Env, ProcessId
+from covey.ports import Address, Command, Env, ProcessId
 from plugins.base import RankLease
 
 SIGTERM, SIGKILL = 15, 9
@@ -37,6 +37,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the control socket."""
     lease: RankLease | None = None
     """The first lease; None: no lease until the agent sends one."""
+    spares: Address = ""
+    """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares`)."""
 
 
 class Ending(msgspec.Struct, frozen=True):

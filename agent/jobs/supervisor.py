@@ -34,18 +34,19 @@ wait for it for ever; codes are kept in the order in which the ranks ended, so t
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from agent.jobs.claimed_socket import ClaimedSocket
 from agent.jobs.rank_lease import HeldLease
+from agent.jobs.rank_processes import RankProcesses, SpareEnded
 from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, stand_still_unconfirmed
 from agent.jobs.supervision import (
     CANNOT_START,
+    SIGKILL,
     SIGTERM,
     UNKNOWN,
-    Adopting,
     Ending,
     EndStuck,
     Extend,
@@ -59,27 +60,22 @@ from agent.jobs.supervision import (
     SupervisorConfig,
     SupervisorState,
     decoder,
-    end_marked,
     read_state,
 )
 from covey import checked
 from covey.attach.stacks import SIGNAL as STACKS
 from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Env, Process, ProcessId
+from covey.ports import ByteStream, Command, Env, Process, ProcessId
 from covey.units import format_seconds
 from plugins.base import Outbox, Program, RankLease
 
 SIBLINGS_S = 3.0
 """Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
 more than -15."""
-STRAYS_GRACE_S = 0.5
-"""Seconds between SIGTERM and SIGKILL for what ranks left behind."""
 EXTENSION_MAX_S = 600.0
 """Most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
 NOTICE_S = 1.0
 """Longest wait for the disk between a Stop and SIGTERM."""
-LOOK_S = 0.1
-"""Between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
 DISK_RETRY_S = 1.0
 UNDERSTOOD = {"heals": True, "pauses": True, "stacks": True}
 READS_MAX = 5
@@ -93,9 +89,13 @@ class Supervisor:
         self._state = self._said = SupervisorState()
         """The state, and the part of it that is on disk (or cannot be written): only that part is sent."""
         self._processes: dict[int, Process] = {}
+        self._ranks_here = RankProcesses(env, config)
         self._lease = HeldLease(config.lease)
         self._suspended = False
         """Nobody confirms these ranks, and they may be lost."""
+        self._goes_on = asyncio.Event()
+        """Not suspended, or about to end: nothing is started here while others may run in its place."""
+        self._goes_on.set()
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
@@ -106,12 +106,11 @@ class Supervisor:
         async with ClaimedSocket(self._env, self._config.socket, self._serve).claimed() as first:
             if not first:
                 return
-            if isinstance(self._env.processes, Adopting):
-                self._env.processes.adopt()
+            self._ranks_here.adopt()
             try:
                 stored = await self._stored()
             except OSError as error:
-                await self._end_unknown()
+                await self._ranks_here.end_unknown()
                 await self._end_unstarted(f"the state directory cannot be read: {error}")
             else:
                 if stored is None:
@@ -166,7 +165,9 @@ class Supervisor:
         if reason:
             self._ask_to_stop(0.0, reason)
         await asyncio.gather(*(self._wait(rank, process) for rank, process in sorted(self._processes.items())))
-        await self._end_strays()
+        await self._ranks_here.end_strays(self._left_s, self._state.ending is not None)
+        if self._taken_over:
+            await self._ranks_here.end_unknown()  # what a rank left behind may have another parent
         self._over = True
         await self._save(ended=True)
         self._env.log.info("all ranks ended", codes=self._state.codes, reason=self._state.reason)
@@ -179,7 +180,7 @@ class Supervisor:
                 self._ended(start.rank, CANNOT_START if reason else -SIGTERM)
                 continue
             try:
-                process = await self._env.processes.start(start.command)
+                process = await self._start_first(start.command)
             except OSError as error:
                 at_fault = error.filename or start.command.argv[0]
                 reason = f"rank {start.rank} cannot start: {at_fault}: {error.strerror or error}"
@@ -209,7 +210,7 @@ class Supervisor:
         if code != 0 and self._processes and self._state.ending is None:
             self._env.spawn("siblings", self._stop_siblings(rank, UNKNOWN if code is None else code))
         await self._save()
-        await self._ask_strays()
+        await self._ranks_here.ask_strays(self._left_s)
 
     async def _start_successor(self, rank: int, code: int | None, lost: ProcessId | None = None) -> Process | None:
         """In place of a rank's process that ended; None: the rank ended. Its number is on disk before it starts."""
@@ -219,13 +220,16 @@ class Supervisor:
         self._env.log.warning("a rank is started again", rank=rank, code=code, incarnation=then.incarnation)
         self._state = msgspec.structs.replace(self._state, healing={**self._state.healing, rank: then})
         await self._save()
-        if lost is not None and isinstance(self._env.processes, Adopting):
-            await self._env.processes.end_rest_of(lost)
+        await self._ranks_here.end_rest_of(lost)
+        self._stand_still_or_go_on()
+        await self._goes_on.wait()
         if self._state.ending is not None:
             return None
         start = next(start for start in self._config.ranks if start.rank == rank)
         try:
-            process = await self._env.processes.start(command_of(start, then.incarnation))
+            process = await self._start(command_of(start, then.incarnation))
+        except SpareEnded:
+            return await self._start_successor(rank, -SIGKILL)
         except OSError as error:
             self._env.log.error("a rank cannot be started again", rank=rank, why=str(error))
             return None
@@ -235,6 +239,15 @@ class Supervisor:
             process.signal(SIGTERM)
         await self._save()
         return process
+
+    async def _start_first(self, command: Command) -> Process:
+        try:
+            return await self._start(command)
+        except SpareEnded:
+            return await self._env.processes.start(command)
+
+    async def _start(self, command: Command) -> Process:
+        return await self._ranks_here.start(command, self._processes.values())
 
     def _heal(self, rank: int, step: int) -> None:
         """This rank may be lost. Said again whenever its agent connects."""
@@ -260,24 +273,6 @@ class Supervisor:
 
     def _ended(self, rank: int, code: int) -> None:
         self._state = msgspec.structs.replace(self._state, codes={**self._state.codes, rank: code})
-
-    async def _ask_strays(self) -> None:
-        """While ranks are being stopped: processes that an ended main process left running get SIGTERM too, and the
-        rest of the grace."""
-        processes = self._env.processes
-        while self._left_s() > 0:
-            if not isinstance(processes, Adopting) or not processes.ask_strays():
-                return
-            await asyncio.sleep(LOOK_S)
-
-    async def _end_strays(self) -> None:
-        if isinstance(self._env.processes, Adopting):
-            await self._ask_strays()
-            strays = await self._env.processes.end_strays(STRAYS_GRACE_S if self._state.ending is None else 0.0)
-            if strays:
-                self._env.log.info("ended what ranks left behind", processes=strays)
-        if self._taken_over:
-            await self._end_unknown()  # what a rank left behind may have another parent
 
     # ---- the lease ----
 
@@ -305,6 +300,7 @@ class Supervisor:
         now_s, before = self._env.clock.boot_s(), self._suspended
         self._suspended = self._may_stand_still and self._lease.stands_still(now_s)
         if self._suspended != before:
+            (self._goes_on.clear if self._suspended else self._goes_on.set)()
             silent = format_seconds(self._lease.silent_s(now_s))
             self._env.log.warning("ranks stand still" if self._suspended else "ranks go on", unconfirmed_for=silent)
         for process in self._processes.values():
@@ -329,6 +325,7 @@ class Supervisor:
     def _ask_to_stop(self, grace_s: float, why: str, firm: bool = False) -> None:
         """`firm`: no rank may ask for more time. Said again with the same grace it changes nothing."""
         grace_s = 0.0 if self._suspended else grace_s  # others may run in their place by now
+        self._goes_on.set()
         kill_at_s, ending = self._env.clock.boot_s() + max(0.0, grace_s), self._state.ending
         if ending is None:
             ending = Ending(grace_s, kill_at_s, firm=firm)
@@ -396,7 +393,7 @@ class Supervisor:
         awaited = [start for start in self._config.ranks if start.rank not in self._state.codes]
         for start in awaited:
             self._resume(start)
-        await self._end_unknown(spare=[process.id for process in self._processes.values()])
+        await self._ranks_here.end_unknown(spare=[process.id for process in self._processes.values()])
         missing = [start.rank for start in awaited if start.rank not in self._processes and not self._resume(start)]
         missing = [rank for rank in missing if await self._start_successor(rank, UNKNOWN) is None]
         for rank in missing:
@@ -423,11 +420,6 @@ class Supervisor:
         self._processes[start.rank] = process
         self._state = msgspec.structs.replace(self._state, pids={**self._state.pids, start.rank: process.id})
         return True
-
-    async def _end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
-        variables = self._config.ranks[0].command.env if self._config.ranks else {}
-        if unknown := await end_marked(self._env, variables, spare):
-            self._env.log.warning("ended processes without a record", processes=unknown)
 
     # ---- the state: on disk before it is sent ----
 

@@ -26,10 +26,10 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from agent.ports.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
-from agent.ports.shims import DetachedProcess, KeptProcess, signal_catchers, signal_group
+from agent.ports.shims import DetachedProcess, KeptProcess, signal_catchers, signal_group, start_waiting
 from agent.ports.shims import resume as kept_resume
 from agent.ports.shims import start as kept_start
-from covey.ports import Command, Process, ProcessId
+from covey.ports import Command, Process, ProcessId, WaitingProcess
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
@@ -194,10 +194,16 @@ class RealProcesses:
         finally:
             os.close(output)
 
-    async def _start_kept(self, command: Command) -> Process:
+    async def start_waiting(self, command: Command) -> WaitingProcess:
+        return await start_waiting(command, self._marks(command))
+
+    def _marks(self, command: Command) -> dict[str, str]:
+        """The environment of a shim, by which it is found."""
         marks = {name: command.env[name] for name in SHIM_KEEPS if name in command.env}
-        marks |= {name: os.environ[name] for name in (RACK_MARK,) if name in os.environ}
-        kept, popen = await kept_start(command, marks, watch)
+        return marks | {name: os.environ[name] for name in (RACK_MARK,) if name in os.environ}
+
+    async def _start_kept(self, command: Command) -> Process:
+        kept, popen = await kept_start(command, self._marks(command), watch)
         self._child(popen)
         self._kept[kept.id] = kept
         return kept

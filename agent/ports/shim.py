@@ -18,6 +18,12 @@ the versions), then a ring of twelve parts with the newest of the rest:
 
 So offsets never change their meaning, and what was dropped is the gap between head and first part.
 
+A *spare* (`config["control"]`, a socket of whoever keeps it) is a process that waits before it does anything of its
+script (`covey.attach.warm`). It has no record and no output until it is taken for a rank: what it is then comes over
+that socket, and from there on it is a rank like any other. Its shim ends it once nobody holds the other end.
+
+    keeper -- marshal: run, output, limit_bytes, cores, given --> shim -- "warm" or why not, then "taken" --> keeper
+
 Run as a script of its own, without site and without anything of ours: it starts in some 20 ms of CPU and 10 MB.
 """
 
@@ -39,6 +45,7 @@ from _signal import (  # type: ignore[import-not-found]
     SIGCHLD,
     SIGHUP,
     SIGINT,
+    SIGKILL,
     SIGPIPE,
     SIGTERM,
     SIGXFSZ,
@@ -61,6 +68,10 @@ LINE_BYTES = 200
 WRITE_TRIES, RETRY_MS = 30, 1000
 """How often, and how far apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
+SPARE = "COVEY_SPARE"
+"""In a spare's environment: the descriptors by which it hears what it is, and says that it waits."""
+SPARE_LINE_BYTES = 4096
+LENGTH_BYTES = 8
 
 
 def sealed(text: str) -> bytes:
@@ -179,13 +190,17 @@ class ExitFile:
         os.unlink(f"{self.path}.new")
 
 
-def become(config: dict[str, Any], output: int, go: int, trouble: int) -> NoReturn:
-    """In the rank: wait until it is written down, then run the user's command."""
+def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tuple[int, int] | None) -> NoReturn:
+    """In the rank: wait until it is written down, then run the user's command. `spare`: by which it hears and says."""
     at_fault = config["argv"][0]
     try:
         os.setsid()
         if not os.read(go, 1):
             os._exit(127)
+        if spare is not None:
+            for file in spare:
+                os.set_inheritable(file, True)
+            config["env"][SPARE] = f"{spare[0]},{spare[1]}"
         make_ordinary()
         null = os.open("/dev/null", os.O_RDONLY)
         for target, source in ((0, null), (1, output), (2, output)):
@@ -219,18 +234,24 @@ def make_ordinary() -> None:
         return
 
 
-def begin(config: dict[str, Any], output: int) -> tuple[int, str]:
+def record(run: str, rank: int) -> None:
+    """Who the rank and its shim are, before the rank begins."""
+    own = os.getpid()
+    replace(f"{run}.run", sealed(f"run 1 {rank} {started(rank)} {own} {started(own)}"))
+
+
+def begin(config: dict[str, Any], output: int, spare: tuple[int, int] | None = None) -> tuple[int, str]:
     """The rank's process, and why it could not start."""
     go_out, go = os.pipe2(os.O_CLOEXEC)
     trouble, trouble_in = os.pipe2(os.O_CLOEXEC)
     rank = os.fork()
     if rank == 0:
-        become(config, output, go_out, trouble_in)
+        become(config, output, go_out, trouble_in, spare)
     os.close(output)
     os.close(trouble_in)
     os.close(go_out)
-    own = os.getpid()
-    replace(f"{config['run']}.run", sealed(f"run 1 {rank} {started(rank)} {own} {started(own)}"))
+    if spare is None:
+        record(config["run"], rank)
     os.write(go, b"g")
     os.close(go)
     wrong = b"".join(iter(lambda: os.read(trouble, 4096), b""))
@@ -293,39 +314,136 @@ def pump(pipe: int, output: Output) -> int:
     return len(data)
 
 
+def read_exactly(file: int, size: int) -> bytes:
+    """Fewer bytes: the other end was closed."""
+    found = b""
+    while len(found) < size and (part := os.read(file, size - len(found))):
+        found += part
+    return found
+
+
+def write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def await_taken(control: int, says: int) -> dict[str, Any] | None:
+    """What a spare is to be; None when nobody will say so any more, or it has ended."""
+    ready = select.poll()
+    ready.register(control, select.POLLIN)
+    ready.register(says, select.POLLIN)
+    while True:
+        for file, _ in ready.poll():
+            if file == control:
+                length = read_exactly(control, LENGTH_BYTES)
+                data = read_exactly(control, int.from_bytes(length, "little"))
+                whole = len(length) == LENGTH_BYTES and len(data) == int.from_bytes(length, "little")
+                return marshal.loads(data) if whole else None  # noqa: S302  our own parent's
+            said = os.read(says, SPARE_LINE_BYTES)
+            if not said:
+                return None
+            write_all(control, said)
+
+
+def end_spare(spare: int) -> NoReturn:
+    """It has no rank, and all of its group goes."""
+    try:
+        os.killpg(spare, SIGKILL)
+        os.waitpid(spare, 0)
+    except OSError:
+        pass
+    sys.exit(127)
+
+
+def keep_spare(config: dict[str, Any]) -> int:
+    """Until it is taken and has ended: its exit status."""
+    control = config["control"]
+    os.set_inheritable(control, False)
+    hears, tell = os.pipe2(os.O_CLOEXEC)
+    told, says = os.pipe2(os.O_CLOEXEC)
+    pipe, pipe_in = output_pipe()
+    spare, wrong = begin(config, pipe_in, (hears, says))
+    os.close(hears)
+    os.close(says)
+    answer(spare, wrong)
+    taken = None if wrong else await_taken(control, told)
+    if taken is None:
+        end_spare(spare)
+    try:
+        os.makedirs(os.path.dirname(taken["output"]), mode=0o700, exist_ok=True)
+        output, ended = Output(taken["output"], taken["limit_bytes"]), ExitFile(f"{taken['run']}.exit")
+        for task in os.listdir(f"/proc/{spare}/task") if taken["cores"] else ():
+            os.sched_setaffinity(int(task), taken["cores"])
+        record(taken["run"], spare)
+    except OSError as error:
+        write_all(control, f"{error.errno} {error.filename or taken['output']}\n".encode())
+        end_spare(spare)
+    try:
+        write_all(tell, taken["given"])
+    except OSError:
+        pass  # it has just ended, as a rank
+    os.close(tell)
+    os.close(told)
+    try:
+        write_all(control, b"taken\n")
+    except OSError:
+        pass  # whoever took it finds its record
+    os.close(control)
+    return keep(spare, pipe, output, ended)
+
+
+def output_pipe() -> tuple[int, int]:
+    pipe, pipe_in = os.pipe2(os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass  # this user has many pipes; it works with a small one too
+    os.set_blocking(pipe, False)
+    return pipe, pipe_in
+
+
+def answer(rank: int, wrong: str) -> None:
+    """To whoever started this shim: the rank's process, or why there is none."""
+    try:
+        os.write(1, sealed(f"error 1 {wrong}") if wrong else sealed(f"started 1 {rank} {started(rank)}"))
+    except OSError:
+        pass  # the supervisor is gone; the next one reads the files
+    os.dup2(0, 1)
+
+
 def main() -> None:
     with open(0, "rb", closefd=False) as given:
         config: dict[str, Any] = marshal.load(given)  # noqa: S302  our own parent's
     os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
     for number in (SIGTERM, SIGINT, SIGHUP):
         signal(number, SIG_IGN)  # it ends when its rank does
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    sys.exit(status_of(keep_spare(config) if "control" in config else keep_rank(config)))
+
+
+def status_of(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def keep_rank(config: dict[str, Any]) -> int:
+    """Until it has ended: its exit status."""
     rank, wrong = 0, ""
     try:
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         os.makedirs(os.path.dirname(config["output"]), mode=0o700, exist_ok=True)
         output = Output(config["output"], config["limit_bytes"])
         ended = ExitFile(f"{config['run']}.exit")
-        pipe, pipe_in = os.pipe2(os.O_CLOEXEC)
-        try:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        except OSError:
-            pass  # this user has many pipes; it works with a small one too
-        os.set_blocking(pipe, False)
+        pipe, pipe_in = output_pipe()
         rank, wrong = begin(config, pipe_in)
     except OSError as error:
         wrong = f"{error.errno} {error.filename or config['output']}"
-    try:
-        os.write(1, sealed(f"error 1 {wrong}") if wrong else sealed(f"started 1 {rank} {started(rank)}"))
-    except OSError:
-        pass  # the supervisor is gone; the next one reads the files
-    os.dup2(0, 1)
+    answer(rank, wrong)
     if wrong:
         if rank:
             ended.remove()
             os.unlink(f"{config['run']}.run")
         sys.exit(127)
-    code = keep(rank, pipe, output, ended)
-    sys.exit(code if code >= 0 else 128 - code)
+    return keep(rank, pipe, output, ended)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ its end through a pidfd, and reads the exit status that the shim wrote."""
 import asyncio
 import contextlib
 import errno
+import json
 import marshal
 import os
 import signal as signals
+import socket
 import subprocess
 import sys
 import zlib
@@ -158,18 +160,30 @@ def signal_catchers(leader: ProcessId, number: int) -> None:
 
 async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[KeptProcess, DetachedProcess]:
     """`marks`: the shim's own environment. OSError names what is at fault."""
+    popen, started = await _start(command, _config(command), marks)
+    return _found(command, watch, popen) or _gone(command, started, watch, popen), popen
+
+
+def _config(command: Command) -> dict[str, object]:
+    """What a shim goes by; `Command` in its words."""
+    return {
+        "argv": list(command.argv),
+        "cwd": command.cwd,
+        "env": dict(command.env),
+        "output": command.output,
+        "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
+        "run": command.run,
+        "cores": command.cores,
+    }
+
+
+async def _start(
+    command: Command, config: dict[str, object], marks: dict[str, str], control: int = -1
+) -> tuple[DetachedProcess, str]:
+    """The shim, and what it says of its process. `control`: a descriptor that it keeps."""
     given = os.memfd_create("covey-shim", os.MFD_CLOEXEC)
     answer, answered = os.pipe2(os.O_CLOEXEC)
     try:
-        config = {
-            "argv": list(command.argv),
-            "cwd": command.cwd,
-            "env": dict(command.env),
-            "output": command.output,
-            "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
-            "run": command.run,
-            "cores": command.cores,
-        }
         with os.fdopen(os.dup(given), "wb") as writer:
             marshal.dump(config, writer)
         os.lseek(given, 0, os.SEEK_SET)
@@ -182,6 +196,7 @@ async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[
             stdout=answered,
             start_new_session=True,
             close_fds=True,
+            pass_fds=(control,) if control >= 0 else (),
         )
         os.close(answered)
         answered = -1
@@ -193,7 +208,55 @@ async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[
     started = unsealed(line, "started")
     if started is None:
         raise _trouble(line, popen, command)
-    return _found(command, watch, popen) or _gone(command, started, watch, popen), popen
+    return popen, started
+
+
+class SpareProcess:
+    """`covey.ports.WaitingProcess`: one that was started ahead, under its shim."""
+
+    def __init__(self, id: ProcessId, popen: DetachedProcess, control: socket.socket) -> None:
+        self.id, self._popen, self._control = id, popen, control
+        self._buffer = b""
+        control.setblocking(False)
+
+    async def says(self) -> str:
+        while b"\n" not in self._buffer and len(self._buffer) < ANSWER_BYTES_MAX:
+            part = await asyncio.get_running_loop().sock_recv(self._control, 4096)
+            if not part:
+                raise ConnectionError("it has ended")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode(errors="replace")
+
+    async def become(self, command: Command) -> None:
+        given = json.dumps(command.env).encode()
+        said = marshal.dumps(
+            {**_config(command), "given": len(given).to_bytes(shim.LENGTH_BYTES, "little") + given},
+        )
+        await asyncio.get_running_loop().sock_sendall(
+            self._control, len(said).to_bytes(shim.LENGTH_BYTES, "little") + said
+        )
+        while (answer := await self.says()) != "taken":
+            number, _, at_fault = answer.partition(" ")
+            if number.isdigit():
+                raise OSError(int(number), os.strerror(int(number)), at_fault)
+        self._control.close()
+
+    def end(self) -> None:
+        self._control.close()
+
+
+async def start_waiting(command: Command, marks: dict[str, str]) -> SpareProcess:
+    """OSError names what is at fault."""
+    ours, theirs = socket.socketpair()
+    with contextlib.ExitStack() as unless_started:
+        unless_started.callback(ours.close)
+        with theirs:
+            config = {**_config(command), "control": theirs.fileno()}
+            popen, started = await _start(command, config, marks, theirs.fileno())
+        unless_started.pop_all()
+    pid, ticks = (int(word) for word in started.split())
+    return SpareProcess(ProcessId(pid, ticks), popen, ours)
 
 
 def _trouble(line: bytes, popen: DetachedProcess, command: Command) -> OSError:

@@ -95,6 +95,7 @@ def ranks(rack: SimRack, job: JobId) -> list[str]:
         for name, host in rack.hosts.items()
         for pid in host.processes
         if pid in host.commands and host.commands[pid].env.get("COVEY_JOB_ID") == job
+        if "COVEY_RANK" in host.commands[pid].env  # not a spare
     ]
 
 

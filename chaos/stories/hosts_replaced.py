@@ -1,7 +1,8 @@
 """A host of a gang that heals is cut off, its agent stopped or killed besides, with clocks that drift, in one direction
 only, or its power fails; now and then it is the leader, or is back while others look for a place, or a person has just
-asked to move its ranks, or a host was drained before. Another host takes these over within seconds, under the same
-grant, and no rank runs twice at any moment (`RanksOnce`): those of before stand still by then. Nobody begins anew."""
+asked to move its ranks, or a host was drained before; spares wait, or do not. Another host takes these over within
+seconds, under the same grant, and no rank runs twice at any moment (`RanksOnce`): those of before stand still by then.
+Nobody begins anew."""
 
 from chaos import faults
 from chaos.faults import Kill
@@ -24,8 +25,9 @@ LASTS_S = 225.0
 def play(rack: SimRack) -> None:
     rack.settle()
     workers = rack.rng.randint(2, len(rack.hosts) - 1)
-    spec = {"argv": ["healer", str(int(rack.world.now + LASTS_S))], "tenant": "red", "workers": workers}
-    job = rack.submit({**spec, "cwd": "/", "pack": "apart"}, f"healer-{rack.world.seed}")
+    spec = {"argv": ["healer", str(int(rack.world.now + LASTS_S))], "tenant": "red", "workers": workers, "cwd": "/"}
+    spares = rack.rng.choice((0, 0, 1, 2))
+    job = rack.submit({**spec, "pack": "apart", "spares": spares}, f"healer-{rack.world.seed}")
     rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     host = rack.rng.choice(ranks(rack, job))

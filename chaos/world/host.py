@@ -21,6 +21,7 @@ from chaos.world.links import KEY_BYTES, SimLinks
 from chaos.world.loop import HostLoop, trace_of
 from chaos.world.net import SimDatagrams
 from chaos.world.pages import SimPages
+from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
 from covey.checked import StateRefused
 from covey.core import HostId
@@ -249,6 +250,25 @@ class SimProcesses:
             host.runs[command.run] = child
         child.begin(_call(program, child.env, command))
         return SeenProcess(self._process, child, kept=bool(command.run))
+
+    async def start_waiting(self, command: Command) -> SimSpare:
+        host = self._process.host
+        await _fork(host)
+        program = host.world.user_program(command.argv)
+        if program is None:
+            raise FileNotFoundError(2, "no such simulated program", command.argv[0] if command.argv else "")
+        await asyncio.sleep(host.world.chance.uniform(0.002, 0.02))
+        child = SimProcess(host, f"{command.argv[0].rpartition('/')[2]}", "user", self._process)
+        host.processes[child.id.pid] = child
+        host.commands[child.id.pid] = command
+        spare = SimSpare(self._process, child)
+        child.begin(spare.work(program))
+        return spare
+
+    @property
+    def own(self) -> ProcessId:
+        """Of the process that sees these."""
+        return self._process.id
 
     def resume(self, command: Command) -> "SeenProcess | None":
         if self._process.world.mischief.strikes("resume"):

@@ -5,6 +5,8 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -137,13 +139,38 @@ def test_a_host_is_drained_and_its_job_ends_elsewhere_with_the_same_bits(living:
     assert digest(living, job) == undisturbed
 
 
-def test_a_host_is_lost_with_two_ranks_and_another_one_takes_them_over(living: LivingRack, undisturbed: str) -> None:
-    job = living.submit(SCRIPT, *OPTIONS)
+def where_spares_wait(living: LivingRack, job: str) -> dict[str, str]:
+    """By host, what the newest event says of them."""
+    told = [event for event in living.agent().get("why", job).data if event["event"] == "spares here"]
+    return {event["host"]: event["reason"] for event in told}
+
+
+def processes_of(script: Path) -> set[int]:
+    """All that run it, ranks and spares."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and str(script).encode() in (entry / "cmdline").read_bytes():
+                found.add(int(entry.name))
+    return found
+
+
+def test_a_host_is_lost_with_two_ranks_and_they_go_on_in_spares_elsewhere(living: LivingRack, undisturbed: str) -> None:
+    job = living.submit(SCRIPT, *OPTIONS, spares=2)
     first, at = ranks(living, job), places(living, job)
     wait("it may lose a host", lambda: not living.job(job)["heals_not"])
+
+    def all_wait() -> bool:
+        said = where_spares_wait(living, job)
+        return len(said) == 3 and all("2 processes wait" in each for each in said.values())
+
+    wait("spares wait on both hosts and on one more", all_wait)
+    waited = processes_of(SCRIPT) - set(first.values())
     lost, stays = list(at)
     living.lose(lost)
     now = wait("others run in their place", lambda: (found := ranks(living, job)) and len(found) == 4 and found)
     assert digest(living, job) == undisturbed
     assert {rank for rank in first if now[rank] == first[rank]} == set(at[stays]) and lost not in places(living, job)
+    assert {now[rank] for rank in at[lost]} <= waited, "they had been started before"
+    wait("no spare is left", lambda: not processes_of(SCRIPT))
     living.start()

@@ -40,8 +40,21 @@ def _jax_imported(module: object) -> None:
     jax_hooks.install()
 
 
+def _wait_if_spare() -> None:
+    """A spare whose wait fails ends: the script must not begin as no rank."""
+    if "COVEY_SPARE" in os.environ:
+        waited = False
+        try:
+            _beside("warm").wait()
+            waited = True
+        finally:
+            if not waited:
+                os._exit(70)
+
+
 def _attach() -> None:
     if os.environ.get("COVEY_SOCKET") and os.environ.get("COVEY_ATTACH", "1") != "0":
+        _beside("warm").offer()
         _beside("stacks").offer()
         watch = _beside("watch").ImportWatch(_failed)
         watch.when_imported("torch.optim.optimizer", _torch_imported)
@@ -62,6 +75,7 @@ def _run_next() -> None:
         spec.loader.exec_module(module)
 
 
+_wait_if_spare()
 try:
     _attach()
 except Exception:  # the script must run as if this file were not there

@@ -47,6 +47,8 @@ class PlacesSought(msgspec.Struct, frozen=True):
     """Of the new places (`Place.since`)."""
     number: int
     """Grows with each time that places of this grant are looked for."""
+    prefer: HostId | None = None
+    """Where processes wait to become its ranks (`submit --spares`): the first choice, if there is room."""
 
 
 class GrantSeen(msgspec.Struct, frozen=True):
@@ -376,7 +378,7 @@ class Gangs:
         free = self._known_free(search, now_s) if each else self.ranks
         room = {host: count // each if each else -count for host, count in free.items() if host not in sought.avoid}
         needs = [(len(place.ranks) if each else 0, to) for place, to in sought.places]
-        hosts = stand_in(room, needs)
+        hosts = _on_spares(room, needs, sought.prefer) or stand_in(room, needs)
         if hosts is None:
             return None
         search.goes = {host: place for host, (place, _) in zip(hosts, sought.places, strict=True)}
@@ -424,3 +426,14 @@ class Gangs:
     def _release(self, search: HostSearch) -> list[Action]:
         over = Release(search.job, search.epoch, search.attempt)
         return [Send(host, over) for host in search.plan]
+
+
+def _on_spares(
+    room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]], prefer: HostId | None
+) -> list[HostId] | None:
+    """With the widest place that may go anywhere on the host where processes wait; None: that does not fit."""
+    anywhere = [(slots, -at) for at, (slots, wanted) in enumerate(needs) if wanted is None]
+    if prefer not in room or not anywhere:
+        return None
+    first = -max(anywhere)[1]
+    return stand_in(room, [(slots, prefer if at == first else to) for at, (slots, to) in enumerate(needs)])

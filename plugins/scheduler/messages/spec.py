@@ -62,6 +62,9 @@ class SpecError(ValueError):
         self.field, self.what, self.why, self.next = field, what, why, next
 
 
+SPARES_MAX = 64
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "class"}):
     """One job: a gang of `workers` processes that starts whole or not at all."""
 
@@ -92,6 +95,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     hang_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     """For how long the others may wait for the part of one rank in a sum; then its stacks are kept, and its process is
     ended: a successor takes its place, or the job fails. None: for ever."""
+    spares: Annotated[int, Meta(ge=0, le=SPARES_MAX)] = 0
+    """Processes that wait on each of its hosts, and on one more, to become one of its ranks: of a job that heals."""
     retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """Starts that it gets again after a failure of its own."""
     retries_lost: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
@@ -128,6 +133,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
                 "argv", "nothing to run", "argv is missing", 'give a command, such as argv = ["./train.py"]'
             )
         checked = {name: _checked(name, value) for name, value in sorted(fields.items()) if value is not None}
+        if checked.get("spares") and checked.get("on_lost", "stop") != "stop":
+            why = f"they replace single ranks, and with on_lost = {checked['on_lost']!r} none is replaced alone"
+            raise SpecError("spares", "this job can have no spares", why, 'leave spares out, or set on_lost = "heal"')
         checked.setdefault("name", name_of(checked["argv"]))
         spec = msgspec.convert(checked, cls)
         size = len(msgspec.msgpack.encode(spec))
@@ -154,6 +162,7 @@ EXPECTED: dict[str, str] = {
     "pack": "one of few, host, any, apart",
     "on_lost": "one of heal, restart, keep",
     "hang_s": "a number of seconds from 1, or nothing for no limit",
+    "spares": "a whole number from 0 to 64",
     "retries": "a whole number from 0 to 1000000",
     "retries_lost": "a whole number from 0 to 1000000",
     "retries_again": "a whole number from 0 to 1000000",

@@ -185,6 +185,30 @@ class StacksWanted(Message, frozen=True, tag="StacksWanted"):
     epoch: Epoch
 
 
+ModuleName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")]
+
+
+class SparesWanted(Message, frozen=True, tag="SparesWanted"):
+    """Host that has ranks of a job -> another one: so many processes are to wait there for ranks of it. Said again
+    while they are wanted."""
+
+    job: Job
+    epoch: Epoch
+    count: Annotated[int, Meta(ge=1, le=4096)]
+    modules: Annotated[tuple[ModuleName, ...], Meta(max_length=256)]
+    """What they import meanwhile."""
+
+
+class SparesWarm(Message, frozen=True, tag="SparesWarm"):
+    """The answer, to all hosts of the job: so many wait."""
+
+    job: Job
+    epoch: Epoch
+    warm: Count
+    why: Annotated[str, Meta(max_length=200)] = ""
+    """Why there are none, or fewer, for good."""
+
+
 Talk = (
     Reserve
     | Reserved
@@ -202,6 +226,8 @@ Talk = (
     | EnvAnswer
     | RankHangs
     | StacksWanted
+    | SparesWanted
+    | SparesWarm
 )
 """Everything the plugin hears and answers with (`Plugin.messages`)."""
 

@@ -1,7 +1,7 @@
 """Gangs whose coordinator is this host: from the log's grant to a proposal of where it starts."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from covey.core import HostId, JobId, Send, SetTimer
 from covey.errors import NoLeader, OutcomeUnknown
@@ -38,6 +38,8 @@ class CoordinatedGangs:
         self.env = host.env
         self._standing, self._perform = standing, perform
         self.gangs = gang.Gangs(settings)
+        self.spares_of: Callable[[Job], HostId | None] = lambda job: None
+        """Another host where processes wait for a job."""
         self._unseen: dict[JobId, None] = {}
         """Jobs that changed while the copy of the log was old."""
         self._fetching: dict[tuple[JobId, int], None] = {}
@@ -86,7 +88,7 @@ class CoordinatedGangs:
     def _begin(self, job: Job) -> None:
         skew = self.queue.models.shown_skew(job.spec, job.tensors)
         apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
-        sought = sought_places(job) if job.seeks else None
+        sought = sought_places(job, self.spares_of(job)) if job.seeks else None
         self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, apart_from, sought))
 
     def _look_at_what_is_kept(self) -> None:
@@ -105,7 +107,7 @@ class CoordinatedGangs:
         now_s = self.env.clock.now_s()
         if isinstance(event, gang.GrantSeen | gang.TryAgain):
             job, limit = self.queue.jobs.get(event.job), packlimit(self.queue, self.settings)
-            free = self._free_for(job, limit, now_s)
+            free = self._free_now(job, limit, now_s)
             ranks = views.ranks_of(self.queue)
             self.gangs.handle(gang.RackSeen(free, {host: ranks.get(host, 0) for host in free}, limit), now_s)
         for action in self.gangs.handle(event, now_s):
@@ -115,7 +117,15 @@ class CoordinatedGangs:
                 case Send() | SetTimer():
                     self._perform(action, self.feed)
 
-    def _free_for(self, job: Job | None, limit: float, now_s: float) -> dict[HostId, int]:
+    def free_for(self, job: Job) -> Mapping[HostId, int]:
+        """GPUs of each host that this job may have; of one without GPUs, the ranks of each host."""
+        if job.spec.gpus:
+            return self._free_now(job, packlimit(self.queue, self.settings), self.env.clock.now_s())
+        ranks = views.ranks_of(self.queue)
+        hosts = views.free_for(self.host.hosts(), self._standing(), job)
+        return {host: ranks.get(host, 0) for host in hosts}
+
+    def _free_now(self, job: Job | None, limit: float, now_s: float) -> dict[HostId, int]:
         """GPUs of each host that a gang may have."""
         standing = self._standing()
         capacity = standing.gpu_capacity
@@ -135,7 +145,7 @@ class CoordinatedGangs:
         self.feed(gang.PlacementProposed(command, result))
 
 
-def sought_places(job: Job) -> gang.PlacesSought:
-    """What a gang that has lost hosts, or is to leave some, looks for."""
+def sought_places(job: Job, spares_on: HostId | None = None) -> gang.PlacesSought:
+    """What a gang that has lost hosts, or is to leave some, looks for. `spares_on`: where processes wait for it."""
     avoid = tuple(dict.fromkeys(place.host for place in (*job.places, *job.leaving)))
-    return gang.PlacesSought(replacing.sought_places(job), avoid, job.healed + 1, job.sought)
+    return gang.PlacesSought(replacing.sought_places(job), avoid, job.healed + 1, job.sought, spares_on)

@@ -30,6 +30,7 @@ from plugins.facts import (
     RanksStarted,
     RanksUnfit,
     SecondPassed,
+    SparesReady,
     StepTimed,
     TensorsAssigned,
     TensorsSeen,
@@ -48,6 +49,8 @@ from plugins.scheduler.messages.wire import (
     LogTailAnswer,
     RankHangs,
     RenewLeases,
+    SparesWanted,
+    SparesWarm,
     StacksWanted,
     ToGang,
     ToHost,
@@ -65,6 +68,7 @@ from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
 from plugins.scheduler.service.ranks import LocalRanks
 from plugins.scheduler.service.shared_gpus import GpuGossip
+from plugins.scheduler.service.spares import JobSpares
 from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
@@ -100,6 +104,9 @@ class SchedulerService(PluginService):
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
         self.stuck = StuckRanks(host, self.queue, self._send_for_ranks)
+        free, look = self.coordinated_gangs.free_for, self.leases.news.set
+        self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
+        self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by
         self.gossip = GpuGossip(host, self.settings)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
@@ -144,6 +151,7 @@ class SchedulerService(PluginService):
             self._second.clear()
             await self.ranks.second_passed(self.env.clock.now_s())
             self.stuck.second()
+            await self.spares.second()
             self.gossip.publish([gpu.uuid for gpu in self.env.probes.gpus()])
 
     async def _checkpoints(self) -> None:
@@ -170,6 +178,8 @@ class SchedulerService(PluginService):
         elif isinstance(fact, RankReplaced):
             said = f"rank {fact.rank} was lost; process {fact.pid} takes its place, and the others wait for it"
             self.host.note(fact.job, "rank replaced", f"{said} (epoch {fact.epoch}, successor {fact.incarnation})")
+        elif isinstance(fact, SparesReady):
+            self.spares.ready(fact)
         elif isinstance(fact, RanksHeal):
             self.ranks.told_by.may_be_lost(fact)
             self.leases.may_be_lost((fact.job, fact.epoch))
@@ -201,6 +211,8 @@ class SchedulerService(PluginService):
     async def on_message(self, sender: HostId, message: Any) -> None:
         if isinstance(message, RankHangs | StacksWanted):
             self.stuck.on_message(sender, message)
+        elif isinstance(message, SparesWanted | SparesWarm):
+            await self.spares.on_message(sender, message)
         elif isinstance(message, ToHost):
             await self.ranks.on_message(sender, message)
             self._publish()

@@ -101,6 +101,8 @@ class LocalRanks:
         self.numbers = 0
         """See `ReservationFile`."""
         self._last_s: float | None = None
+        self.may_leave: Callable[[Job, Place], bool] = lambda job, place: True
+        """Whether ranks that go on elsewhere may end here now: what takes their place has started, say."""
 
     async def load(self) -> None:
         found = await self._found()
@@ -246,8 +248,10 @@ class LocalRanks:
 
     def _are_replaced(self, job: Job) -> bool:
         """Its ranks here go on elsewhere, or are to: nothing that they could save is needed."""
-        place = job.place_on(self.host.id)
-        return place is None or self.host.id in job.missing or job.left_on(self.host.id) is not None
+        place, left = job.place_on(self.host.id), job.left_on(self.host.id)
+        if left is not None and self.host.id not in job.missing:
+            return self.may_leave(job, left)
+        return place is None or self.host.id in job.missing
 
     async def _note_asked(self, id: JobId, epoch: int) -> None:
         if (id, epoch) not in self.asked:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
 from covey.core import HostId
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
@@ -35,9 +37,16 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         bind_gpus=job.spec.bind_gpus,
         attach=job.spec.attach,
         since=place.since,
+        spares=job.spec.spares if job.spec.on_lost == "stop" else 0,
         may_heal=job.spec.on_lost == "stop",
         shared_memory=job.spec.gpu_memory if shares else 0,
     )
+
+
+def spares_spec(job: Job, env: Mapping[str, str], gpus: tuple[str, ...], count: int) -> RanksSpec:
+    """What waits on a host that has no rank of it yet. `gpus`: any, as many as a worker has."""
+    any_place = ranks_spec(job, job.places[0], env)
+    return msgspec.structs.replace(any_place, ranks=(RankSpec(0, 0, gpus),), spares=count, since=job.healed)
 
 
 def hold_of(spec: RanksSpec, shares: bool) -> Hold:

@@ -266,6 +266,7 @@ def job_view(
         failures=job.failures,
         retries={cause: job.happened(cause)[1] for cause in CAUSES},
         hang_s=job.spec.hang_s,
+        spares=job.spec.spares,
         on_lost="heal" if job.spec.on_lost == "stop" else job.spec.on_lost,
         heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
         away=away,

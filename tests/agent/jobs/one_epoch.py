@@ -28,5 +28,7 @@ class OneEpoch:
             raise Refused(4, GRACE_KEPT, "nobody asked", "wait")
         self.asked = Stopping(self.asked.left_s + seconds, self.asked.why, may_extend=False)
 
-    async def heals(self, job: JobId, epoch: int, rank: int, step: int) -> None:
+    async def heals(
+        self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
+    ) -> None:
         self.healing[rank] = step

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.jobs import supervisor
@@ -19,6 +20,7 @@ from agent.jobs.supervision import (
     RankHealing,
     RanksStatus,
     RankStart,
+    Renewed,
     StopRanks,
     SupervisorConfig,
     SupervisorState,
@@ -30,6 +32,7 @@ from chaos.world.world import World
 from covey.core import JobId
 from covey.frames import pack, read_frame
 from covey.ports import ByteStream, Command, Env
+from plugins.base import RankLease
 from plugins.facts import RankReplaced, RanksEnded
 from tests.agent.here import here, ranks, until
 
@@ -252,6 +255,31 @@ def test_a_supervisor_that_dies_beside_a_successor_gives_its_number_to_no_other(
 
     numbers = play([(1.0, -9), *[(2.0, 0)] * 5], story, seed=int(1 + 100 * kill_s)).started["1"]
     assert len(numbers) == len(set(numbers)), "no two processes of a rank have one number"
+
+
+def test_none_is_started_by_a_supervisor_that_nobody_confirms() -> None:
+    """After a power failure another host may run the rank by now."""
+
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        for rank in (0, 1):
+            await stream.write(pack(HealRank(rank, 0)))
+        await asyncio.sleep(0.5)
+        for process in played.host.find("sup"):
+            process.end(-9)
+        await asyncio.sleep(1.0)
+        unconfirmed = RankLease(env.clock.boot_s(), 100.0, 1.0, pause_s=0.0)
+        again = msgspec.structs.replace(played.config(), lease=unconfirmed)
+        await env.processes.start_program("supervisor", "again", again)
+        stream = await meet(env, again)
+        await asyncio.sleep(5.0)
+        assert played.started["1"] == ["0"]
+        await stream.write(pack(Renewed(RankLease(env.clock.boot_s(), 500.0, 1.0, pause_s=400.0))))
+        played.last = await last_word(stream)  # type: ignore[attr-defined]
+
+    played = play([(1.0, -9), (2.0, 0)], story)
+    assert played.started["1"] == ["0", "1"]
+    assert played.last.codes == {0: 0, 1: 0}  # type: ignore[attr-defined]
 
 
 # ---- real processes ----

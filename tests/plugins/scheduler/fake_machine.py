@@ -88,8 +88,21 @@ class FakeRunner:
         self.ports: dict[tuple[JobId, int], int] = {}
         self.stops: list[tuple[JobId, int, str]] = []
         self.refusal = ""
+        self.spares: dict[tuple[JobId, int], tuple[int, tuple[str, ...]]] = {}
+        """What is to wait here, with what it imports."""
+        self.imported: tuple[str, ...] = ()
+        """By the ranks here."""
         self.stuck: list[tuple[Any, ...]] = []
         """What was said of ranks that are stuck."""
+
+    async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
+        self.spares[spec.job, spec.epoch] = (spec.spares, modules)
+
+    def end_spares(self, job: JobId, epoch: int) -> None:
+        self.spares.pop((job, epoch), None)
+
+    def modules(self, job: JobId, epoch: int) -> tuple[str, ...]:
+        return self.imported
 
     async def keep_stacks(self, job: JobId, epoch: int) -> None:
         self.stuck.append((job, epoch))

@@ -27,6 +27,7 @@ GOOD: dict[str, Any] = {
     "time_limit_s": 60,
     "grace_s": 5,
     "hang_s": 600,
+    "spares": 0,
     "pack": "host",
     "on_lost": "keep",
     "retries": 3,

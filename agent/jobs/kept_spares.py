@@ -1,0 +1,122 @@
+"""The agent's side of spares: whose it keeps here, and how many wait (`agent.jobs.spares`)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from agent.jobs.launching import Launching
+from agent.jobs.records import Key, StartRecord, spares_of
+from agent.jobs.spare_frames import KeepSpares, SparesStatus, decoder
+from covey.core import Fact
+from covey.frames import pack, read_frame
+from covey.ports import ByteStream, Env
+from plugins.facts import SparesReady
+
+BOOT_S = 5.0
+"""For a keeper to open its socket."""
+RETRY_S = 0.1
+LAUNCHES_MAX = 3
+"""Keepers in a row that die before they answer; then this host keeps none."""
+
+
+class _Kept(msgspec.Struct, eq=False):
+    """Of one epoch."""
+
+    record: StartRecord
+    modules: tuple[str, ...]
+    count: int
+    is_new: bool
+    """Its token was made for them: a keeper of an agent before this one has another."""
+    stream: ByteStream | None = None
+    launches: int = 0
+
+
+class KeptSpares:
+    """`tell`: hears whenever it changes how many wait."""
+
+    def __init__(self, env: Env, launching: Launching, tell: Callable[[Fact], None]) -> None:
+        self._env, self._launching, self._tell = env, launching, tell
+        self._kept: dict[Key, _Kept] = {}
+
+    def token(self, key: Key) -> str | None:
+        """Of the ranks that are to begin in what waits here."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept.record.token
+
+    def keep(self, record: StartRecord, modules: tuple[str, ...], count: int, is_new: bool = False) -> None:
+        """Idempotent; said again with another `count`, that one holds. `is_new`: ranks of this epoch have no token here
+        yet, and this one was made for them."""
+        key = record.spec.job, record.spec.epoch
+        known = self._kept.get(key)
+        if known is None:
+            known = self._kept[key] = _Kept(record, modules, count, is_new)
+            self._env.spawn(f"spares of {key[0]}.{key[1]}", self._follow(key, known))
+        elif known.count != count:
+            known.count = count
+            self._env.spawn(f"spares of {key[0]}.{key[1]}", self._say(known))
+
+    def end(self, key: Key) -> None:
+        """None wait any more. Idempotent."""
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            kept.count = 0
+            self._env.spawn(f"no spares of {key[0]}.{key[1]}", self._say(kept))
+
+    async def _say(self, kept: _Kept) -> None:
+        if kept.stream is not None:
+            with contextlib.suppress(ConnectionError):
+                await kept.stream.write(pack(KeepSpares(kept.count)))
+
+    async def _follow(self, key: Key, kept: _Kept) -> None:
+        address = self._launching.spares_socket(key)
+        deadline_s = 0.0
+        while self._kept.get(key) is kept:
+            try:
+                stream = await self._env.bytes.connect(address)
+            except ConnectionError:
+                if self._env.clock.now_s() >= deadline_s:
+                    if kept.launches >= LAUNCHES_MAX:
+                        name = self._env.disk.path(f"logs/{spares_of(key)}.log")
+                        self._tell(SparesReady(*key, 0, f"their keeper does not start; see {name}"))
+                        return
+                    deadline_s = self._env.clock.now_s() + BOOT_S
+                    await self._launch(key, kept)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if kept.is_new and not kept.launches:
+                await self._end_older(stream)
+                continue
+            await self._listen(key, kept, stream)
+
+    async def _launch(self, key: Key, kept: _Kept) -> None:
+        kept.launches += 1
+        config = self._launching.spares_config(kept.record, kept.modules)
+        try:
+            await self._env.processes.start_program("spares", spares_of(key), config)
+        except OSError as error:
+            self._env.log.error("the keeper of spares cannot start", job=key[0], epoch=key[1], why=str(error))
+
+    async def _end_older(self, stream: ByteStream) -> None:
+        """What an agent before this one had kept has another token."""
+        with contextlib.suppress(ConnectionError):
+            await stream.write(pack(KeepSpares(0)))
+        stream.close()
+        await asyncio.sleep(RETRY_S)
+
+    async def _listen(self, key: Key, kept: _Kept, stream: ByteStream) -> None:
+        kept.stream = stream
+        try:
+            await stream.write(pack(KeepSpares(kept.count)))
+            while True:
+                heard = await read_frame(stream, decoder)
+                if isinstance(heard, SparesStatus) and self._kept.get(key) is kept:
+                    kept.launches = 1
+                    self._tell(SparesReady(*key, heard.warm, heard.why))
+        except ConnectionError:
+            if self._kept.get(key) is kept:
+                await asyncio.sleep(RETRY_S)
+        finally:
+            kept.stream = None
+            stream.close()
