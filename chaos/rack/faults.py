@@ -14,7 +14,7 @@ from chaos.rack.agents import AgentRack
 from chaos.rack.hosts import Host, signal_all
 from cli.client import AgentctlError
 
-PROGRAMS = ("slabd", "vold", "spill", "aggd", "supervisor")
+PROGRAMS = ("slabd", "vold", "spill", "aggd", "supervisor", "spares")
 LONG_S = 100.0
 """A cut-off host that is away for longer than every lease: its job is taken back meanwhile."""
 

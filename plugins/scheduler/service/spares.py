@@ -67,6 +67,7 @@ class JobSpares:
         for id, epoch in self.machine.over(self.queue.jobs, now_s):
             self.host.runner.end_spares(id, epoch)
             self._here.pop((id, epoch), None)
+        self._here = {key: fact for key, fact in self._here.items() if key[0] in self.queue.jobs}
         for id, epoch in list(self.host.runner.running()):
             job = self.queue.jobs.get(id)
             if job is not None and job.epoch == epoch and job.state == "running":
