@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import msgspec
 
+from agent.ports import shim
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
@@ -133,6 +134,8 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
         failed.append(error)
         work.cancel()
 
+    if program.goes_first:
+        go_first(log)
     tasks = Tasks(log, fatal)
     disk = DirectoryDisk(base.state_dir)
     env = real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk)
@@ -149,6 +152,15 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
     await tasks.cancel_all()
     disk.close()
     return 1 if failed else 0
+
+
+def go_first(log: Logger) -> None:
+    """The agent is killed last (systemd/covey.service), and what it starts inherits that."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write(str(shim.GOES_FIRST))
+    except OSError as error:
+        log.warning("when memory runs out, jobs are killed before this process", why=str(error))
 
 
 def say_loaded() -> None:

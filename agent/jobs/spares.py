@@ -218,4 +218,4 @@ async def run(env: Env, config: SparesConfig) -> None:
     await SparesKeeper(env, config).run()
 
 
-PROGRAM = Program("spares", SparesConfig, run)
+PROGRAM = Program("spares", SparesConfig, run, goes_first=True)

@@ -72,6 +72,8 @@ SPARE = "COVEY_SPARE"
 """In a spare's environment: the descriptors by which it hears what it is, and says that it waits."""
 SPARE_LINE_BYTES = 4096
 LENGTH_BYTES = 8
+GOES_FIRST, ORDINARY = 800, 0
+"""oom_score_adj of what is of use to nobody's work yet, and of a rank."""
 
 
 def sealed(text: str) -> bytes:
@@ -202,6 +204,8 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
                 os.set_inheritable(file, True)
             config["env"][SPARE] = f"{spare[0]},{spare[1]}"
         make_ordinary()
+        if spare is not None:
+            score("self", GOES_FIRST)
         null = os.open("/dev/null", os.O_RDONLY)
         for target, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, target)
@@ -226,10 +230,10 @@ def make_ordinary() -> None:
     try:
         if os.getpriority(os.PRIO_PROCESS, 0) < 0:
             os.setpriority(os.PRIO_PROCESS, 0, 0)
-        with open("/proc/self/oom_score_adj", "r+") as score:
-            if int(score.read()) < 0:
-                score.seek(0)
-                score.write("0")
+        with open("/proc/self/oom_score_adj", "r+") as file:
+            if int(file.read()) < 0:
+                file.seek(0)
+                file.write("0")
     except OSError:
         return
 
@@ -238,6 +242,15 @@ def record(run: str, rank: int) -> None:
     """Who the rank and its shim are, before the rank begins."""
     own = os.getpid()
     replace(f"{run}.run", sealed(f"run 1 {rank} {started(rank)} {own} {started(own)}"))
+
+
+def score(pid: int | str, adj: int) -> None:
+    """How soon the kernel ends it when memory runs out."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(adj))
+    except OSError:
+        return
 
 
 def begin(config: dict[str, Any], output: int, spare: tuple[int, int] | None = None) -> tuple[int, str]:
@@ -375,6 +388,7 @@ def keep_spare(config: dict[str, Any]) -> int:
         output, ended = Output(taken["output"], taken["limit_bytes"]), ExitFile(f"{taken['run']}.exit")
         for task in os.listdir(f"/proc/{spare}/task") if taken["cores"] else ():
             os.sched_setaffinity(int(task), taken["cores"])
+        score(spare, ORDINARY)
         record(taken["run"], spare)
     except OSError as error:
         write_all(control, f"{error.errno} {error.filename or taken['output']}\n".encode())

@@ -16,7 +16,7 @@ PLUGIN = Plugin(
     messages=Messages,
     service=MemoryService,
     programs=(
-        Program("slabd", SlabdConfig, run_slabd),
+        Program("slabd", SlabdConfig, run_slabd, goes_first=True),
         Program("vold", VoldConfig, run_vold),
         SPILL,
     ),

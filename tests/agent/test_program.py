@@ -7,20 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from agent.jobs.spare_frames import SparesConfig
 from agent.jobs.supervision import SupervisorState, read_state
 from agent.jobs.supervisor import PROGRAM
 from agent.ports.processes import ProgramBase, RealProcesses
 from agent.program import JsonLog, NoLinks, program_named, run
-from covey.core import HostId
-from covey.ports import Env, ProcessId
+from covey.core import HostId, JobId
+from covey.ports import Command, Env, ProcessId
 from plugins.base import Program
 from plugins.registry import PLUGINS
-from tests.agent.here import Lines, until
+from tests.agent.here import Lines, here, until
 
 
 class Nothing(msgspec.Struct):
@@ -95,6 +97,19 @@ async def test_a_program_that_fails_ends_with_1_wherever_it_fails(tmp_path: Path
     assert "in a task" in lines.text
     assert await run(Program("x", Nothing, works), base(tmp_path), Nothing(), written) == 0
     assert (tmp_path / "state/done").read_text() == "h1"
+
+
+async def test_what_nobody_needs_for_long_is_ended_by_the_kernel_before_any_job() -> None:
+    known = [program for plugin in PLUGINS for program in plugin.programs]
+    assert [program.name for program in known if program.goes_first] == ["slabd"]
+    with tempfile.TemporaryDirectory(prefix="covey-") as short:
+        async with here(short) as host:
+            command = Command(argv=("true",), cwd="/", env={}, output=f"{short}/log", run=f"{short}/1")
+            config = SparesConfig(job=JobId("j1"), epoch=1, command=command, modules=(), socket=f"unix:{short}/sock")
+            process = await host.env.processes.start_program("spares", "spares", config)
+            await until(lambda: Path(f"/proc/{process.id.pid}/oom_score_adj").read_text() == "800\n", 20.0)
+            process.signal(signal.SIGTERM)
+            assert await process.wait() == 0
 
 
 def test_started_by_hand_it_says_so() -> None:

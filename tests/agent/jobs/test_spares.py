@@ -18,6 +18,7 @@ from agent.jobs import spares, supervisor
 from agent.jobs.spare_frames import KeepSpares, SparesConfig, SparesStatus, common, decoder, unlike
 from agent.jobs.supervision import HealRank, RankStart, SupervisorConfig, SupervisorState, read_state
 from agent.ports.processes import holding
+from agent.ports.shim import GOES_FIRST, ORDINARY
 from agent.ports.shims import start_waiting
 from chaos.world.host import SimHost
 from chaos.world.spares import SimSpare
@@ -273,6 +274,11 @@ def left() -> list[Any]:
     return list(holding({"COVEY_JOB_ID": "j1", "SPARED": str(os.getpid())}))
 
 
+def oom_score(pid: int) -> int:
+    with open(f"/proc/{pid}/oom_score_adj") as file:
+        return int(file.read())
+
+
 def on_this_host(story: Callable[[Here, Any], Awaitable[None]]) -> None:
     async def run() -> None:
         with tempfile.TemporaryDirectory(prefix="covey-", ignore_cleanup_errors=True) as short:
@@ -305,7 +311,10 @@ def test_ranks_that_come_to_a_host_begin_in_what_waits_there() -> None:
         coming = msgspec.structs.replace(spec(LAST="65536", SPARED=str(os.getpid())), since=1)
         await runner.keep_spares(coming, ("msgspec",))
         await until(lambda: warm_now(host) == 1, 20.0)
+        assert [oom_score(process.pid) for process in left()] == [GOES_FIRST], "it is nobody's yet"
         await runner.start(coming)
+        await until(lambda: runner.running() and os.path.getsize(runner.log_path(J1, 0)), 20.0)
+        assert oom_score(runner.running()[J1, 1][0]) == ORDINARY
         await until(lambda: host.told(RanksEnded), 20.0)
         (line,) = await output(runner)
         assert line[1:] == ["65536", "True"]
