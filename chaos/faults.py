@@ -212,7 +212,7 @@ def strike(world: "World", fault: AnyFault) -> None:
             conditions.loss, conditions.duplicate, conditions.spike = fault.loss, fault.duplicate, fault.spike
             world.at(end, lambda: _calm(world))
         case FillMemory():
-            world.hosts[fault.host].probes.filled_bytes = fault.size_bytes
+            world.hosts[fault.host].probes.fill(fault.size_bytes)
             world.at(end, lambda: _empty_memory(world, fault.host))
         case FillDisk():
             disk = world.hosts[fault.host].disk

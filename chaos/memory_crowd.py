@@ -17,7 +17,7 @@ from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undeliv
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
 from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine import lender as le
+from plugins.memory.machine import lender_events as le
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
 from plugins.memory.machine.lender_search import Opening

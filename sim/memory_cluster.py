@@ -16,7 +16,7 @@ import numpy as np
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
-from plugins.memory.machine import borrower_events, lender
+from plugins.memory.machine import borrower_events
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.borrower_events import (
     BorrowerAction,
@@ -28,11 +28,13 @@ from plugins.memory.machine.borrower_events import (
     SlabOpened,
     VolumeFound,
 )
-from plugins.memory.machine.lender import (
+from plugins.memory.machine.lender import Lender, react_s
+from plugins.memory.machine.lender_events import (
+    AnswersOver,
     FreeSlab,
-    Lender,
     LenderAction,
     LenderEvent,
+    LenderTick,
     RegisterSlab,
     SlabFreed,
     SlabRegistered,
@@ -153,7 +155,7 @@ class Rack:
         most = self.host_bytes
         if self.way.auto_lend:
             free = MemoryNow(self.host_bytes, self.host_bytes - int(self.pages.local[0, n]), 0.0)
-            most = headroom.lent_at_most(free, self.kept_free, lender.react_s(DEFAULTS.grace_s))
+            most = headroom.lent_at_most(free, self.kept_free, react_s(DEFAULTS.grace_s))
         return Lender(self.rng, self.rng.randbytes, self.kept_free, most, DEFAULTS.grace_s, DEFAULTS.lease_s)
 
     def _borrower(self, host: HostId) -> Borrower:
@@ -226,7 +228,7 @@ class Rack:
             return
         for n, (used_bytes, touched) in enumerate(zip(used.tolist(), taken.astype(np.int64).tolist(), strict=True)):
             memory = MemoryNow(self.host_bytes, max(0, self.host_bytes - used_bytes), 0.0)
-            self._lender_does(n, lender.LenderTick(memory, touched))
+            self._lender_does(n, LenderTick(memory, touched))
         self._settle()
         peers = self._heard_by_gossip()
         counted = self.pages.counted(measured)
@@ -326,4 +328,4 @@ class Rack:
         self.counts["nowhere"] += note.event in ("nobody asked", "nobody has room")
 
 
-_OF_LENDERS = (SlabRegistered, SlabFreed, lender.AnswersOver)
+_OF_LENDERS = (SlabRegistered, SlabFreed, AnswersOver)

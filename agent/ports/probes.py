@@ -1,8 +1,9 @@
 """The probes port: what GPUs this host has, what they do now, and how much memory is left."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from agent.ports import memory_stalls
 from agent.ports.devices.backend import Backend
 from agent.ports.memory import memory_now
 from covey.ports import Gpu, MemoryNow
@@ -26,3 +27,10 @@ class RealProbes:
         if self._memory is None or now_s - self._memory[0] > MEMORY_S:
             self._memory = now_s, memory_now()
         return self._memory[1]
+
+    def watch_memory(self, stalls: Callable[[], None]) -> str:
+        def told() -> None:
+            self._memory = None
+            stalls()
+
+        return memory_stalls.watch(told)

@@ -1,5 +1,6 @@
 """Simulated clocks and probes of one host: monotonic time with its own rate, wall time with its own error."""
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -88,10 +89,22 @@ class SimProbes:
         self.total_bytes = memory_bytes
         self.used_bytes = 4 * GIB
         self.filled_bytes = 0
-        """Taken by `faults.FillMemory`."""
+        """Taken by `fill`."""
+        self._stalls: Callable[[], object] = lambda: None
 
     def gpus(self) -> Sequence[Gpu]:
         return self.devices.gpus()
+
+    def watch_memory(self, stalls: Callable[[], None]) -> str:
+        loop = asyncio.get_running_loop()
+        self._stalls = lambda: loop.call_soon(stalls)  # the newest agent; a dead one hears nothing
+        return ""
+
+    def fill(self, size_bytes: int) -> None:
+        """A fault takes so much; where too little is left, tasks wait for it at once."""
+        self.filled_bytes = size_bytes
+        if self.memory().pressure_some_avg10:
+            self._stalls()
 
     def memory(self) -> MemoryNow:
         available = max(0, self.total_bytes - self.used_bytes - self.filled_bytes)

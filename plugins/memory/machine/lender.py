@@ -11,6 +11,9 @@ borrowers of E + E' slabs are asked and the E least active go (Infiniswap §2.5.
 `Done`; without one, when both the grace and the lease have passed, since the borrower may be dead. That is safe at any
 time: a borrower never has the only copy of a page here.
 
+While tasks wait for memory the kernel says so at once (PSI). What headroom lacks then goes without a question and
+without grace, before jobs are killed for it.
+
 After a restart of the agent the slab process says what it holds (`StoreFound`); the machine takes that over and grants
 a new lease. When the slab process died, nothing is lent any more (`StoreLost`).
 """
@@ -24,6 +27,22 @@ import msgspec
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import format_size
+from plugins.memory.machine.lender_events import (
+    AnswersOver,
+    BorrowerAway,
+    FreeSlab,
+    LenderAction,
+    LenderEvent,
+    LenderTick,
+    MemoryStalls,
+    RegisterSlab,
+    SlabFreed,
+    SlabNotRegistered,
+    SlabRegistered,
+    StoreAsleep,
+    StoreFound,
+    StoreLost,
+)
 from plugins.memory.machine.loan import Batch, Key, Lent, LoanedSlab
 from plugins.memory.messages import (
     SECRET_BYTES,
@@ -56,91 +75,6 @@ DRAINED = "this host is drained"
 ASLEEP = "asleep"
 """In place of an address: the first loan starts the slab process."""
 
-# ---- events ----------------------------------------------------------------------------------------------------------
-
-
-class LenderTick(msgspec.Struct, frozen=True):
-    memory: MemoryNow
-    touched_bytes: int
-    """Pages of lent slabs that have been written."""
-    drained: bool = False
-    """All that is lent is to go elsewhere, a batch at a time."""
-
-
-class LentSlabEvent(msgspec.Struct, frozen=True):
-    """The slab process, about one slab."""
-
-    borrower: HostId
-    slab: SlabRef
-
-
-class SlabRegistered(LentSlabEvent, frozen=True):
-    address: str
-
-
-class SlabNotRegistered(LentSlabEvent, frozen=True):
-    why: str
-
-
-class SlabFreed(LentSlabEvent, frozen=True):
-    """Its memory is back with the system."""
-
-
-class StoreFound(msgspec.Struct, frozen=True):
-    """The slab process answers, and holds these."""
-
-    address: str
-    slabs: tuple[LoanedSlab, ...]
-
-
-class StoreAsleep(msgspec.Struct, frozen=True):
-    """There is no slab process, and the first loan starts it."""
-
-
-class StoreLost(msgspec.Struct, frozen=True):
-    """The slab process is gone, and all its slabs with it."""
-
-    why: str
-
-
-class BorrowerAway(msgspec.Struct, frozen=True):
-    """Its agent restarts and renews nothing meanwhile, while its volumes go on using their slabs here."""
-
-    borrower: HostId
-    for_s: float
-
-
-class AnswersOver(msgspec.Struct, frozen=True):
-    """Timer: activities that are not here by now do not count."""
-
-    round: int
-
-
-OfStore = SlabRegistered | SlabNotRegistered | SlabFreed | StoreFound | StoreAsleep | StoreLost
-"""From the slab process."""
-LenderEvent = LenderTick | OfStore | BorrowerAway | AnswersOver | Heard | Undelivered
-
-# ---- actions ---------------------------------------------------------------------------------------------------------
-
-
-class RegisterSlab(msgspec.Struct, frozen=True):
-    """Tell the slab process; comes back as `SlabRegistered` or `SlabNotRegistered`."""
-
-    borrower: HostId
-    slab: SlabRef
-    size_bytes: int
-    page_bytes: int
-    secret: bytes
-
-
-class FreeSlab(msgspec.Struct, frozen=True):
-    """Tell the slab process; comes back as `SlabFreed`."""
-
-    borrower: HostId
-    slab: SlabRef
-
-
-LenderAction = Send | SetTimer[AnswersOver] | LogEvent | RegisterSlab | FreeSlab
 Actions = list[LenderAction]
 
 
@@ -161,7 +95,7 @@ class Lender:
         self.address = ""
         """Where the slab process listens, or `ASLEEP`; empty while it is not there."""
         self.budget: Budget | None = None
-        self.evictions: dict[str, int] = {"pressure": 0, "drained": 0, "orphan": 0, "forced": 0}
+        self.evictions: dict[str, int] = dict.fromkeys(("pressure", "stalled", "drained", "orphan", "forced"), 0)
         """Slabs taken back, by reason."""
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
@@ -174,6 +108,8 @@ class Lender:
         match event:
             case LenderTick():
                 return self._second_passed(event, now_s)
+            case MemoryStalls():
+                return self._memory_stalls(event.memory)
             case SlabRegistered():
                 return self._registered(event)
             case SlabNotRegistered():
@@ -238,6 +174,24 @@ class Lender:
             touched_bytes=event.touched_bytes,
         )
         return [*self._overdue(now_s), *self._make_room(self.budget, now_s)]
+
+    def _memory_stalls(self, memory: MemoryNow) -> Actions:
+        """Memory is back at once, without grace: borrowers read the pages elsewhere. Not while some is on its way."""
+        if self.budget is None or any(lent.state == "freeing" for lent in self.lent.values()):
+            return []
+        missing_bytes = self.budget.headroom_bytes - memory.available_bytes
+        leaving = {key: lent.size_bytes for key, lent in self.lent.items() if lent.state == "evicting"}
+        staying = {key: lent.size_bytes for key, lent in sorted(self.lent.items()) if lent.state == "lent"}
+        actions: Actions = []
+        for key in eviction.slabs_at_once(leaving, staying, missing_bytes, self._rng):
+            lent, ref = self.lent[key], self.lent[key].slab
+            self.evictions["stalled"] += 1
+            why = f"tasks wait for memory, {format_size(memory.available_bytes)} free; no time for {lent.borrower}"
+            actions += [
+                *self._free(lent, "taken back at once", why),
+                Send(lent.borrower, Evict(ref.volume, ref.index, ref.epoch, 0.0), ANSWER_S),
+            ]
+        return actions
 
     def _headroom_bytes(self, memory: MemoryNow, touched_bytes: int) -> int:
         if self._kept is not None:

@@ -74,6 +74,22 @@ def slabs_to_evict(activities: Mapping[Slab, float], sizes: Mapping[Slab, int], 
     return [slab for slab in order if slab not in spared]
 
 
+def slabs_at_once(
+    leaving: Mapping[Slab, int], staying: Mapping[Slab, int], needed_bytes: int, rng: random.Random
+) -> list[Slab]:
+    """What goes when tasks wait for memory now, until it holds the bytes needed: slabs whose borrowers were asked to
+    let go first, then any, since there is no time to ask who uses them (ours). Sizes in bytes; the order of `staying`
+    must not depend on chance."""
+    chosen: list[Slab] = []
+    sizes = {**leaving, **staying}
+    for slab in (*leaving, *rng.sample(list(staying), len(staying))):
+        if needed_bytes <= 0:
+            break
+        chosen.append(slab)
+        needed_bytes -= sizes[slab]
+    return chosen
+
+
 def movable_to(peers: Sequence[LenderPeer], leaving: HostId, me: HostId, slabs: int = 1) -> list[HostId]:
     """Hosts that a slab leaving a lender may be moved to: alive, neither that lender nor its borrower, and with room
     for two slabs for each of the `slabs` on the move, so that it is not evicted there in the next second; if there is

@@ -17,7 +17,7 @@ from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, SecondPassed
 from plugins.memory.machine.borrower_events import LenderLost
-from plugins.memory.machine.lender import BorrowerAway
+from plugins.memory.machine.lender_events import BorrowerAway
 from plugins.memory.messages import (
     SlabsAre,
     SlabsHeld,

@@ -14,8 +14,9 @@ from plugins.facts import Spare, SpareChanged, is_drained
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import SLABS_TOLD, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
-from plugins.memory.machine import lender as machine
-from plugins.memory.machine.lender import FreeSlab, Lender, LenderEvent, RegisterSlab
+from plugins.memory.machine import lender_events as machine
+from plugins.memory.machine.lender import Lender, react_s
+from plugins.memory.machine.lender_events import FreeSlab, LenderEvent, RegisterSlab
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.messages import SlabRef
 from plugins.memory.policy import headroom
@@ -52,6 +53,8 @@ class Lending:
 
     async def start(self) -> None:
         """A slab process that was lending before goes on until its slabs are back, even if nothing is lent any more."""
+        if why := self._env.probes.watch_memory(self._stalls):
+            self._env.log.info("memory is looked at once a second", why=why)
         known = self._record.now.lending
         if known is None and self.lend_bytes < self._settings.slab_bytes:
             self._publish()
@@ -142,6 +145,10 @@ class Lending:
         self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes, leaves))
         self._publish()
 
+    def _stalls(self) -> None:
+        """Tasks of this host wait for memory."""
+        self.dispatch(machine.MemoryStalls(self._env.probes.memory()))
+
     async def _register(self, action: RegisterSlab) -> None:
         slab = action.slab
         try:
@@ -220,7 +227,7 @@ def _lend_bytes(memory: MemoryNow, settings: MemorySettings) -> int:
     """Most that is ever lent, from now on until the agent starts again."""
     if settings.lend_max_bytes is not None:
         return settings.lend_max_bytes
-    return headroom.lent_at_most(memory, settings.headroom_kept, machine.react_s(settings.grace_s))
+    return headroom.lent_at_most(memory, settings.headroom_kept, react_s(settings.grace_s))
 
 
 def _worth_telling(old: Spare, new: Spare) -> bool:

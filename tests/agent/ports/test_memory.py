@@ -1,13 +1,17 @@
 """Memory of a host, from copies of what kernels write."""
 
+import asyncio
+import os
 import random
 from pathlib import Path
 
 import pytest
 
 from agent.ports.memory import memory_now
+from agent.ports.memory_stalls import FILE, watch
 from covey.units import GIB, MIB
-from plugins.memory.machine.lender import Lender, LenderTick, StoreFound
+from plugins.memory.machine.lender import Lender
+from plugins.memory.machine.lender_events import LenderTick, StoreFound
 from plugins.memory.policy.lending import Headroom
 
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:  0\n"
@@ -103,3 +107,16 @@ def test_this_machine_has_memory() -> None:
     now = memory_now()
     assert 0 < now.available_bytes <= now.total_bytes
     assert 0.0 <= now.pressure_some_avg10 <= 100.0
+
+
+def test_the_kernel_is_asked_to_say_when_tasks_wait_for_memory(tmp_path: Path) -> None:
+    plain = tmp_path / "memory"
+    plain.write_text(PSI)
+
+    async def watched() -> tuple[str, str, str]:
+        return watch(lambda: None, str(tmp_path / "none")), watch(lambda: None, str(plain)), watch(lambda: None)
+
+    none, other, kernels = asyncio.run(watched())
+    assert none.endswith("none: No such file or directory")
+    assert "takes no trigger" in other, "a file that is not the kernel's"
+    assert kernels == "" or not os.path.exists(FILE)

@@ -12,9 +12,9 @@ from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undeliv
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
 from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine import lender as le
+from plugins.memory.machine import lender_events as le
 from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
+from plugins.memory.machine.lender import Lender, react_s
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.messages import (
@@ -558,7 +558,7 @@ def test_an_orphan_is_freed_when_its_lease_is_over_and_renewal_keeps_it() -> Non
     for _ in range(59):
         assert loan.second() == []
     assert noted([*loan.second(), *loan.second()]) == ["orphan"]
-    assert loan.machine.evictions == {"pressure": 0, "drained": 0, "orphan": 1, "forced": 0}
+    assert loan.machine.evictions == {"pressure": 0, "stalled": 0, "drained": 0, "orphan": 1, "forced": 0}
 
 
 def test_who_is_still_short_asks_for_more_only_when_what_was_evicted_is_back() -> None:
@@ -638,8 +638,8 @@ def test_measured_headroom_is_small_on_a_quiet_host_and_grows_with_its_programs(
     for _ in range(5):
         loan.available_bytes -= 200 * MIB
         loan.second()
-    assert loan.machine.budget.headroom_bytes == round(1.5 * 200 * MIB * le.react_s(10.0))
-    assert le.react_s(10.0) == 14.0
+    assert loan.machine.budget.headroom_bytes == round(1.5 * 200 * MIB * react_s(10.0))
+    assert react_s(10.0) == 14.0
 
 
 def test_measured_headroom_does_not_mind_what_borrowers_write() -> None:
@@ -739,7 +739,7 @@ def test_an_evicted_slab_is_freed_without_done_only_after_grace_and_lease() -> N
     while not (actions := loan.second()):
         pass
     assert noted(actions) == ["forced"]
-    assert loan.machine.evictions == {"pressure": 1, "drained": 0, "orphan": 0, "forced": 1}
+    assert loan.machine.evictions == {"pressure": 1, "stalled": 0, "drained": 0, "orphan": 0, "forced": 1}
     assert only(actions, le.FreeSlab).slab == ref
     assert 50 < loan.now_s - began_s <= 60
 

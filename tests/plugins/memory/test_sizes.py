@@ -24,7 +24,8 @@ from plugins.memory.datapath.vold import VolumeControl
 from plugins.memory.datapath.volume import Shape, Volume
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender, LenderTick
+from plugins.memory.machine.lender import Lender
+from plugins.memory.machine.lender_events import LenderTick
 from plugins.memory.machine.loan import Batch, Lent
 from plugins.memory.machine.place import SlabPlace
 from plugins.memory.messages import REFS_MAX, Activity, CheckActivity, Messages, Renew, SlabRef

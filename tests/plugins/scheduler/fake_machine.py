@@ -59,6 +59,9 @@ class FakeProbes:
     def gpus(self) -> Sequence[Gpu]:
         return self._gpus
 
+    def watch_memory(self, stalls: Callable[[], None]) -> str:
+        return "not watched"
+
     def memory(self) -> MemoryNow:
         return MemoryNow(1 << 30, 1 << 29, 0.0)
 

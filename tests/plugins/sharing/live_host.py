@@ -253,6 +253,9 @@ class _Probes(msgspec.Struct, frozen=True):
     def memory(self) -> Any:
         return self.inner.memory()
 
+    def watch_memory(self, stalls: Any) -> str:
+        return str(self.inner.watch_memory(stalls))
+
 
 @contextlib.asynccontextmanager
 async def live_host(
