@@ -101,7 +101,7 @@ class Pager:
         self._trying: dict[int, float] = {}
         """Chunk that could not be fetched -> since when."""
         here, torn = self._found() if resumed else ([], [])
-        self.machine = Paging(chunks, budget, places, here)
+        self.machine = Paging(chunks, budget, places, here, opened.writable)
         if resumed:
             self._resume(here, torn)
 
@@ -110,20 +110,29 @@ class Pager:
     def _found(self) -> tuple[list[int], list[int]]:
         """Chunks whose pages are in memory, and those of them of which pages are missing."""
         pages: dict[int, int] = {}
-        at = 0
-        while at < self._size:
-            try:
-                start = os.lseek(self._given.memory, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    break
-                raise
-            at = os.lseek(self._given.memory, start, os.SEEK_HOLE)
-            for page in range(start // userfault.PAGE_BYTES, -(-at // userfault.PAGE_BYTES)):
+        for start, end in self._there(0, self._size):
+            for page in range(start // userfault.PAGE_BYTES, end // userfault.PAGE_BYTES):
                 chunk = page * userfault.PAGE_BYTES // self._chunk
                 pages[chunk] = pages.get(chunk, 0) + 1
         torn = [chunk for chunk, count in pages.items() if count * userfault.PAGE_BYTES < self._bytes(chunk)]
         return sorted(pages), sorted(torn)
+
+    def _there(self, start: int, size: int) -> list[tuple[int, int]]:
+        """First byte and end of what is in memory of this part of the array. A page that is not there must not be read
+        through this process's mapping: that would make it, full of zeros."""
+        found, at, end = [], start, start + size
+        while at < end:
+            try:
+                at = os.lseek(self._given.memory, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    break
+                raise
+            if at < end:
+                hole = min(end, os.lseek(self._given.memory, at, os.SEEK_HOLE))
+                found.append((at, hole))
+                at = hole
+        return found
 
     def _resume(self, here: Sequence[int], torn: Sequence[int]) -> None:
         """It died while pages of a chunk were put in place: the others of that chunk come from the volume. Any chunk
@@ -229,7 +238,7 @@ class Pager:
 
     def _pass_time(self) -> None:
         now_s = time.monotonic()
-        if self._later and self._later[0][0] <= now_s:
+        if self._later:
             due = [work for at_s, work in self._later if at_s <= now_s]
             self._later = [(at_s, work) for at_s, work in self._later if at_s > now_s]
             for work in due:
@@ -315,6 +324,20 @@ class Pager:
             (first + at, min(REQUEST_PAGES_MAX, count - at), at * page) for at in range(0, count, REQUEST_PAGES_MAX)
         ]
 
+    def _to_send(self, chunk: int, size: int) -> list[tuple[int, int, int]]:
+        """`_requests` of the pages that are in memory. Of a chunk that is here all are, unless there was no memory for
+        some, or the job took them away: what was never there is not written over what the volume has."""
+        start, page = chunk * self._chunk, self._link.page_bytes
+        there = [(-(-begin // page) * page, end // page * page) for begin, end in self._there(start, size)]
+        if there == [(start, start + size)]:
+            return self._requests(chunk, size)
+        first = self._given.opened.offset // page
+        return [
+            (first + at // page, min(REQUEST_PAGES_MAX, (end - at) // page), at - start)
+            for begin, end in there
+            for at in range(begin, end, REQUEST_PAGES_MAX * page)
+        ]
+
     def _fetch(self, chunk: int, count: int) -> None:
         while count:
             places = self._staging.take(count)
@@ -384,12 +407,22 @@ class Pager:
                 return
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
+                    self._fill(chunk * self._chunk, source, size)
                     return  # its memory or its process is gone, which the loop is told soon
                 if error.errno != errno.ENOMEM:
                     raise
             time.sleep(0.01)
         for each in range(chunk, chunk + count):
             self._poison(each, "there is no memory for it within the job's limit")
+
+    def _fill(self, start: int, source: int, size: int) -> None:
+        """Nobody can touch these bytes any more, and some may have been touched and written while they were put in
+        place: the others become what was fetched. They count as here, and go to the volume if somebody was to write."""
+        at = start
+        for there, end in [*self._there(start, size), (start + size, start + size)]:
+            if at < there:
+                os.pwrite(self._given.memory, ctypes.string_at(source + at - start, there - at), at)
+            at = end
 
     def _unstage(self, chunk: int) -> None:
         place = self._place_of.pop(chunk, -1)
@@ -399,8 +432,10 @@ class Pager:
     def _send(self, chunk: int, count: int) -> None:
         where = self._where(chunk, count)
         self._kernel(lambda: userfault.protect(self._given.faults, *where, True))
-        chunks, parts = range(chunk, chunk + count), self._requests(chunk, where[1])
+        chunks, parts = range(chunk, chunk + count), self._to_send(chunk, where[1])
         left, failed = len(parts), ""
+        if not parts:
+            self._later.append((0.0, partial(self._tell, *(paging.ChunkSaved(chunk) for chunk in chunks))))
 
         def done(why: str) -> None:
             nonlocal left, failed

@@ -162,7 +162,13 @@ class DirectoryDisk:
                 raise
             self._make_directory(os.path.dirname(path))
             file = os.open(path, flags | os.O_CREAT, 0o600)
-            _sync_directory(os.path.dirname(path))
+            try:
+                _sync_directory(os.path.dirname(path))
+            except OSError:
+                os.close(file)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)  # else the next one to open it finds it, and takes its entry for durable
+                raise
         self._keep(path, file)
         return file
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plugins.memory.policy import spilling
+from plugins.memory.policy.log_records import ROW_BYTES
 from plugins.memory.policy.spilling import Fill
 
 LOOK_S = 1.0
@@ -43,11 +44,22 @@ class LogSegment:
     """A sync of it failed."""
     doubted_from: int = 0
     """Number of the first batch that may be gone then."""
-    damaged: bool = False
-    """A record in it is not what was written: it is kept, so that nobody takes an older one for it."""
+    found_durable: int = -1
+    """Up to this batch everything in it was durable when this process found it; -1: this process began it."""
     table_at: int = 0
+    zeros: int = 0
+    """Records of zeros that lived when they were copied here; they have no block of their own."""
+    zeros_blocks: int = 0
+    """Blocks of tables that they take."""
+    zeros_died: int = 0
+    """How many pages of zeros had died by then (`PageTable.zeros_died`)."""
     rows: list[bytes] = field(default_factory=list)
     """Of its batches, until it is sealed."""
+
+    def zeros_live(self, died: int) -> int:
+        """Blocks of tables whose records of zeros live, as far as is known: those that were copied here, unless half of
+        them may have died since. Without it a segment of zeros would be copied again and again."""
+        return self.zeros_blocks if 2 * (died - self.zeros_died) < self.zeros else 0
 
 
 class LeftSegment(NamedTuple):
@@ -120,7 +132,8 @@ class SpillLog:
         self._since_look = 1
         """Blocks written since it was looked for something to compact."""
         self._worst: LogSegment | None = None
-        self._crowded = self._doubt = False
+        self._crowded = self._full = self._doubt = False
+        """The log takes too much; it takes as much as it ever may; a segment is in doubt."""
 
     # ---- what happens ----
 
@@ -162,8 +175,14 @@ class SpillLog:
         self.written = stop
         self._oldest_s = now_s
 
-    def copied(self, blocks: int, rows: bytes, now_s: float) -> None:
-        """A batch of copies is in the active segment."""
+    def copied(self, blocks: int, rows: bytes, now_s: float, zeros: int = 0, zeros_died: int = 0) -> None:
+        """A batch of copies is in the active segment, `zeros` of them without content."""
+        active = self.active
+        assert active is not None
+        if zeros:
+            active.zeros += zeros
+            active.zeros_blocks += max(1, blocks * zeros // max(1, len(rows) // ROW_BYTES))
+            active.zeros_died = zeros_died
         self._added(blocks, rows, now_s)
 
     def _added(self, blocks: int, rows: bytes, now_s: float) -> None:
@@ -200,7 +219,8 @@ class SpillLog:
         first and last number (exclusive), the caller reads them from the ring from now on."""
         for segment in self.on_disk():
             if segment.unsynced and not segment.doubted:
-                segment.doubted, segment.doubted_from = True, self.mark + 1
+                known = self.mark if segment.found_durable < 0 else segment.found_durable
+                segment.doubted, segment.doubted_from = True, known + 1
         self._doubt = True
         self.reserved = []  # the list says which segments are in doubt before another is begun
         self.active = None
@@ -226,10 +246,6 @@ class SpillLog:
         if segment.doubted and not self.unsynced:
             self._settle()
 
-    def found_damaged(self, segment: LogSegment) -> None:
-        """A record in it is not what was written."""
-        segment.damaged, self._worst = True, None
-
     def dropped(self, segments: Sequence[LogSegment]) -> None:
         """They are not listed any more."""
         self.dropping = [left for left in self.dropping if left.segment not in segments]
@@ -251,24 +267,26 @@ class SpillLog:
         return sum([segment.unsynced for segment in self.on_disk() if not segment.doubted])
 
     @property
-    def lost(self) -> bool:
-        """The disk dropped what it had taken, and it is nowhere else here: no flush can be true any more."""
-        return any(segment.doubted and segment.damaged for segment in self.segments)
-
-    @property
     def rows_max(self) -> int:
         """Records of one batch."""
         return min(spilling.BATCH_ROWS, self.segment_blocks // 2)
 
-    def next(self, now_s: float, live: Sequence[int], turn: int) -> Next:
+    def next(self, now_s: float, live: Sequence[int], turn: int, zeros_died: int = 0) -> Next:
         """`live[slot]`: blocks of a segment that live. `turn` counts: while the log takes too much, every second one is
-        a step of compaction, so that it does not grow for ever."""
+        a step of compaction, so that it does not grow for ever. `zeros_died`: as `PageTable` counts."""
         drop = self._to_drop()
         if len(drop) >= spilling.DROP_TOGETHER:
             return DropNext(drop)
-        compact = self._to_compact(live, now_s)
-        if compact is not None and (compact.doubted or (self._crowded and turn % 2)):
+        unsynced, ready = self.unsynced, len([left for left in self.dropping if self.written >= left.number])
+        behind = ready >= len(drop) + spilling.DROP_TOGETHER
+        if spilling.sync_due(behind, unsynced * self.block_bytes, now_s - self._unsynced_s):
+            return SyncSegments()
+        compact = self._to_compact(live, now_s, zeros_died)
+        if compact is not None and (compact.doubted or self._full or (self._crowded and turn % 2)):
             return self._compaction(compact)
+        full = [each for each in self._unsealed() if each is not self.active]
+        if len(full) > spilling.UNSEALED_MAX:
+            return SealNext(full[0])
         waiting = self.put - self.written
         waited = waiting > 0 and (max(self._waited, self._flush_to) > self.written or waiting * 2 >= self.places)
         if spilling.append_due(waiting, waited, now_s - self._oldest_s):
@@ -276,14 +294,10 @@ class SpillLog:
                 return StartSegment()
             stop = min(self.put, self.written + self.rows_max)
             return AppendNext(self.written, stop, self._flush_to > self.synced and stop >= self._flush_to)
-        unsynced = self.unsynced
-        ready = len([left for left in self.dropping if self.written >= left.number])
-        hurry = self._flush_to > self.synced or ready >= len(drop) + spilling.DROP_TOGETHER
-        if spilling.sync_due(hurry, unsynced * self.block_bytes, now_s - self._unsynced_s):
+        if unsynced and self._flush_to > self.synced:
             return SyncSegments()
-        full = next((each for each in self._unsealed() if each is not self.active), None)
-        if full is not None:
-            return SealNext(full)
+        if full:
+            return SealNext(full[0])
         if compact is not None:
             return self._compaction(compact)
         if drop:
@@ -309,21 +323,24 @@ class SpillLog:
     def _to_drop(self) -> tuple[LogSegment, ...]:
         return tuple(left.segment for left in self.dropping if self.synced >= left.number and self.mark >= left.batch)
 
-    def _to_compact(self, live: Sequence[int], now_s: float) -> LogSegment | None:
+    def _to_compact(self, live: Sequence[int], now_s: float, zeros_died: int) -> LogSegment | None:
         """One in doubt first. All are looked at now and then only: there may be a thousand."""
         if self._doubt:
-            doubted = next((each for each in self.segments if each.doubted and not each.damaged), None)
+            doubted = next((each for each in self.segments if each.doubted), None)
             if doubted is not None:
                 return doubted
         often = self._since_look >= self.segment_blocks // 8
         if often or (self._since_look and now_s >= self._looked_s + LOOK_S):
             self._looked_s, self._since_look = now_s, 0
-            full = [each for each in self.segments if each.sealed and not each.damaged]
-            fills = [Fill(each.slot, each.used, live[each.slot]) for each in full]
-            total = sum([live[each.slot] for each in self.segments])
-            slot = spilling.to_compact(fills, self.used, total, self.segment_blocks)
+            full = [each for each in self.segments if each.sealed]
+            lives = {each.slot: live[each.slot] + each.zeros_live(zeros_died) for each in self.segments}
+            fills = [Fill(each.slot, each.used, lives[each.slot]) for each in full]
+            total = sum(lives.values())
+            used = sum([each.used for each in self.segments])
+            slot = spilling.to_compact(fills, used, total, self.segment_blocks)
             self._worst = next((each for each in full if each.slot == slot), None)
-            self._crowded = spilling.takes_too_much(self.used, total, self.segment_blocks)
+            self._crowded = spilling.takes_too_much(used, total, self.segment_blocks)
+            self._full = spilling.takes_too_much(used, total, self.segment_blocks, spilling.TAKES_MOST)
         return self._worst
 
     def check(self) -> None:
