@@ -23,6 +23,7 @@ from functools import partial
 
 import msgspec
 
+from agent.arrays.present import fill, there, whole_pages
 from agent.arrays.runs import RUN_BYTES_MAX, StagingPlaces, together
 from covey import arraywire, userfault
 from covey.arraywire import ArrayDone, ArrayResumed, ArrayWireError, AskArray, OpenArray
@@ -110,29 +111,12 @@ class Pager:
     def _found(self) -> tuple[list[int], list[int]]:
         """Chunks whose pages are in memory, and those of them of which pages are missing."""
         pages: dict[int, int] = {}
-        for start, end in self._there(0, self._size):
+        for start, end in there(self._given.memory, 0, self._size):
             for page in range(start // userfault.PAGE_BYTES, end // userfault.PAGE_BYTES):
                 chunk = page * userfault.PAGE_BYTES // self._chunk
                 pages[chunk] = pages.get(chunk, 0) + 1
         torn = [chunk for chunk, count in pages.items() if count * userfault.PAGE_BYTES < self._bytes(chunk)]
         return sorted(pages), sorted(torn)
-
-    def _there(self, start: int, size: int) -> list[tuple[int, int]]:
-        """First byte and end of what is in memory of this part of the array. A page that is not there must not be read
-        through this process's mapping: that would make it, full of zeros."""
-        found, at, end = [], start, start + size
-        while at < end:
-            try:
-                at = os.lseek(self._given.memory, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    break
-                raise
-            if at < end:
-                hole = min(end, os.lseek(self._given.memory, at, os.SEEK_HOLE))
-                found.append((at, hole))
-                at = hole
-        return found
 
     def _resume(self, here: Sequence[int], torn: Sequence[int]) -> None:
         """It died while pages of a chunk were put in place: the others of that chunk come from the volume. Any chunk
@@ -328,13 +312,13 @@ class Pager:
         """`_requests` of the pages that are in memory. Of a chunk that is here all are, unless there was no memory for
         some, or the job took them away: what was never there is not written over what the volume has."""
         start, page = chunk * self._chunk, self._link.page_bytes
-        there = [(-(-begin // page) * page, end // page * page) for begin, end in self._there(start, size)]
-        if there == [(start, start + size)]:
+        parts = whole_pages(self._given.memory, start, size, page)
+        if parts == [(start, start + size)]:
             return self._requests(chunk, size)
         first = self._given.opened.offset // page
         return [
             (first + at // page, min(REQUEST_PAGES_MAX, (end - at) // page), at - start)
-            for begin, end in there
+            for begin, end in parts
             for at in range(begin, end, REQUEST_PAGES_MAX * page)
         ]
 
@@ -407,22 +391,15 @@ class Pager:
                 return
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ESRCH, errno.EINVAL):
-                    self._fill(chunk * self._chunk, source, size)
-                    return  # its memory or its process is gone, which the loop is told soon
+                    # its memory or its process is gone, which the loop is told soon; some of it may have been put in
+                    # place and written to, and all of it counts as here
+                    fill(self._given.memory, chunk * self._chunk, size, source)
+                    return
                 if error.errno != errno.ENOMEM:
                     raise
             time.sleep(0.01)
         for each in range(chunk, chunk + count):
             self._poison(each, "there is no memory for it within the job's limit")
-
-    def _fill(self, start: int, source: int, size: int) -> None:
-        """Nobody can touch these bytes any more, and some may have been touched and written while they were put in
-        place: the others become what was fetched. They count as here, and go to the volume if somebody was to write."""
-        at = start
-        for there, end in [*self._there(start, size), (start + size, start + size)]:
-            if at < there:
-                os.pwrite(self._given.memory, ctypes.string_at(source + at - start, there - at), at)
-            at = end
 
     def _unstage(self, chunk: int) -> None:
         place = self._place_of.pop(chunk, -1)

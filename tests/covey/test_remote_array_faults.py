@@ -1,4 +1,4 @@
-"""Arrays in remote memory whose script, pager or reader ends at the worst moment; and what is left of one by a script."""
+"""Arrays in remote memory whose script, pager or reader ends at the worst moment, or keeps no more than a view."""
 
 import os
 import random

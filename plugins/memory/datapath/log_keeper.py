@@ -16,7 +16,7 @@ from covey.checked import Damaged
 from covey.ports import Env
 from plugins.memory.datapath import spill_load
 from plugins.memory.datapath.page_table import RING, PageTable
-from plugins.memory.datapath.spill_load import FoundLog, LostPage, SegmentList, SegmentRecord
+from plugins.memory.datapath.spill_load import LostPage, SegmentList, SegmentRecord
 from plugins.memory.datapath.spill_ring import SpillRing, ring_bytes
 from plugins.memory.datapath.spill_wire import (
     PART_MAX,
@@ -79,10 +79,14 @@ class LogKeeper:
         self.ring = SpillRing(env.pages.make_ring(ring_bytes(places, page_bytes)), places, page_bytes)
         self.writer = WriterProcess(env, volume, prefix)
         self.log = SpillLog(places, page_bytes, length, 0, BATCH_BITS)
-        self._found: FoundLog | None = None
         self._files: set[int] = set()
         """Slots that have a file."""
         self._lost: dict[int, LostPage] = {}
+        self._silent: dict[int, list[Rows]] = {}
+        """Segment -> those of its records that the disk cannot read now."""
+        self._copied: dict[int, list[Rows]] = {}
+        """Segment -> those of its records that were copied since the last sync: if the next one fails, they are read
+        from there again."""
         self._copying: tuple[int, Rows] | None = None
         """Segment being compacted, and those of its rows that were not looked at yet: what is before them is dead, or
         was copied."""
@@ -108,30 +112,23 @@ class LogKeeper:
         if listed.segment_blocks != self._listed.segment_blocks:
             self.table = PageTable(self._pages, spilling.STRIDE * listed.segment_blocks)
         self._listed = listed
-        self._found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
-        self.torn = self._found.torn
+        found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
+        self.torn = found.torn
         self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
-        self.log.found(self._found.segments)
+        self.log.found(found.segments)
         self.log.last_id = max([listed.last_id, *(record.id for record in listed.segments)])
         self._lost = {lost.page: lost for lost in listed.lost}
 
     async def settle(self) -> None:
-        """Before the first write: what processes before left is durable and listed so. Idempotent."""
-        if self.settled:
-            return
-        await self.connect()
-        for unsealed in self._found.unsealed if self._found is not None else ():
-            segment = unsealed.segment
-            if not segment.sealed:
-                await self._seal(segment, unsealed.rows)
-        await self._sync()
-        await self._save_list()
-        self._found = None
-        self.settled = True
+        """Before the first write: what processes before left is listed as what it is. Idempotent."""
+        if not self.settled:
+            await self.connect()
+            await self._save_list()
+            self.settled = True
 
     async def seal_all(self) -> None:
         """At an end in good order: the next process need not look for the end of anything."""
-        if self.settled and self.log.put == self.log.synced:
+        if self.settled and self.log.put == self.log.synced and not self.log.owed:
             self.log.active = None
             for segment in [each for each in self.log.segments if not each.sealed]:
                 await self._seal(segment)
@@ -265,11 +262,24 @@ class LogKeeper:
     def _synced_or_doubted(self, done: SpillDone) -> None:
         if not done.why:
             self.log.did_sync()
+            if self.log.mark == self.log.batch:
+                self._copied.clear()
             return
         start, stop = self.log.sync_refused()
         if start < stop:
             self.table.lift(self.ring.rows(start, stop), self._places_of(start, stop - start))
+        self._take_back()
+        self._silent.clear()
         self._say(done)
+
+    def _take_back(self) -> None:
+        """The copies that compaction made may be gone; what they are copies of is still there."""
+        doubted = [each.slot for each in self.log.on_disk() if each.doubted]
+        for segment in self.log.segments:
+            for rows in self._copied.get(segment.id, ()):
+                if len(rows):
+                    self.table.take_back(rows, segment.slot, [slot for slot in doubted if slot != segment.slot])
+        self._copying = None
 
     async def _start_segment(self) -> None:
         if not self.log.reserved:
@@ -323,8 +333,8 @@ class LogKeeper:
             return SegmentRecord(id, slot, first, last, segment.used, segment.table_at, size)
         return SegmentRecord(id, slot, first, last, 0, 0, 0, segment.doubted_from)
 
-    async def _seal(self, segment: LogSegment, rows: Rows | None = None) -> None:
-        data = b"".join(segment.rows) if rows is None else rows.tobytes()
+    async def _seal(self, segment: LogSegment) -> None:
+        data = b"".join(segment.rows)
         blocks = log_records.table_blocks(len(data) // log_records.ROW_BYTES, self._block)
         last = segment.last or segment.first - 1
         rest = await self._in_parts(data)
@@ -338,14 +348,19 @@ class LogKeeper:
         if self._copying is None or self._copying[0] != segment.id:
             self._copying = (segment.id, await self._rows_of(segment))
         rows = self._copying[1]
-        living, looked_at = self._first_living(rows, segment.slot)
+        living, looked_at = self._first_living(rows, segment)
         if not len(living):
-            self._copying = None
-            self.log.emptied(segment)
+            self._all_copied(segment)
             return
         active = self.log.active
         assert active is not None
-        self._say(await self._copy(segment, living))
+        done = await self._copy(segment, living)
+        if done.unreadable:
+            silent = self._silent.setdefault(segment.id, [])
+            silent.append(living[[at for at in done.unreadable if at < len(living)]])
+            return
+        self._say(done)
+        self._copied.setdefault(segment.id, []).append(living.copy())
         were = living["block"] + np.uint32(self.table.log_place(segment.slot, 0))
         content = log_records.place_rows(living, active.used, self._block)
         blocks = log_records.batch_blocks(len(living), content, self._block)
@@ -353,6 +368,20 @@ class LogKeeper:
         self._copying = (segment.id, rows[looked_at:])
         zeros = len(living) - content
         self.log.copied(blocks, living.tobytes(), self._env.clock.now_s(), zeros, self.table.zeros_died)
+
+    def _all_copied(self, segment: LogSegment) -> None:
+        """It may go, unless something lives in it that the disk cannot read now."""
+        self._copying = None
+        for rows in self._silent.pop(segment.id, ()):
+            living = rows[self.table.living(rows, segment.slot)]
+            if len(living):
+                self.log.put_aside(segment, self._env.clock.now_s())
+                self._env.log.warning(
+                    "pages cannot be read now, and stay where they are", pages=living["page"].tolist()[:16],
+                    file=self._env.disk.path(segment_name(self._prefix, segment.slot)),
+                )  # fmt: skip
+                return
+        self.log.emptied(segment)
 
     async def _copy(self, segment: LogSegment, living: Rows) -> SpillDone:
         """What is not what it was is put on record first, and then copied as it is."""
@@ -364,11 +393,14 @@ class LogKeeper:
             done = await self._order(msgspec.structs.replace(order, lost=self._known_lost(living)))
         return done
 
-    def _first_living(self, rows: Rows, slot: int) -> tuple[Rows, int]:
-        """As many rows that live as one step copies, and how many were looked at for them."""
+    def _first_living(self, rows: Rows, segment: LogSegment) -> tuple[Rows, int]:
+        """As many rows that live, and can be read, as one step copies, and how many were looked at for them."""
+        silent = [rows["block"] for rows in self._silent.get(segment.id, ())]
         most, at = min(spilling.COPY_ROWS, self.log.rows_max), 0
         while at < len(rows):
-            found = self.table.living(rows[at : at + LOOK_ROWS], slot) + at
+            found = self.table.living(rows[at : at + LOOK_ROWS], segment.slot) + at
+            if silent:
+                found = found[(rows["zeros"][found] > 0) | ~np.isin(rows["block"][found], np.concatenate(silent))]
             at += LOOK_ROWS
             if len(found):
                 return rows[found[:most]].copy(), int(found[:most][-1]) + 1
@@ -423,6 +455,8 @@ class LogKeeper:
             more = []
         await self._save_list(more, segments)
         self.log.dropped(segments)
+        for segment in segments:
+            self._copied.pop(segment.id, None)
         self.log.reserve(more)
         taken = {each.slot for each in self.log.segments} | {slot for _, slot in self.log.reserved}
         taken |= {left.segment.slot for left in self.log.dropping}

@@ -11,6 +11,7 @@ nothing for the rest.
 
 import mmap
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,17 @@ class PageTable:
         newest = (self.all_versions[pages] == rows["version"]) & (old >= LOG)
         self._let_go(old[newest])
         self.all_places[pages[newest]] = places[newest]
+
+    def take_back(self, rows: Rows, slot: int, doubted: Sequence[int]) -> None:
+        """Of these records, which stand in one segment, copies stand in others that are in doubt: they are read from
+        here again."""
+        rows = rows[rows["zeros"] == 0]
+        pages = rows["page"]
+        places = self.all_places[pages]
+        there = (self.all_versions[pages] == rows["version"]) & (places >= LOG) & (places < RING)
+        there &= np.isin((places - LOG) // self.stride, doubted)
+        self._let_go(places[there])
+        self._take(rows[there], slot)
 
     # ---- loading and compaction ----
 

@@ -77,7 +77,7 @@ class Spill:
         self.table, self.log = self.keeper.table, self.keeper.log
 
     async def settle(self) -> None:
-        """Before the first write: what processes before left is durable and listed so. Idempotent. OSError: again."""
+        """Before the first write: what processes before left is listed as what it is. Idempotent. OSError: again."""
         async with self._ordering:
             await self.keeper.settle()
         self._settled.set()
@@ -230,7 +230,11 @@ class Spill:
             )  # fmt: skip
 
     async def _synced(self, number: int) -> None:
-        while self.log.synced < number:
+        while self.log.synced < number or self.log.owed:
+            if self.log.is_stuck(self._env.clock.now_s()):
+                raise OSError(
+                    errno.EIO, "a sync failed, and the disk cannot read what it was about; next: look at the disk"
+                )
             self.log.wait_synced(number)
             self._wake.set()
             await self._wait(self._synced_waits, number)
@@ -249,7 +253,7 @@ class Spill:
             try:
                 return await self._synced(number)
             except OSError:
-                continue
+                await asyncio.sleep(RETRY_S)
 
     # ---- reading ----
 
@@ -362,7 +366,8 @@ class Spill:
 
     def _tell(self) -> None:
         """Those whose records are written, or durable, go on."""
-        for waits, number in ((self._written_waits, self.log.written), (self._synced_waits, self.log.synced)):
+        synced = -1 if self.log.owed else self.log.synced
+        for waits, number in ((self._written_waits, self.log.written), (self._synced_waits, synced)):
             while waits and waits[0][0] <= number:
                 future = heappop(waits)[2]
                 if not future.done():

@@ -64,13 +64,6 @@ class SegmentList(msgspec.Struct, frozen=True):
 segment_list: msgspec.msgpack.Decoder[SegmentList] = msgspec.msgpack.Decoder(SegmentList)
 
 
-class Unsealed:
-    """A segment of a process that died, with the rows in it that count."""
-
-    def __init__(self, segment: LogSegment, rows: Rows) -> None:
-        self.segment, self.rows = segment, rows
-
-
 class FoundLog:
     """What `load` found."""
 
@@ -78,7 +71,6 @@ class FoundLog:
         self.salt, self.table = listed.salt, table
         self.lost = {(lost.page, lost.version) for lost in listed.lost}
         self.segments: list[LogSegment] = []
-        self.unsealed: list[Unsealed] = []
         self.torn = 0
         """Records that were being written at the end, and count for nothing."""
 
@@ -111,7 +103,7 @@ async def load(disk: Disk, prefix: str, listed: SegmentList, table: PageTable) -
         if each.tables or each.record.table_at:
             found.segments.append(each.segment)
             if not each.segment.sealed:
-                found.unsealed.append(Unsealed(each.segment, rows))
+                each.segment.rows = [rows.tobytes()]
             table.take_newer(rows, each.record.slot)
     return found
 

@@ -80,7 +80,7 @@ class AppendRecords(SpillFrame, frozen=True, tag="AppendRecords"):
 
 class CopyRecords(SpillFrame, frozen=True, tag="CopyRecords"):
     """Records of one segment, read, checked and written to another as one batch. `SpillDone.wrong` says which are not
-    what they were, or cannot be read; then nothing is written."""
+    what they were, and `unreadable` which the disk cannot read now; then nothing is written."""
 
     source: Block
     """Slot."""
@@ -136,6 +136,7 @@ class SpillDone(SpillFrame, frozen=True, tag="SpillDone"):
     errno: Number = 0
     why: Text = ""
     wrong: Annotated[tuple[Block, ...], Meta(max_length=1 << 16)] = ()
+    unreadable: Annotated[tuple[Block, ...], Meta(max_length=1 << 16)] = ()
 
 
 Order = AppendRecords | CopyRecords | OrderPart | SealSegment | SyncLog | SaveSegments | DropSegment

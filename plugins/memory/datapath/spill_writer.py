@@ -182,16 +182,18 @@ class SpillWriter:
         unreadable = await self._read(order.source, old, content)
         lost = set(order.lost)
         wrong: list[int] = []
+        silent: list[int] = []
         done = 0
         for at, (version, page, zeros, crc, _) in enumerate(rows.tolist()):
             if not zeros:
                 there = content[done * self._block : (done + 1) * self._block]
-                good = done not in unreadable and log_records.checksum(version, page, there) == crc
-                if not good and at not in lost:
+                if done in unreadable:
+                    silent.append(at)
+                elif at not in lost and log_records.checksum(version, page, there) != crc:
                     wrong.append(at)
                 done += 1
-        if wrong:
-            return SpillDone(False, errno.EIO, "damaged on disk", tuple(wrong))
+        if wrong or silent:
+            return SpillDone(False, errno.EIO, "damaged on disk, or not to be read", tuple(wrong), tuple(silent))
         end = order.end
         count = log_records.place_rows(rows, end.at, self._block)
         blocks = batch_blocks(len(rows), count, self._block)
@@ -212,12 +214,12 @@ class SpillWriter:
             data = await self._read_span(slot, first * size, span)
             for each in range(at, end):
                 offset = (blocks[each] - first) * size
-                found = (data and data[offset : offset + size]) or await self._read_span(
-                    slot, blocks[each] * size, size
-                )
-                if not found:
+                found = None if data is None else data[offset : offset + size]
+                if found is None:
+                    found = await self._read_span(slot, blocks[each] * size, size)
+                if found is None:
                     unreadable.add(each)
-                into[each * size : (each + 1) * size] = found or bytes(size)
+                into[each * size : (each + 1) * size] = bytes(size) if found is None else found
             at = end
         return unreadable
 

@@ -10,7 +10,8 @@ everything that made its records dead is durable, and every copy.
 
 A kernel that failed to sync may have dropped what was written, and says so only once. So after a failure the segments
 in doubt are not trusted: records that the ring still has are appended again to a new one, and what lives of the rest is
-read, checked and copied there. Nothing counts as synced before they are gone.
+read, checked and copied there. Nothing counts as synced before they are gone. What a process before left unsealed is not
+trusted either: nobody who lives knows whether a sync of that failed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ from plugins.memory.policy.spilling import Fill
 
 LOOK_S = 1.0
 """After a change it is looked for something to compact within this."""
+ASIDE_S = 10.0
+"""Pause before a segment of which the disk cannot read something is tried again."""
 
 
 @dataclass
@@ -46,6 +49,8 @@ class LogSegment:
     """Number of the first batch that may be gone then."""
     found_durable: int = -1
     """Up to this batch everything in it was durable when this process found it; -1: this process began it."""
+    aside_s: float = 0.0
+    """The disk cannot read something that lives in it; it is not tried again before then."""
     table_at: int = 0
     zeros: int = 0
     """Records of zeros that lived when they were copied here; they have no block of their own."""
@@ -132,6 +137,8 @@ class SpillLog:
         self._since_look = 1
         """Blocks written since it was looked for something to compact."""
         self._worst: LogSegment | None = None
+        self.owed = False
+        """There was a segment in doubt, and not all that was in it is durable yet: no flush is true until then."""
         self._crowded = self._full = self._doubt = False
         """The log takes too much; it takes as much as it ever may; a segment is in doubt."""
 
@@ -151,12 +158,16 @@ class SpillLog:
         self._waited = max(self._waited, number)
 
     def wait_synced(self, number: int) -> None:
-        self._flush_to = max(self._flush_to, number)
+        self._flush_to = max(self._flush_to, number, self.owed)
 
     def found(self, segments: Iterable[LogSegment]) -> None:
-        """What is on disk when the process begins."""
+        """What is on disk when the process begins. What is not sealed is not trusted."""
         self.segments = list(segments)
         self.last_id = max([self.last_id, *(segment.id for segment in self.segments)])
+        for segment in self.segments:
+            if not segment.sealed:
+                segment.doubted, segment.doubted_from = True, segment.found_durable + 1
+                self._doubt = self.owed = True
 
     def reserve(self, more: Iterable[tuple[int, int]]) -> None:
         """These are listed now, id and slot."""
@@ -213,15 +224,21 @@ class SpillLog:
         if gone and not any(segment.doubted for segment in self.segments):
             self.synced = max(self.synced, self.written)
             self.mark = self.batch
+            self.owed = False
 
     def sync_refused(self) -> tuple[int, int]:
         """What was written since the last sync is in doubt. Records that the ring still has are appended again: their
-        first and last number (exclusive), the caller reads them from the ring from now on."""
+        first and last number (exclusive), the caller reads them from the ring from now on. Segments that were to go
+        once their copies are durable stay: the copies may be gone."""
         for segment in self.on_disk():
             if segment.unsynced and not segment.doubted:
                 known = self.mark if segment.found_durable < 0 else segment.found_durable
                 segment.doubted, segment.doubted_from = True, known + 1
-        self._doubt = True
+        self._doubt = self.owed = True
+        self._worst = None
+        back = [left for left in self.dropping if left.batch > self.mark]
+        self.dropping = [left for left in self.dropping if left not in back]
+        self.segments += [left.segment for left in back]
         self.reserved = []  # the list says which segments are in doubt before another is begun
         self.active = None
         start, stop = max(self.synced, self.put - self.places), self.written
@@ -245,6 +262,15 @@ class SpillLog:
         self._doubt = any(each.doubted for each in self.segments)
         if segment.doubted and not self.unsynced:
             self._settle()
+
+    def put_aside(self, segment: LogSegment, now_s: float) -> None:
+        """All that can be read of it is elsewhere. What cannot stays there: it may be readable again."""
+        segment.aside_s = now_s + ASIDE_S
+        self._worst, self._since_look = None, self.segment_blocks
+
+    def is_stuck(self, now_s: float) -> bool:
+        """A sync failed of what the disk cannot even read now: nothing can count as synced."""
+        return self._doubt and any(each.doubted and each.aside_s > now_s for each in self.segments)
 
     def dropped(self, segments: Sequence[LogSegment]) -> None:
         """They are not listed any more."""
@@ -282,7 +308,7 @@ class SpillLog:
         if spilling.sync_due(behind, unsynced * self.block_bytes, now_s - self._unsynced_s):
             return SyncSegments()
         compact = self._to_compact(live, now_s, zeros_died)
-        if compact is not None and (compact.doubted or self._full or (self._crowded and turn % 2)):
+        if compact is not None and (self._full or ((self._crowded or compact.doubted) and turn % 2)):
             return self._compaction(compact)
         full = [each for each in self._unsealed() if each is not self.active]
         if len(full) > spilling.UNSEALED_MAX:
@@ -304,7 +330,7 @@ class SpillLog:
             return DropNext(drop)
         if ready and unsynced:
             return SyncSegments()
-        return RestUntil(self._rest_until(waiting, unsynced))
+        return RestUntil(self._rest_until(waiting, unsynced, now_s))
 
     def _compaction(self, segment: LogSegment) -> Next:
         return CompactNext(segment) if self.active is not None else StartSegment()
@@ -312,12 +338,13 @@ class SpillLog:
     def _unsealed(self) -> list[LogSegment]:
         return [each for each in self.segments if not each.sealed and not each.doubted]
 
-    def _rest_until(self, waiting: int, unsynced: int) -> float:
+    def _rest_until(self, waiting: int, unsynced: int, now_s: float) -> float:
         times = [self._oldest_s + spilling.GATHER_S] if waiting else []
         if unsynced:
             times.append(self._unsynced_s + spilling.SYNC_S)
         if self._since_look:
             times.append(self._looked_s + LOOK_S)
+        times += [each.aside_s for each in self.segments if each.doubted and each.aside_s > now_s]
         return min(times, default=float("inf"))
 
     def _to_drop(self) -> tuple[LogSegment, ...]:
@@ -326,13 +353,13 @@ class SpillLog:
     def _to_compact(self, live: Sequence[int], now_s: float, zeros_died: int) -> LogSegment | None:
         """One in doubt first. All are looked at now and then only: there may be a thousand."""
         if self._doubt:
-            doubted = next((each for each in self.segments if each.doubted), None)
+            doubted = next((each for each in self.segments if each.doubted and each.aside_s <= now_s), None)
             if doubted is not None:
                 return doubted
         often = self._since_look >= self.segment_blocks // 8
         if often or (self._since_look and now_s >= self._looked_s + LOOK_S):
             self._looked_s, self._since_look = now_s, 0
-            full = [each for each in self.segments if each.sealed]
+            full = [each for each in self.segments if each.sealed and each.aside_s <= now_s]
             lives = {each.slot: live[each.slot] + each.zeros_live(zeros_died) for each in self.segments}
             fills = [Fill(each.slot, each.used, lives[each.slot]) for each in full]
             total = sum(lives.values())

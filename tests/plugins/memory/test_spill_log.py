@@ -121,6 +121,8 @@ def test_a_sync_covers_a_segment_that_is_about_to_go() -> None:
     assert log.unsynced == BLOCKS and segment in log.on_disk()
     assert log.sync_refused() == (0, 10)
     start(log, 1)
+    assert log.next(1.0, [0, 0], 1) == CompactNext(segment), "there may have been copies, and those are gone"
+    log.emptied(segment)
     log.appended(10, 12, b"", 1.1)
     log.did_sync()
     assert log.synced == 0, "what was in it may be gone, and what is newer is not written"
