@@ -10,8 +10,8 @@ everything that made its records dead is durable, and every copy.
 
 A kernel that failed to sync may have dropped what was written, and says so only once. So after a failure the segments
 in doubt are not trusted: records that the ring still has are appended again to a new one, and what lives of the rest is
-read, checked and copied there. Nothing counts as synced before they are gone. What a process before left unsealed is not
-trusted either: nobody who lives knows whether a sync of that failed.
+read, checked and copied there. Nothing counts as synced before they are gone. What a process before left unsealed is
+not trusted either: nobody who lives knows whether a sync of that failed.
 """
 
 from collections.abc import Iterable, Sequence

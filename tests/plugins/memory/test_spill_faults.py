@@ -27,7 +27,7 @@ from plugins.memory.machine.spill_log import (
 )
 from plugins.memory.policy import log_records, spilling
 from tests.plugins.memory.ports import Bench, a_bench, a_volume, read, soon, write
-from tests.plugins.memory.spilled import PAGE, PAGES, content, look
+from tests.plugins.memory.spilled import PAGE, content, look
 from tests.plugins.memory.test_spill import damaged, die, opened, put
 
 
