@@ -32,7 +32,7 @@ from covey.ports import Env
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.lenders import Lenders
-from plugins.memory.datapath.old_layout import convert
+from plugins.memory.datapath.old_layout import Conversion
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.slab import SlabMemory, Slabs
@@ -111,6 +111,8 @@ class Volume:
         self._env, self._prefix = env, prefix
         self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
+        self.opening = "it reads its log"
+        """Why it does not answer yet, for people."""
         self._version = self._ours = 0
         self._opened = False
         self.buffers = WriteBuffers()
@@ -132,9 +134,14 @@ class Volume:
             self._refuse_writes(record, error)
         self._opened = True
         self._env.spawn("spill", self.spill.run())
-        await convert(self._env, self._prefix, self.spill)
+        await Conversion(self._env, self._prefix, self.spill, self._says).run()
         self._count_written()
         self.lenders.find_again(self.places.all(), self.places.clean)
+
+    def _says(self, what: str) -> None:
+        if what and what != self.opening:
+            self._env.log.info("the volume opens", what=what)
+        self.opening = what or self.opening
 
     def _count_written(self) -> None:
         """Slab by slab, of those in which the disk has something."""
