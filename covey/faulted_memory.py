@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+import weakref
 
 from covey import arraywire, memfd, userfault
 from covey.arraywire import ArrayDone, ArrayOpened, ArrayRefused, ArrayResumed, AskArray, OpenArray
@@ -29,6 +30,13 @@ PART_S = 10.0
 PAUSE_S = 0.05
 LOST_SIGNAL = signal.SIGBUS
 _F_SETSIG = 10
+
+
+class ArrayMemory(mmap.mmap):
+    """It keeps its `owner`, and by that its connection to the pager, for as long as any view of it lives: a script may
+    keep no more of a `RemoteArray` than its `array`."""
+
+    owner: "FaultedMemory | None" = None
 
 
 class FaultedMemory:
@@ -48,9 +56,10 @@ class FaultedMemory:
             soon.callback(os.close, descriptor)
             os.ftruncate(descriptor, size)
             fcntl.fcntl(descriptor, memfd.F_ADD_SEALS, memfd.SHRINK | memfd.GROW | memfd.SEAL)
-            self.view = mmap.mmap(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+            self.view = ArrayMemory(descriptor, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+            self.view.owner = self
             self.view.madvise(mmap.MADV_DONTFORK)
-            address = _address(self.view)
+            self._at = address = _address(self.view)
             userfault.register(faults, address, size)
             self._lifeline, theirs = socket.socketpair()
             kept.callback(self._lifeline.close)
@@ -63,6 +72,7 @@ class FaultedMemory:
             self._hear_opened()
             self._watch()
             self._kept = kept.pop_all()
+        _served.add(self)
 
     def _hear_opened(self) -> None:
         self._connection.settimeout(OPEN_S)
@@ -148,8 +158,16 @@ class FaultedMemory:
             _forbid(self.view)
 
     def forget(self) -> None:
-        """In a child after fork: close what was inherited, and say nothing."""
+        """In a child after fork: close what was inherited, and say nothing. The addresses stay taken: the child's own
+        memory must not come to lie where old views point, nor be unmapped with them."""
         with contextlib.suppress(OSError):
+            self._kept.close()
+        if not _take_addresses(self._at, len(self.view)):
+            _never_unmapped.append(self.view)
+
+    def __del__(self) -> None:
+        """Nobody has a view of it any more: the pager hears that, and brings home what was written."""
+        with contextlib.suppress(OSError, AttributeError):
             self._kept.close()
 
 
@@ -157,6 +175,30 @@ def _address(view: mmap.mmap) -> int:
     import numpy
 
     return int(numpy.frombuffer(view, numpy.uint8).ctypes.data)
+
+
+_served: "weakref.WeakSet[FaultedMemory]" = weakref.WeakSet()
+
+
+def _in_the_child() -> None:
+    """After a fork the memory is not there (MADV_DONTFORK), and what the parent says to the pager is the parent's."""
+    for memory in list(_served):
+        memory.forget()
+
+
+os.register_at_fork(after_in_child=_in_the_child)
+_never_unmapped: list[mmap.mmap] = []
+_ONLY_IF_FREE, _NO_RESERVE, _PRIVATE_ANONYMOUS = 0x100000, 0x4000, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+"""MAP_FIXED_NOREPLACE, MAP_NORESERVE."""
+
+
+def _take_addresses(address: int, size: int) -> bool:
+    """Memory that nobody may touch, there; False: something else is there already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    flags = _ONLY_IF_FREE | _NO_RESERVE | _PRIVATE_ANONYMOUS
+    there = libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(size), 0, flags, -1, ctypes.c_long(0))
+    return bool(there == address)
 
 
 def _forbid(view: mmap.mmap) -> None:

@@ -21,7 +21,6 @@ thread waits for a row for 90 s at most; then it gets SIGBUS, and standard error
 import logging
 import math
 import os
-import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,10 +90,10 @@ class RemoteArray:
                 raise ValueError(f"{why}: expected a multiple of its page ({self.memory.page}) and room for the array")
             if way != "explicit":
                 self._take_faults(way == "faults")
-            _arrays.add(self)
-        finally:
-            if self._mine and self not in _arrays:
+        except BaseException:
+            if self._mine:
                 self.memory.close()
+            raise
 
     def _take_faults(self, insist: bool) -> None:
         step = max(self.memory.page, userfault.PAGE_BYTES)
@@ -119,7 +118,8 @@ class RemoteArray:
 
     @property
     def array(self) -> "numpy.ndarray[Any, Any]":
-        """The array itself. Views of it must not be used after `close`: touching them ends the process (SIGSEGV)."""
+        """The array itself; it may outlive this object, unless that is closed: touching a view after `close` ends the
+        process (SIGSEGV)."""
         import numpy
 
         view = self._served("there is no memory to look at").view
@@ -268,7 +268,6 @@ class RemoteArray:
     def close(self) -> None:
         """The volume has all that was written, and views must not be used any more. RemoteMemoryError when it could not
         be had within 150 s: then the pager goes on trying for a minute. Idempotent."""
-        _arrays.discard(self)
         faults, self._faults = self._faults, None
         try:
             if faults is not None and os.getpid() == self._pid:
@@ -309,19 +308,6 @@ class RemoteArray:
         if self._faults is None:
             raise RemoteMemoryError(why, self.way, "use read_into, write_from and rows by index")
         return self._faults
-
-
-_arrays: "weakref.WeakSet[RemoteArray]" = weakref.WeakSet()
-
-
-def _in_the_child() -> None:
-    """After a fork the memory is not there (MADV_DONTFORK), and what the parent says to the pager is the parent's."""
-    for array in list(_arrays):
-        if array._faults is not None:
-            array._faults.forget()
-
-
-os.register_at_fork(after_in_child=_in_the_child)
 
 
 def _opened(of: "str | RemoteMemory", size: int, agent_socket: str | None) -> RemoteMemory:

@@ -27,6 +27,8 @@ ANSWER_S = 60.0
 after half of this time that one does not answer."""
 RECONNECT_S = 60.0
 """How long a request goes on trying to reach the volume before it fails."""
+DENIED_S = 2.0
+"""The same where its socket lets this user not in: one that was just made is handed over in a moment."""
 PAUSE_S = 0.1
 HELLO_S = 10.0
 UNDER_WAY_MAX = 32
@@ -162,12 +164,13 @@ class VolumeLink:
     # ---- connection ----
 
     def connect(self) -> None:
-        """Now, or RemoteMemoryError after `RECONNECT_S`."""
+        """Now, or RemoteMemoryError after `RECONNECT_S`; sooner where the socket is another user's."""
         began_s = self._now_s()
         while self._stream is None:
             error = self._try_once(self._now_s() > began_s)
             if self._stream is None:
-                if self._now_s() >= began_s + RECONNECT_S:
+                wait_s = DENIED_S if isinstance(error.__cause__, PermissionError) else RECONNECT_S
+                if self._now_s() >= began_s + wait_s:
                     raise error
                 time.sleep(PAUSE_S)
 
@@ -200,7 +203,13 @@ class VolumeLink:
         except OSError as error:
             if isinstance(error, _HungUp):
                 next_step += f"; if it is older, end its process vold-{self.volume} (SIGTERM): the agent starts its own"
-            return RemoteMemoryError(f"cannot reach volume {self.volume}", str(error), next_step)
+            if isinstance(error, PermissionError):
+                next_step = (
+                    f"ask whose volume it is; agentctl attach {self.volume} SIZE --user NAME makes it somebody's"
+                )
+            told = RemoteMemoryError(f"cannot reach volume {self.volume}", str(error), next_step)
+            told.__cause__ = error
+            return told
         self.page_bytes, self.size_bytes = found.page_bytes, found.size_bytes
         stream.setblocking(False)
         self._stream, self._away_s = stream, None

@@ -33,7 +33,7 @@ STRANGERS_MAX = 64
 ARRAYS_MAX = 256
 IDLE_S = 60.0
 """Without an array for so long, this process ends."""
-IDLE_LOOK_S = 1.0
+IDLE_LOOK_S = AGAIN_S = 1.0
 LIVES_MAX = 5
 """Pagers of one array that may die."""
 _CREDENTIALS = struct.Struct("3i")
@@ -132,6 +132,11 @@ class Keeper:
         except ConnectionError as error:
             self._env.log.warning("a process sent what opens no array", why=str(error))
             stranger.close()
+        except OSError as error:  # no process, no descriptor, no disk for the file of locks
+            self._env.log.error("an array cannot be served", why=str(error))
+            self._refuse(stranger, f"this host cannot: {error}")
+            if lock >= 0:
+                os.close(lock)
         else:
             return
         for descriptor in descriptors:
@@ -184,8 +189,9 @@ class Keeper:
     # ---- arrays ----
 
     def _begin(self, array: KeptArray) -> None:
-        self.arrays.append(array)
+        """OSError: no process could be started."""
         self._start(array, False)
+        self.arrays.append(array)
         self._env.log.info("array opened", uid=array.given.uid, of=array.given.pid, pager=array.pid)
 
     def _start(self, array: KeptArray, resumed: bool) -> None:
@@ -193,7 +199,12 @@ class Keeper:
         array.pid = os.fork()
         if array.pid == 0:
             in_the_pager(self._env, self._config, array, resumed)
-        handle = os.pidfd_open(array.pid)
+        try:
+            handle = os.pidfd_open(array.pid)
+        except OSError:
+            os.kill(array.pid, signal.SIGKILL)
+            os.waitpid(array.pid, 0)
+            raise
         self._loop.add_reader(handle, self._ended, array, handle)
 
     def _ended(self, array: KeptArray, handle: int) -> None:
@@ -208,11 +219,19 @@ class Keeper:
         array.deaths += 1
         self._env.log.error("a pager died", status=status, deaths=array.deaths, of=array.given.pid)
         if array.deaths < LIVES_MAX:
-            self._start(array, True)
+            self._start_again(array)
             return
         complain(array.given, f"array of volume {self._config.volume} is lost", "its pager died again and again")
         self.arrays.remove(array)
         array.close()
+
+    def _start_again(self, array: KeptArray) -> None:
+        """However often it takes: threads of the job wait for it."""
+        try:
+            self._start(array, True)
+        except OSError as error:
+            self._env.log.error("a pager cannot be started again yet", why=str(error), of=array.given.pid)
+            self._loop.call_later(AGAIN_S, self._start_again, array)
 
 
 def may_use(uid: int, owner: int) -> bool:

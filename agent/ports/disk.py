@@ -10,6 +10,7 @@ never overtake one another. A name is checked before it becomes a path; links ar
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -28,6 +29,10 @@ NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9
 RESERVE, RESERVED = "reserve", "consensus/"
 """The file that holds disk space in reserve, and the folder whose files may use it: without its log a host leaves the
 rack, and with a full disk it could not come back."""
+_PUNCH = 3
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
+_libc = ctypes.CDLL(None)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 OPEN_FILES_MAX = 32
 """Descriptors kept open between operations."""
 
@@ -77,6 +82,10 @@ class DirectoryDisk:
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return await self._do(self._read_at, self.path(name), offset, size)
+
+    async def punch(self, name: str, offset: int, size: int) -> None:
+        """Give the room of this part of a file back, if the file system can; it reads as zeros then."""
+        await self._do(self._punch, self.path(name), offset, size)
 
     async def free_bytes(self) -> int:
         """What this user may still write here."""
@@ -162,7 +171,13 @@ class DirectoryDisk:
                 raise
             self._make_directory(os.path.dirname(path))
             file = os.open(path, flags | os.O_CREAT, 0o600)
-            _sync_directory(os.path.dirname(path))
+            try:
+                _sync_directory(os.path.dirname(path))
+            except OSError:
+                os.close(file)
+                with contextlib.suppress(OSError):
+                    os.unlink(path)  # else the next one to open it finds it, and takes its entry for durable
+                raise
         self._keep(path, file)
         return file
 
@@ -250,6 +265,10 @@ class DirectoryDisk:
             if error.errno != errno.EINVAL:  # this file system has none, or wants a larger alignment
                 raise
             return 0
+
+    def _punch(self, path: str, offset: int, size: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _libc.fallocate(self._file(path, make=False), _PUNCH, offset, size)
 
     def _read_at(self, path: str, offset: int, size: int) -> bytes:
         try:

@@ -173,6 +173,15 @@ class Sync:
         if death == "process" and rng.random() < 0.5:
             self.finish()
 
+    def drop(self, rng: random.Random) -> None:
+        """It failed, and the kernel let go of what it could not write: some of it reads as it was before."""
+        file = self.disk.files.get(self.name)
+        if file is not None and file.dirty:
+            kept = [write for write in file.dirty if rng.random() < 0.5]
+            file.data, file.dirty = bytearray(file.durable or b""), []
+            for offset, data in kept:  # these are in its cache still, and it will never write them
+                _put(file.data, offset, data)
+
 
 @dataclass
 class Truncate:
@@ -218,6 +227,8 @@ class SimDisk:
         """Taken by `faults.FillDisk`."""
         self.sick = 0.0
         """Chance that an operation ends with EIO."""
+        self.drops = False
+        """A sync that ends so takes writes with it, as kernels do."""
         self.read_only = False
         """Whatever would change a file ends with EROFS."""
         self.slow = 1.0
@@ -328,7 +339,9 @@ class ProcessDisk:
                 return
             disk.under_way.remove(entry)
             if struck or (disk.sick and disk.rng.random() < disk.sick):
-                if disk.rng.random() < 0.5:
+                if disk.drops and isinstance(operation, Sync):
+                    operation.drop(disk.rng)
+                elif disk.rng.random() < 0.5:
                     operation.interrupt(disk.rng, "process")
                 error: OSError | None = OSError(errno.EIO, "the simulated disk is sick", name)
             else:
@@ -406,6 +419,12 @@ class ProcessDisk:
         if name not in self._disk.files:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
         return self._disk.files[name]
+
+    async def punch(self, name: str, offset: int, size: int) -> None:
+        """As zeros that are written; a file takes as much room as before."""
+        size = min(size, max(0, self._size(name) - offset))
+        if size:
+            await self.write_at(name, offset, bytes(size))
 
     async def sync(self, name: str) -> None:
         await self._run(Sync(self._disk, name), name, 0, FSYNC_S, 0)

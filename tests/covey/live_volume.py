@@ -4,6 +4,7 @@ own: numpy touches an array with its interpreter's lock held, so a script never 
 import os
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -41,6 +42,21 @@ STRANGER = 64999
 ROOT = Path(__file__).parent.parent.parent
 
 
+ANYONES = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *site.getsitepackages()])}
+
+
+def python_of(uid: int) -> str | None:
+    """An interpreter that this user may execute and that has what we need: root's own may lie where nobody gets."""
+    for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
+        try:
+            argv = (python, "-c", "import numpy, uvloop, msgspec")
+            subprocess.run(argv, env=ANYONES, user=uid, group=uid, extra_groups=[], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return python
+    return None
+
+
 def faults_are_possible() -> bool:
     try:
         os.close(userfault.opened().descriptor)
@@ -57,12 +73,19 @@ def until(what: Callable[[], bool], within_s: float = 20.0) -> None:
 
 
 class LiveVolume:
-    """A context manager. `lent`: its slabs lie at a lender."""
+    """A context manager. `lent`: its slabs lie at a lender. `agent_uid`: whose the processes are, if not ours."""
 
     def __init__(
-        self, size: int = 32 * MIB, uid: int | None = None, lent: bool = True, slab: int = SLAB, page: int = PAGE
+        self,
+        size: int = 32 * MIB,
+        uid: int | None = None,
+        lent: bool = True,
+        slab: int = SLAB,
+        page: int = PAGE,
+        agent_uid: int | None = None,
     ) -> None:
         self.size, self._lent, self._slab, self._page = size, lent, slab, page
+        self._agent_uid = agent_uid
         self.uid = os.geteuid() if uid is None else uid
         self._directory = tempfile.TemporaryDirectory(prefix="cv")
         os.chmod(self._directory.name, 0o711)
@@ -70,6 +93,8 @@ class LiveVolume:
         self.run_dir = os.path.join(self._directory.name, "run")
         for folder in (self.state, self.run_dir):
             os.mkdir(folder, 0o700)
+            if agent_uid is not None:
+                os.chown(folder, agent_uid, agent_uid)
         self.path = f"{self.run_dir}/vol-data.sock"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._address, self._opened = "", False
@@ -99,7 +124,15 @@ class LiveVolume:
         os.lseek(handed, 0, os.SEEK_SET)
         argv = (sys.executable, "-P", "-m", "agent.program", program, program)
         with open(f"{self.state}/{program}.log", "ab") as log:
-            self.processes[program] = subprocess.Popen(argv, stdin=handed, stdout=log, stderr=log, cwd=ROOT)
+            if self._agent_uid is None:
+                self.processes[program] = subprocess.Popen(argv, stdin=handed, stdout=log, stderr=log, cwd=ROOT)
+            else:
+                uid, python = self._agent_uid, python_of(self._agent_uid)
+                assert python is not None
+                self.processes[program] = subprocess.Popen(
+                    (python, *argv[1:]), stdin=handed, stdout=log, stderr=log, cwd=ROOT, env=ANYONES,
+                    user=uid, group=uid, extra_groups=[],
+                )  # fmt: skip
         os.close(handed)
 
     def start_vold(self) -> None:

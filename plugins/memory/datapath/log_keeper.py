@@ -8,6 +8,7 @@ import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, assert_never
 
+import msgspec
 import numpy as np
 
 from covey import checked
@@ -15,20 +16,22 @@ from covey.checked import Damaged
 from covey.ports import Env
 from plugins.memory.datapath import spill_load
 from plugins.memory.datapath.page_table import RING, PageTable
-from plugins.memory.datapath.spill_load import FoundLog, SegmentList, SegmentRecord
+from plugins.memory.datapath.spill_load import LostPage, SegmentList, SegmentRecord
 from plugins.memory.datapath.spill_ring import SpillRing, ring_bytes
 from plugins.memory.datapath.spill_wire import (
+    PART_MAX,
     AppendRecords,
     CopyRecords,
     DropSegment,
     LogEnd,
     LogSync,
+    OrderPart,
     SaveSegments,
     SealSegment,
     SpillDone,
     SyncLog,
 )
-from plugins.memory.datapath.spill_writer import list_name, mark_name, segment_name
+from plugins.memory.datapath.spill_writer import SEGMENT, list_name, segment_name
 from plugins.memory.datapath.writer_process import WriterProcess
 from plugins.memory.machine.spill_log import (
     AppendNext,
@@ -53,6 +56,8 @@ else:
     Places = Any
 
 
+LOOK_ROWS = 2048
+"""Rows of a segment that are looked at in one go for those that live; a run of zeros may be 256 pages long."""
 APPENDS = 4
 """Batches one after another before anything else has its turn."""
 
@@ -74,11 +79,17 @@ class LogKeeper:
         self.ring = SpillRing(env.pages.make_ring(ring_bytes(places, page_bytes)), places, page_bytes)
         self.writer = WriterProcess(env, volume, prefix)
         self.log = SpillLog(places, page_bytes, length, 0, BATCH_BITS)
-        self._found: FoundLog | None = None
         self._files: set[int] = set()
         """Slots that have a file."""
-        self._copying: tuple[int, Rows, set[int]] | None = None
-        """Segment being compacted, its rows, and versions of zeros that were copied."""
+        self._lost: dict[int, LostPage] = {}
+        self._silent: dict[int, list[Rows]] = {}
+        """Segment -> those of its records that the disk cannot read now."""
+        self._copied: dict[int, list[Rows]] = {}
+        """Segment -> those of its records that were copied since the last sync: if the next one fails, they are read
+        from there again."""
+        self._copying: tuple[int, Rows] | None = None
+        """Segment being compacted, and those of its rows that were not looked at yet: what is before them is dead, or
+        was copied."""
 
     # ---- life ----
 
@@ -87,8 +98,7 @@ class LogKeeper:
         be read, or no writer be started."""
         await self.writer.start()
         names = await self._env.disk.names(f"{self._prefix}/log/")
-        known = {mark_name(self._prefix), list_name(self._prefix)}
-        self._files = {int(name.rpartition("/")[2], 16) for name in names if name not in known}
+        self._files = {int(last, 16) for name in names if SEGMENT.fullmatch(last := name.rpartition("/")[2])}
         listed = await spill_load.load_list(self._env.disk, self._prefix)
         if listed is None:
             if self._files:
@@ -102,34 +112,28 @@ class LogKeeper:
         if listed.segment_blocks != self._listed.segment_blocks:
             self.table = PageTable(self._pages, spilling.STRIDE * listed.segment_blocks)
         self._listed = listed
-        self._found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
-        self.torn = self._found.torn
+        found = await spill_load.load(self._env.disk, self._prefix, listed, self.table)
+        self.torn = found.torn
         self.log = SpillLog(self.ring.places, self._block, listed.segment_blocks, life, BATCH_BITS)
-        self.log.found(self._found.segments)
+        self.log.found(found.segments)
         self.log.last_id = max([listed.last_id, *(record.id for record in listed.segments)])
+        self._lost = {lost.page: lost for lost in listed.lost}
 
     async def settle(self) -> None:
-        """Before the first write: what processes before left is durable and listed so. Idempotent."""
-        if self.settled:
-            return
-        await self.connect()
-        for unsealed in self._found.unsealed if self._found is not None else ():
-            segment = unsealed.segment
-            if not segment.sealed:
-                await self._seal(segment, unsealed.rows)
-        await self._sync()
-        self._say(await self._order(self._list()))
-        self._found = None
-        self.settled = True
+        """Before the first write: what processes before left is listed as what it is. Idempotent."""
+        if not self.settled:
+            await self.connect()
+            await self._save_list()
+            self.settled = True
 
     async def seal_all(self) -> None:
         """At an end in good order: the next process need not look for the end of anything."""
-        if self.settled and self.log.put == self.log.synced:
+        if self.settled and self.log.put == self.log.synced and not self.log.owed:
             self.log.active = None
             for segment in [each for each in self.log.segments if not each.sealed]:
                 await self._seal(segment)
             await self._sync()
-            self._say(await self._order(self._list()))
+            await self._save_list()
 
     async def delete(self) -> None:
         """Everything durable; the writer has ended."""
@@ -167,6 +171,19 @@ class LogKeeper:
 
     async def _order(self, order: object) -> SpillDone:
         return await self.writer.ask(order)  # type: ignore[arg-type]
+
+    async def _in_parts(self, data: bytes) -> bytes:
+        """The last part of it; those before are with the writer."""
+        at = 0
+        while len(data) - at > PART_MAX:
+            self._say(await self._order(OrderPart(data[at : at + PART_MAX])))
+            at += PART_MAX
+        return data[at:]
+
+    async def _save_list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> None:
+        """OSError: it is not durable."""
+        data = await self._in_parts(self._list(more, but))
+        self._say(await self._order(SaveSegments(data, self._end(self.log.batch + 1))))
 
     def _say(self, done: SpillDone) -> None:
         """OSError when it was refused."""
@@ -245,16 +262,29 @@ class LogKeeper:
     def _synced_or_doubted(self, done: SpillDone) -> None:
         if not done.why:
             self.log.did_sync()
+            if self.log.mark == self.log.batch:
+                self._copied.clear()
             return
         start, stop = self.log.sync_refused()
         if start < stop:
             self.table.lift(self.ring.rows(start, stop), self._places_of(start, stop - start))
+        self._take_back()
+        self._silent.clear()
         self._say(done)
+
+    def _take_back(self) -> None:
+        """The copies that compaction made may be gone; what they are copies of is still there."""
+        doubted = [each.slot for each in self.log.on_disk() if each.doubted]
+        for segment in self.log.segments:
+            for rows in self._copied.get(segment.id, ()):
+                if len(rows):
+                    self.table.take_back(rows, segment.slot, [slot for slot in doubted if slot != segment.slot])
+        self._copying = None
 
     async def _start_segment(self) -> None:
         if not self.log.reserved:
             more = self._to_reserve()
-            self._say(await self._order(self._list(more=more)))
+            await self._save_list(more)
             self.log.reserve(more)
         self.log.started()
         active = self.log.active
@@ -280,7 +310,7 @@ class LogKeeper:
             )
         return [(self.log.last_id + number, slot) for number, slot in enumerate(slots, 1)]
 
-    def _list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> SaveSegments:
+    def _list(self, more: Sequence[tuple[int, int]] = (), but: Sequence[LogSegment] = ()) -> bytes:
         """The segments there are, as they are to be found on disk; `more` in reserve, those in `but` not."""
         log = self.log
         kept = [*log.segments, *(left.segment for left in log.dropping)]
@@ -289,9 +319,10 @@ class LogKeeper:
         first = log.batch + 1 if log.active is None else log.active.first
         last_id = max([log.last_id, *(id for id, _ in more)])
         listed = SegmentList(
-            self._listed.salt, self._block, self._listed.segment_blocks, first, last_id, tuple(records)
-        )
-        return SaveSegments(checked.seal(listed), self._end(log.batch + 1))
+            self._listed.salt, self._block, self._listed.segment_blocks, first, last_id, tuple(records),
+            tuple(self._still_lost()),
+        )  # fmt: skip
+        return checked.seal(listed)
 
     def _recorded(self, segment: LogSegment) -> SegmentRecord:
         """Sealed only once that is durable."""
@@ -302,66 +333,119 @@ class LogKeeper:
             return SegmentRecord(id, slot, first, last, segment.used, segment.table_at, size)
         return SegmentRecord(id, slot, first, last, 0, 0, 0, segment.doubted_from)
 
-    async def _seal(self, segment: LogSegment, rows: Rows | None = None) -> None:
-        data = b"".join(segment.rows) if rows is None else rows.tobytes()
+    async def _seal(self, segment: LogSegment) -> None:
+        data = b"".join(segment.rows)
         blocks = log_records.table_blocks(len(data) // log_records.ROW_BYTES, self._block)
         last = segment.last or segment.first - 1
-        self._say(await self._order(SealSegment(segment.id, segment.slot, segment.used, last, data)))
+        rest = await self._in_parts(data)
+        self._say(await self._order(SealSegment(segment.id, segment.slot, segment.used, last, rest)))
         self.log.sealed(segment, blocks)
 
     # ---- compaction ----
 
     async def _compact(self, segment: LogSegment) -> None:
         """One step: some of what lives in it is copied. When nothing does any more, it may go."""
-        rows = await self._rows(segment)
-        living = self.table.living(rows, segment.slot)[: spilling.COPY_ROWS]
-        living = living[: self.log.rows_max]
+        if self._copying is None or self._copying[0] != segment.id:
+            self._copying = (segment.id, await self._rows_of(segment))
+        rows = self._copying[1]
+        living, looked_at = self._first_living(rows, segment)
         if not len(living):
-            self._copying = None
-            self.log.emptied(segment)
+            self._all_copied(segment)
             return
         active = self.log.active
         assert active is not None
-        batch = self.log.batch + 1
-        done = await self._order(CopyRecords(segment.slot, living.tobytes(), self._end(batch), self.log.mark))
-        if done.wrong:
-            self._damaged(segment, living, done)
+        done = await self._copy(segment, living)
+        if done.unreadable:
+            silent = self._silent.setdefault(segment.id, [])
+            silent.append(living[[at for at in done.unreadable if at < len(living)]])
             return
         self._say(done)
+        self._copied.setdefault(segment.id, []).append(living.copy())
         were = living["block"] + np.uint32(self.table.log_place(segment.slot, 0))
         content = log_records.place_rows(living, active.used, self._block)
         blocks = log_records.batch_blocks(len(living), content, self._block)
         self.table.landed(living, were, active.slot)
-        self._copied_zeros(living)
-        self.log.copied(blocks, living.tobytes(), self._env.clock.now_s())
+        self._copying = (segment.id, rows[looked_at:])
+        zeros = len(living) - content
+        self.log.copied(blocks, living.tobytes(), self._env.clock.now_s(), zeros, self.table.zeros_died)
 
-    async def _rows(self, segment: LogSegment) -> Rows:
-        if self._copying is None or self._copying[0] != segment.id:
-            if segment.sealed:
-                rows = await spill_load.read_rows(self._env.disk, self._prefix, segment, self._listed.salt, self._block)
-            else:
-                rows = np.frombuffer(b"".join(segment.rows), log_records.ROW)
-            self._copying = (segment.id, rows, set())
-        rows, done = self._copying[1], self._copying[2]
-        if done:
-            zeros = np.isin(rows["version"], np.fromiter(done, np.uint64, len(done))) & (rows["zeros"] > 0)
-            rows = rows[~zeros]
-        return rows
-
-    def _copied_zeros(self, rows: Rows) -> None:
-        if self._copying is not None:
-            self._copying[2].update(rows["version"][rows["zeros"] > 0].tolist())
-
-    def _damaged(self, segment: LogSegment, living: Rows, done: SpillDone) -> None:
-        """It stays as it is, so that a read of these pages fails and never returns something older."""
-        self.log.found_damaged(segment)
+    def _all_copied(self, segment: LogSegment) -> None:
+        """It may go, unless something lives in it that the disk cannot read now."""
         self._copying = None
-        pages = sorted(int(living["page"][at]) for at in done.wrong if at < len(living))
+        for rows in self._silent.pop(segment.id, ()):
+            living = rows[self.table.living(rows, segment.slot)]
+            if len(living):
+                self.log.put_aside(segment, self._env.clock.now_s())
+                self._env.log.warning(
+                    "pages cannot be read now, and stay where they are", pages=living["page"].tolist()[:16],
+                    file=self._env.disk.path(segment_name(self._prefix, segment.slot)),
+                )  # fmt: skip
+                return
+        self.log.emptied(segment)
+
+    async def _copy(self, segment: LogSegment, living: Rows) -> SpillDone:
+        """What is not what it was is put on record first, and then copied as it is."""
+        end = self._end(self.log.batch + 1)
+        order = CopyRecords(segment.slot, living.tobytes(), end, self.log.mark, self._known_lost(living))
+        done = await self._order(order)
+        if done.wrong:
+            await self._lose(segment, living[[at for at in done.wrong if at < len(living)]])
+            done = await self._order(msgspec.structs.replace(order, lost=self._known_lost(living)))
+        return done
+
+    def _first_living(self, rows: Rows, segment: LogSegment) -> tuple[Rows, int]:
+        """As many rows that live, and can be read, as one step copies, and how many were looked at for them."""
+        silent = [rows["block"] for rows in self._silent.get(segment.id, ())]
+        most, at = min(spilling.COPY_ROWS, self.log.rows_max), 0
+        while at < len(rows):
+            found = self.table.living(rows[at : at + LOOK_ROWS], segment.slot) + at
+            if silent:
+                found = found[(rows["zeros"][found] > 0) | ~np.isin(rows["block"][found], np.concatenate(silent))]
+            at += LOOK_ROWS
+            if len(found):
+                return rows[found[:most]].copy(), int(found[:most][-1]) + 1
+        return rows[:0], at
+
+    async def _rows_of(self, segment: LogSegment) -> Rows:
+        if not segment.sealed:
+            return np.frombuffer(b"".join(segment.rows), log_records.ROW)
+        try:
+            return await spill_load.read_rows(self._env.disk, self._prefix, segment, self._listed.salt, self._block)
+        except OSError as error:
+            self._env.log.warning("the tables of a segment cannot be read; its pages are known here", why=str(error))
+            return self.table.rows_in(segment.slot)
+
+    # ---- pages that the disk does not have any more ----
+
+    async def _lose(self, segment: LogSegment, rows: Rows) -> None:
+        """On record before anything else, so that a later process does not take something older for them."""
+        for version, page in zip(rows["version"].tolist(), rows["page"].tolist(), strict=True):
+            self._lost[page] = LostPage(page, version, segment.doubted)
+        await self._save_list()
         self._env.log.error(
             "pages are damaged on disk: the disk returned something else than was written to it",
-            file=self._env.disk.path(segment_name(self._prefix, segment.slot)), pages=pages[:16],
+            file=self._env.disk.path(segment_name(self._prefix, segment.slot)), pages=rows["page"].tolist()[:16],
             next="look at the disk; write these pages anew, or restore them",
         )  # fmt: skip
+
+    def _still_lost(self) -> list[LostPage]:
+        self._lost = {page: lost for page, lost in self._lost.items() if self.table.versions[page] == lost.version}
+        return list(self._lost.values())
+
+    def _known_lost(self, rows: Rows) -> tuple[int, ...]:
+        """Positions of those of these rows."""
+        if not self._lost:
+            return ()
+        pairs = zip(rows["page"].tolist(), rows["version"].tolist(), strict=True)
+        return tuple(
+            at
+            for at, (page, version) in enumerate(pairs)
+            if (lost := self._lost.get(page)) is not None and lost.version == version
+        )
+
+    def lost(self, dropped: bool) -> list[int]:
+        """Pages of which the newest content is gone; `dropped`: those alone that were never durable."""
+        return sorted(lost.page for lost in self._still_lost() if lost.dropped or not dropped) if self._lost else []
 
     async def _drop(self, segments: Sequence[LogSegment]) -> None:
         """Their files are for the next ones; what is more than those need is deleted."""
@@ -369,8 +453,10 @@ class LogKeeper:
             more = self._to_reserve(but=segments)
         except OSError:
             more = []
-        self._say(await self._order(self._list(more=more, but=segments)))
+        await self._save_list(more, segments)
         self.log.dropped(segments)
+        for segment in segments:
+            self._copied.pop(segment.id, None)
         self.log.reserve(more)
         taken = {each.slot for each in self.log.segments} | {slot for _, slot in self.log.reserved}
         taken |= {left.segment.slot for left in self.log.dropping}

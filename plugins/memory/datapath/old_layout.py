@@ -11,8 +11,11 @@ those before it. A page whose batch no mark covers is read and checked: what is 
 place counts. A page that a mark covers and that does not match its checksum is a failing disk, and an error.
 """
 
+import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Protocol, cast
 
 from covey.checksum import crc32
 from covey.ports import Disk, Env
@@ -20,6 +23,11 @@ from plugins.memory.datapath import old_index
 from plugins.memory.datapath.old_index import BATCH_BITS, BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Leaf, Marks
 from plugins.memory.datapath.spill import Spill
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
+
+STEP_BYTES = 64 << 20
+"""Converted between two syncs."""
+AGAIN_S = 1.0
+"""Pause before what the disk refused is tried again."""
 
 
 class OldLayout:
@@ -109,6 +117,11 @@ class OldLayout:
         await self._disk.delete(self._index_name)
 
     @property
+    def where(self) -> str:
+        """For people."""
+        return self._disk.path(self._index_name)
+
+    @property
     def _mark_at(self) -> int:
         """In a block of its own."""
         return -(-2 * self.pages * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES
@@ -130,33 +143,77 @@ def _checksum(version: int, page: int, data: memoryview) -> int:
     return crc32(data, (version ^ version >> 32 ^ page * 2654435761) & 0xFFFFFFFF)
 
 
-async def convert(env: Env, prefix: str, spill: Spill) -> None:
-    """Bring a volume of before into its log, then delete its old files; nothing happens when there are none. It may
-    end at any moment and begin again. `spill` runs. OSError says what stands in the way."""
-    if not await env.disk.names(f"{prefix}/index"):
-        return
-    old = OldLayout(env.disk, prefix, spill.pages, spill.page_bytes)
-    await old.load()
-    env.log.info("converts a volume of an earlier version into a log", files=env.disk.path(f"{prefix}/index"))
-    buffer = memoryview(bytearray(REQUEST_PAGES_MAX * spill.page_bytes))
-    converted = 0
-    async for first, leaf in old.leaves():
-        at = 0
+class PunchDisk(Disk, Protocol):
+    """What conversion wants of a disk beyond `covey.ports.Disk`; every one has it."""
+
+    async def punch(self, name: str, offset: int, size: int) -> None:
+        """Give the room of this part of a file back; it reads as zeros, or as it did where that cannot be."""
+
+
+class Conversion:
+    """Brings a volume of before into its log. It may end at any moment and begin again: what is in the log, durable, is
+    given back in the old files, so it needs `STEP_BYTES` of room and no more, and is not converted twice."""
+
+    def __init__(self, env: Env, prefix: str, spill: Spill, say: Callable[[str], None]) -> None:
+        """`say`: what to tell people about it, whenever that changes; empty: nothing."""
+        self._env, self._spill, self._say = env, spill, say
+        self._index_name, self._data_name = f"{prefix}/index", f"{prefix}/pages"
+        self._old = OldLayout(env.disk, prefix, spill.pages, spill.page_bytes)
+        self._buffer = memoryview(bytearray(REQUEST_PAGES_MAX * spill.page_bytes))
+        self._ready: list[tuple[int, int]] = []
+        """First page and pages that are in the log, and may not be durable there."""
+        self.pages = 0
+
+    async def run(self) -> None:
+        """Nothing happens when there are no old files. OSError, for what is in them; while the disk has no room, or
+        refuses, it waits."""
+        if not await self._env.disk.names(self._index_name):
+            return
+        await self._old.load()
+        self._env.log.info("converts a volume of an earlier version into a log", files=self._old.where)
+        async for first, leaf in self._old.leaves():
+            self._say(f"it converts its files of an earlier version: {first * 10 // self._old.pages * 10} % done")
+            await self._convert(first, leaf)
+        await self._settle()
+        await self._old.delete()
+        self._say("")
+        torn = self._old.torn
+        self._env.log.info("converted a volume of an earlier version", pages=self.pages, torn=torn)
+
+    async def _convert(self, first: int, leaf: Leaf) -> None:
+        spill, size, at = self._spill, self._spill.page_bytes, 0
         while at < len(leaf.version):
-            version = leaf.version[at]
-            if version <= spill.version(first + at):
+            version, page = leaf.version[at], first + at
+            if version <= spill.version(page):
                 at += 1
                 continue
-            spill.table.use(first + at)
-            run = await old.read(leaf, first, at, buffer)
-            await spill.room(run)
+            spill.table.use(page)
+            run = await self._old.read(leaf, first, at, self._buffer)
+            await self._until_taken(partial(spill.room, run))
             for each in range(run):
-                if version > spill.version(first + at + each):
-                    spill.put(
-                        first + at + each, 1, version, buffer[each * spill.page_bytes : (each + 1) * spill.page_bytes]
-                    )
+                if version > spill.version(page + each):
+                    spill.put(page + each, 1, version, self._buffer[each * size : (each + 1) * size])
+            self._ready.append((page, run))
             at += run
-            converted += run
-    await spill.flush()
-    await old.delete()
-    env.log.info("converted a volume of an earlier version", pages=converted, torn=old.torn)
+            self.pages += run
+            if sum(count for _, count in self._ready) * size >= STEP_BYTES:
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """What is converted is durable, and its old places are given back."""
+        await self._until_taken(self._spill.flush)
+        size = self._spill.page_bytes
+        for page, count in self._ready:
+            for place in (0, 1):
+                await cast(PunchDisk, self._env.disk).punch(
+                    self._data_name, (place * self._old.pages + page) * size, count * size
+                )
+        self._ready.clear()
+
+    async def _until_taken(self, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except OSError as error:
+                self._say(f"it cannot convert its files of an earlier version now: {error.strerror or error}")
+                await asyncio.sleep(AGAIN_S)

@@ -11,13 +11,14 @@ nothing for the rest.
 
 import mmap
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.policy.log_records import Rows
+from plugins.memory.policy.log_records import ROW, Rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +53,8 @@ class PageTable:
         self.all_places: NDArray[np.uint32] = np.frombuffer(places, np.uint32)
         self.all_sums: NDArray[np.uint32] = np.frombuffer(sums, np.uint32)
         self.live: list[int] = []
+        self.zeros_died = 0
+        """Pages that were zeros and are something newer; it only grows."""
         self._used = np.zeros(pages // PART_PAGES + 1, np.uint8)
         """Parts of which something was found on disk."""
 
@@ -92,12 +95,15 @@ class PageTable:
         places[page], self.versions[page] = place, version
         if LOG <= old < RING:
             self.live[(old - LOG) // self.stride] -= 1
+        elif old == ZERO:
+            self.zeros_died += 1
         return old != NOWHERE
 
     def put_run(self, first: int, count: int, version: int, places: "NDArray[Any] | int") -> int:
         """`put` of a run; how many were written before."""
         old = self.all_places[first : first + count]
         before = int(np.count_nonzero(old))
+        self.zeros_died += int(np.count_nonzero(old == ZERO))
         self._let_go(old)
         self.all_places[first : first + count] = places
         self.all_versions[first : first + count] = version
@@ -138,6 +144,17 @@ class PageTable:
         self._let_go(old[newest])
         self.all_places[pages[newest]] = places[newest]
 
+    def take_back(self, rows: Rows, slot: int, doubted: Sequence[int]) -> None:
+        """Of these records, which stand in one segment, copies stand in others that are in doubt: they are read from
+        here again."""
+        rows = rows[rows["zeros"] == 0]
+        pages = rows["page"]
+        places = self.all_places[pages]
+        there = (self.all_versions[pages] == rows["version"]) & (places >= LOG) & (places < RING)
+        there &= np.isin((places - LOG) // self.stride, doubted)
+        self._let_go(places[there])
+        self._take(rows[there], slot)
+
     # ---- loading and compaction ----
 
     def take_newer(self, rows: Rows, slot: int) -> None:
@@ -175,18 +192,38 @@ class PageTable:
         kept = self.all_places[pages] == LOG + slot * self.stride + rows["block"]
         self.live[slot] += int(np.count_nonzero(kept))
 
-    def living(self, rows: Rows, slot: int) -> Rows:
-        """Of the rows of a segment those that a copy of it must keep: content that is the newest of its page, and runs
-        of zeros that some page still is."""
+    def rows_in(self, slot: int) -> Rows:
+        """What the tables of a segment that cannot be read would say of what lives in it; and all zeros of the volume,
+        of which nobody knows where their records are. It takes a look at every page."""
+        first = LOG + slot * self.stride
+        pages = np.flatnonzero((self.all_places >= first) & (self.all_places < first + self.stride))
+        content = np.zeros(len(pages), ROW)
+        content["page"], content["version"], content["crc"] = pages, self.all_versions[pages], self.all_sums[pages]
+        content["block"] = self.all_places[pages] - first
+        nothing = np.flatnonzero(self.all_places == ZERO)
+        new = (np.diff(nothing) != 1) | (np.diff(self.all_versions[nothing].astype(np.int64)) != 0)
+        runs = np.split(nothing, np.flatnonzero(new) + 1) if len(nothing) else []
+        zeros = np.zeros(len(runs), ROW)
+        for at, run in enumerate(runs):
+            zeros[at] = (self.all_versions[run[0]], run[0], len(run), 0, 0)
+        return np.concatenate([content, zeros])
+
+    def living(self, rows: Rows, slot: int) -> "NDArray[np.intp]":
+        """Positions of those rows of a segment that a copy of it must keep: content that is the newest of its page, and
+        runs of zeros that some page still is."""
         content = rows["zeros"] == 0
         kept = content & (self.all_places[rows["page"]] == LOG + slot * self.stride + rows["block"])
-        for at in np.flatnonzero(~content).tolist():
-            first, count, version = (int(rows[name][at]) for name in ("page", "zeros", "version"))
-            run = slice(first, first + count)
-            is_it = (self.all_versions[run] == version) & (self.all_places[run] == ZERO)
-            kept[at] = bool(is_it.any())
-        found: Rows = rows[kept].copy()
-        return found
+        runs = np.flatnonzero(~content)
+        if len(runs):
+            first = rows["page"][runs].astype(np.int64)
+            counts = np.minimum(rows["zeros"][runs], self.pages - first)
+            starts = np.cumsum(counts) - counts
+            pages = np.repeat(first - starts, counts) + np.arange(counts.sum())
+            is_it = (self.all_places[pages] == ZERO) & (
+                self.all_versions[pages] == np.repeat(rows["version"][runs], counts)
+            )
+            kept[runs] = np.logical_or.reduceat(is_it, starts)
+        return np.flatnonzero(kept)
 
 
 def _rising(versions: "NDArray[np.uint64]") -> list[tuple[int, int]]:

@@ -9,6 +9,8 @@ the writer dies another is started and told to do the same again: everything tha
 import asyncio
 import contextlib
 import errno
+from collections import deque
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
@@ -26,6 +28,15 @@ RETRY_S = 1.0
 READ_TRIES = 8
 AMONG_WAITS_S = 3600.0
 """Longest rest without a look."""
+
+
+PAGES_NAMED = 8
+
+
+def named(pages: Sequence[int]) -> str:
+    """These pages, for people."""
+    more = f" and {len(pages) - PAGES_NAMED} more" if len(pages) > PAGES_NAMED else ""
+    return f"{'page' if len(pages) == 1 else 'pages'} {', '.join(map(str, pages[:PAGES_NAMED]))}{more}"
 
 
 SpillWaits = list[tuple[int, int, "asyncio.Future[None]"]]
@@ -49,7 +60,11 @@ class Spill:
         self._wake = asyncio.Event()
         self._written_waits: SpillWaits = []
         self._synced_waits: SpillWaits = []
-        self._room_waits: list[asyncio.Future[None]] = []
+        self._room_waits: deque[tuple[int, asyncio.Future[None]]] = deque()
+        """Records that somebody has no room for, in the order in which they came: of two writes to one page, the first
+        of a process that died meanwhile, the second must not come first."""
+        self._granted = 0
+        """Records of those who may go on and have not put them yet."""
         self._waits = self._turn = 0
         self._stopped = False
 
@@ -62,7 +77,7 @@ class Spill:
         self.table, self.log = self.keeper.table, self.keeper.log
 
     async def settle(self) -> None:
-        """Before the first write: what processes before left is durable and listed so. Idempotent. OSError: again."""
+        """Before the first write: what processes before left is listed as what it is. Idempotent. OSError: again."""
         async with self._ordering:
             await self.keeper.settle()
         self._settled.set()
@@ -134,15 +149,38 @@ class Spill:
     # ---- putting ----
 
     def fits(self, records: int) -> bool:
-        return self.log.free() >= records
+        """And nobody waits for room who came before."""
+        return not self._room_waits and self._has_room(records)
+
+    def _has_room(self, records: int) -> bool:
+        return self.log.free() - self._granted >= records
 
     async def room(self, records: int) -> None:
-        """Wait until so many more fit. OSError when they do not and the disk refuses to take any."""
-        while not self.fits(records):
-            self._work()
-            future = self._future()
-            self._room_waits.append(future)
+        """Wait until so many more fit, in turn. OSError when they do not and the disk refuses to take any."""
+        if self.fits(records):
+            return
+        self._work()
+        future = self._future()
+        self._room_waits.append((records, future))
+        try:
             await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it was let in, and puts nothing
+                self._granted -= records
+            self._let_in()
+            raise
+        self._granted -= records
+
+    def _let_in(self) -> None:
+        """Whoever waits for room and has it now, in turn."""
+        waits = self._room_waits
+        while waits and (waits[0][1].done() or self._has_room(waits[0][0])):
+            records, future = waits.popleft()
+            if not future.done():
+                self._granted += records
+                future.set_result(None)
+        if waits:
+            self._work()
 
     def put(self, first: int, count: int, version: int, content: memoryview | None) -> int:
         """A run of pages, None: zeros; there is room. Only after `room`, with no await between. How many of them were
@@ -184,11 +222,19 @@ class Spill:
     async def flush(self) -> None:
         """Everything put before is on disk and synced. OSError when it is not."""
         await self._synced(self.log.put)
+        dropped = self.keeper.lost(dropped=True)
+        if dropped:
+            raise OSError(
+                errno.EIO, f"the disk dropped {named(dropped)} that it had taken; next: write anew, or discard, what is"
+                " lost, and flush again"
+            )  # fmt: skip
 
     async def _synced(self, number: int) -> None:
-        while self.log.synced < number:
-            if self.log.lost:
-                raise OSError(errno.EIO, "the disk dropped pages that it had taken; next: look at the disk, write anew")
+        while self.log.synced < number or self.log.owed:
+            if self.log.is_stuck(self._env.clock.now_s()):
+                raise OSError(
+                    errno.EIO, "a sync failed, and the disk cannot read what it was about; next: look at the disk"
+                )
             self.log.wait_synced(number)
             self._wake.set()
             await self._wait(self._synced_waits, number)
@@ -207,8 +253,7 @@ class Spill:
             try:
                 return await self._synced(number)
             except OSError:
-                if self.log.lost:
-                    await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     # ---- reading ----
 
@@ -314,27 +359,25 @@ class Spill:
         waits = [*self._written_waits, *self._synced_waits]
         self._written_waits.clear()
         self._synced_waits.clear()
-        rooms, self._room_waits = self._room_waits, []
-        for future in [*(each for _, _, each in waits), *rooms]:
+        rooms, self._room_waits = self._room_waits, deque()
+        for future in [*(each for _, _, each in waits), *(each for _, each in rooms)]:
             if not future.done():
                 future.set_exception(OSError(error.errno or errno.EIO, self.refused))
 
     def _tell(self) -> None:
         """Those whose records are written, or durable, go on."""
-        for waits, number in ((self._written_waits, self.log.written), (self._synced_waits, self.log.synced)):
+        synced = -1 if self.log.owed else self.log.synced
+        for waits, number in ((self._written_waits, self.log.written), (self._synced_waits, synced)):
             while waits and waits[0][0] <= number:
                 future = heappop(waits)[2]
                 if not future.done():
                     future.set_result(None)
-        rooms, self._room_waits = self._room_waits, []
-        for future in rooms:
-            if not future.done():
-                future.set_result(None)
+        self._let_in()
 
     def _due(self) -> Next:
         self._wake.clear()
         self._turn += 1
-        return self.log.next(self._env.clock.now_s(), self.table.live, self._turn)
+        return self.log.next(self._env.clock.now_s(), self.table.live, self._turn, self.table.zeros_died)
 
     async def _do(self, due: Next) -> None:
         async with self._ordering:

@@ -37,6 +37,16 @@ class SegmentRecord(msgspec.Struct, frozen=True, array_like=True):
     """A sync of it failed: batches from this one on may be gone. 0: none."""
 
 
+class LostPage(msgspec.Struct, frozen=True, array_like=True):
+    """The newest content of a page, which the disk does not have any more: reading it is an error until it is written
+    anew, and never something older."""
+
+    page: int
+    version: int
+    dropped: bool
+    """It was never durable: a sync failed, and the disk did not keep what it had taken."""
+
+
 class SegmentList(msgspec.Struct, frozen=True):
     """File `segments`: what the log consists of. A segment is listed before anything is in it."""
 
@@ -48,16 +58,10 @@ class SegmentList(msgspec.Struct, frozen=True):
     last_id: int = 0
     """The highest that a segment ever had: what is left in a file of an earlier one is told by that."""
     segments: tuple[SegmentRecord, ...] = ()
+    lost: tuple[LostPage, ...] = ()
 
 
 segment_list: msgspec.msgpack.Decoder[SegmentList] = msgspec.msgpack.Decoder(SegmentList)
-
-
-class Unsealed:
-    """A segment of a process that died, with the rows in it that count."""
-
-    def __init__(self, segment: LogSegment, rows: Rows) -> None:
-        self.segment, self.rows = segment, rows
 
 
 class FoundLog:
@@ -65,8 +69,8 @@ class FoundLog:
 
     def __init__(self, listed: SegmentList, table: PageTable) -> None:
         self.salt, self.table = listed.salt, table
+        self.lost = {(lost.page, lost.version) for lost in listed.lost}
         self.segments: list[LogSegment] = []
-        self.unsealed: list[Unsealed] = []
         self.torn = 0
         """Records that were being written at the end, and count for nothing."""
 
@@ -95,10 +99,11 @@ async def load(disk: Disk, prefix: str, listed: SegmentList, table: PageTable) -
     _check_whole(disk, prefix, listed, opened, mark)
     for each in opened:
         rows = each.rows(found)
+        each.segment.found_durable = each.durable
         if each.tables or each.record.table_at:
             found.segments.append(each.segment)
             if not each.segment.sealed:
-                found.unsealed.append(Unsealed(each.segment, rows))
+                each.segment.rows = [rows.tobytes()]
             table.take_newer(rows, each.record.slot)
     return found
 
@@ -123,7 +128,7 @@ class _Opened:
             tables = [each for each in tables if each.batch <= record.last]  # beyond lies what was refused there
         self.tables = tables
         self.durable = 0
-        """Up to this batch everything in it is."""
+        """Up to this batch everything in it is, as far as is known."""
         batches = [each.batch for each in tables]
         first = record.first or min(batches, default=0)
         self.segment = LogSegment(record.id, record.slot, first, max([record.last, *batches]))
@@ -176,7 +181,8 @@ def _whole(table: RecordTable, data: memoryview, block: int, found: FoundLog) ->
     good: list[bool] = []
     for version, page, zeros, crc, at in table.rows.tolist():
         content = data[at * block : (at + 1) * block]
-        good.append(bool(zeros) or log_records.checksum(version, page, content) == crc)
+        known = bool(zeros) or (page, version) in found.lost
+        good.append(known or log_records.checksum(version, page, content) == crc)
     found.torn += good.count(False)
     rows: Rows = table.rows[np.array(good, bool)]
     return rows

@@ -19,12 +19,12 @@ Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Block = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 TOKEN_BYTES = 16
 Text = Annotated[str, Meta(max_length=400)]
-RowBytes = Annotated[bytes, Meta(max_length=1000 << 10)]
+PART_MAX = 960_000
+"""Bytes of rows, or of the list of segments, in one frame; what is longer comes in parts. A whole number of rows."""
+RowBytes = Annotated[bytes, Meta(max_length=PART_MAX)]
 """Rows of records (`log_records.ROW`)."""
+assert PART_MAX % ROW_BYTES == 0
 Slots = Annotated[tuple[Block, ...], Meta(max_length=1 << 16)]
-ROWS_TOLD = 40_000
-"""Rows in one order, at most."""
-assert ROWS_TOLD * ROW_BYTES <= 1000 << 10
 
 
 class SpillFrame(msgspec.Struct, frozen=True, tag=True):
@@ -80,7 +80,7 @@ class AppendRecords(SpillFrame, frozen=True, tag="AppendRecords"):
 
 class CopyRecords(SpillFrame, frozen=True, tag="CopyRecords"):
     """Records of one segment, read, checked and written to another as one batch. `SpillDone.wrong` says which are not
-    what they were; then nothing is written."""
+    what they were, and `unreadable` which the disk cannot read now; then nothing is written."""
 
     source: Block
     """Slot."""
@@ -88,6 +88,15 @@ class CopyRecords(SpillFrame, frozen=True, tag="CopyRecords"):
     end: LogEnd
     """`start` means nothing."""
     synced: Number
+    lost: Annotated[tuple[Block, ...], Meta(max_length=1 << 16)] = ()
+    """Positions of those that are known to be wrong: they are copied as they are, under the checksum that they had, so
+    that reading them stays an error."""
+
+
+class OrderPart(SpillFrame, frozen=True, tag="OrderPart"):
+    """The beginning of the rows, or of the record, of the order that follows."""
+
+    data: RowBytes
 
 
 class SealSegment(SpillFrame, frozen=True, tag="SealSegment"):
@@ -108,7 +117,7 @@ class SyncLog(SpillFrame, frozen=True, tag="SyncLog"):
 class SaveSegments(SpillFrame, frozen=True, tag="SaveSegments"):
     """Replace the list of segments; durable when it is done."""
 
-    record: Annotated[bytes, Meta(max_length=1000 << 10)]
+    record: RowBytes
     end: LogEnd
     """Where the next batch goes from then on."""
 
@@ -126,9 +135,10 @@ class SpillDone(SpillFrame, frozen=True, tag="SpillDone"):
     written: bool = False
     errno: Number = 0
     why: Text = ""
-    wrong: Annotated[tuple[Block, ...], Meta(max_length=ROWS_TOLD)] = ()
+    wrong: Annotated[tuple[Block, ...], Meta(max_length=1 << 16)] = ()
+    unreadable: Annotated[tuple[Block, ...], Meta(max_length=1 << 16)] = ()
 
 
-Order = AppendRecords | CopyRecords | SealSegment | SyncLog | SaveSegments | DropSegment
+Order = AppendRecords | CopyRecords | OrderPart | SealSegment | SyncLog | SaveSegments | DropSegment
 order_decoder: msgspec.msgpack.Decoder[SpillHello | Order] = msgspec.msgpack.Decoder(SpillHello | Order)
 done_decoder: msgspec.msgpack.Decoder[SpillReady | SpillDone] = msgspec.msgpack.Decoder(SpillReady | SpillDone)

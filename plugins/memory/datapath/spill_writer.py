@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import hmac
+import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, cast
 
@@ -27,6 +28,7 @@ from plugins.memory.datapath.spill_wire import (
     LogEnd,
     LogSync,
     Order,
+    OrderPart,
     SaveSegments,
     SealSegment,
     SpillDone,
@@ -47,6 +49,8 @@ ALIGNED = 4096
 GAP_MAX = 16
 """Blocks that nobody wants and that are read all the same, since one read costs a disk less than two."""
 NOWHERE = LogEnd(0, 0, 0, 0, 0)
+SEGMENT = re.compile("[0-9a-f]{8}")
+"""Name of a segment's file. A folder may have others, as network file systems leave there."""
 
 
 class GatherDisk(Disk, Protocol):
@@ -91,6 +95,8 @@ class SpillWriter:
         self._disk = cast(GatherDisk, env.disk)
         self._end = hello.end
         self._marks, self._stride = 0, hello.stride
+        self._parts: list[bytes] = []
+        """Of the order that comes next."""
         tables = 2 * table_blocks(BATCH_ROWS, self._block) * self._block
         self._aligned = env.pages.make_ring(max(ALIGNED, 2 * tables + COPY_ROWS * self._block))
         """What is written past the page cache begins at a page of the machine."""
@@ -104,8 +110,10 @@ class SpillWriter:
                 return await self.append(order, self.prepare(order))
             case CopyRecords():
                 return await self._copy(order)
+            case OrderPart():
+                self._parts.append(order.data)
             case SealSegment():
-                rows = np.frombuffer(order.rows, ROW)
+                rows = np.frombuffer(self._whole(order.rows), ROW)
                 blocks = table_blocks(len(rows), self._block)
                 table = RecordTable(TableKind.ALL, order.segment, order.batch, order.batch, order.at, blocks, rows)
                 into = memoryview(bytearray(blocks * self._block))
@@ -116,11 +124,16 @@ class SpillWriter:
             case SyncLog():
                 await self._sync(order.sync)
             case SaveSegments():
-                await self._disk.replace(list_name(self._prefix), order.record)
+                await self._disk.replace(list_name(self._prefix), self._whole(order.record))
                 self._end = order.end
             case DropSegment():
                 await self._disk.delete(segment_name(self._prefix, order.slot))
         return SpillDone()
+
+    def _whole(self, last: bytes) -> bytes:
+        """What came in parts."""
+        parts, self._parts = [*self._parts, last], []
+        return b"".join(parts)
 
     def prepare(self, order: AppendRecords) -> list[memoryview]:
         """What is to be written, with checksums: while the disk is at work on the batch before."""
@@ -166,16 +179,21 @@ class SpillWriter:
         rows = np.frombuffer(order.rows, ROW).copy()
         old = rows["block"][rows["zeros"] == 0].tolist()
         content = self._copied[: len(old) * self._block]
-        await self._read(order.source, old, content)
+        unreadable = await self._read(order.source, old, content)
+        lost = set(order.lost)
         wrong: list[int] = []
+        silent: list[int] = []
         done = 0
         for at, (version, page, zeros, crc, _) in enumerate(rows.tolist()):
             if not zeros:
-                if log_records.checksum(version, page, content[done : done + self._block]) != crc:
+                there = content[done * self._block : (done + 1) * self._block]
+                if done in unreadable:
+                    silent.append(at)
+                elif at not in lost and log_records.checksum(version, page, there) != crc:
                     wrong.append(at)
-                done += self._block
-        if wrong:
-            return SpillDone(False, errno.EIO, "damaged on disk", tuple(wrong))
+                done += 1
+        if wrong or silent:
+            return SpillDone(False, errno.EIO, "damaged on disk, or not to be read", tuple(wrong), tuple(silent))
         end = order.end
         count = log_records.place_rows(rows, end.at, self._block)
         blocks = batch_blocks(len(rows), count, self._block)
@@ -183,19 +201,36 @@ class SpillWriter:
         self._end = LogEnd(end.segment, end.slot, end.at + blocks, end.batch + 1, self._end.start)
         return SpillDone()
 
-    async def _read(self, slot: int, blocks: list[int], into: memoryview) -> None:
-        """Blocks that are near to one another are read at once, with what lies between."""
+    async def _read(self, slot: int, blocks: list[int], into: memoryview) -> set[int]:
+        """Blocks that are near to one another are read at once, with what lies between. Positions of those that the
+        disk cannot read."""
         at, size = 0, self._block
+        unreadable: set[int] = set()
         while at < len(blocks):
             end, first = at + 1, blocks[at]
             while end < len(blocks) and 0 < blocks[end] - blocks[end - 1] <= GAP_MAX:
                 end += 1
             span = (blocks[end - 1] + 1 - first) * size
-            data = memoryview(await self._disk.read_at(segment_name(self._prefix, slot), first * size, span))
+            data = await self._read_span(slot, first * size, span)
             for each in range(at, end):
                 offset = (blocks[each] - first) * size
-                into[each * size : (each + 1) * size] = data[offset : offset + size]
+                found = None if data is None else data[offset : offset + size]
+                if found is None:
+                    found = await self._read_span(slot, blocks[each] * size, size)
+                if found is None:
+                    unreadable.add(each)
+                into[each * size : (each + 1) * size] = bytes(size) if found is None else found
             at = end
+        return unreadable
+
+    async def _read_span(self, slot: int, offset: int, size: int) -> memoryview | None:
+        """None: a sector of it cannot be read, which is a matter of those pages and no reason to stop."""
+        try:
+            return memoryview(await self._disk.read_at(segment_name(self._prefix, slot), offset, size))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None
 
     async def _synced(self, sync: LogSync) -> SpillDone:
         """The batch is written, whether or not this is refused."""

@@ -37,6 +37,9 @@ HELLO_S = 5.0
 """How long a new connection may take to present its token."""
 TELL_S = 60.0
 """Pause between two reports to the agent about clients of another version, which connect again and again."""
+OPEN_WAIT_S = 3.0
+"""How long a question waits for a volume that opens."""
+NOT_OPEN = "the volume is not open yet"
 FLUSH_S = 3.0
 """How long an orderly end may take to bring the queue to the disk."""
 
@@ -156,12 +159,16 @@ class VolumeControl:
     def __init__(self, volume: Volume, exports: Exports) -> None:
         self._volume, self._exports = volume, exports
         self.opened = asyncio.Event()
-        """Questions wait for it: before it, the volume does not know what it has."""
+        """Questions wait for it, and are told why it takes long: before it, the volume does not know what it has."""
         self.stopped = asyncio.Event()
         self.forget = False
 
     async def answer(self, question: Question) -> Answer:
-        await self.opened.wait()
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                await self.opened.wait()
+        except TimeoutError:
+            return No(question.id, f"{NOT_OPEN}: {self._volume.opening}")
         match question:
             case control.OpenSlabFrame():
                 place = OpenPlace(question.index, question.epoch, question.lender, question.address, question.secret)

@@ -32,12 +32,12 @@ from covey.ports import Env
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.lenders import Lenders
-from plugins.memory.datapath.old_layout import convert
+from plugins.memory.datapath.old_layout import Conversion
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.spill import Spill
+from plugins.memory.datapath.spill import Spill, named
 from plugins.memory.datapath.write_buffers import WriteBuffers
 
 Done = Callable[[OSError | None], None]
@@ -111,6 +111,8 @@ class Volume:
         self._env, self._prefix = env, prefix
         self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
+        self.opening = "it reads its log"
+        """Why it does not answer yet, for people."""
         self._version = self._ours = 0
         self._opened = False
         self.buffers = WriteBuffers()
@@ -132,9 +134,14 @@ class Volume:
             self._refuse_writes(record, error)
         self._opened = True
         self._env.spawn("spill", self.spill.run())
-        await convert(self._env, self._prefix, self.spill)
+        await Conversion(self._env, self._prefix, self.spill, self._says).run()
         self._count_written()
         self.lenders.find_again(self.places.all(), self.places.clean)
+
+    def _says(self, what: str) -> None:
+        if what and what != self.opening:
+            self._env.log.info("the volume opens", what=what)
+        self.opening = what or self.opening
 
     def _count_written(self) -> None:
         """Slab by slab, of those in which the disk has something."""
@@ -282,10 +289,14 @@ class Volume:
             await self._write_part(slab, start, run, part)
         self._written_bytes += count * size
 
-    async def _write_part(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> None:
+    async def _write_part(
+        self, slab: SlabMemory, first: int, count: int, pages: memoryview | None, only: int | None = None
+    ) -> None:
         """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
-        it."""
+        it. `only`: nothing happens if the page has another version by now."""
         await self.spill.room(count)
+        if only is not None and self.spill.version(first) != only:
+            return
         version = self._begin(slab, first, count, pages)
         number, link = self.spill.log.put, slab.link
         if link is not None and link.usable:
@@ -377,7 +388,20 @@ class Volume:
         for slab in self.slabs:
             if slab.unsure:
                 await self.lenders.known(slab)
+        await self._restore()
         await self.spill.flush()
+
+    async def _restore(self) -> None:
+        """Pages that this host's disk lost, and of which a lender holds the newest content, are written anew."""
+        for page in self.spill.keeper.lost(dropped=False):
+            slab, version = self.slabs[page // self.shape.slab_pages], self.spill.version(page)
+            data = memoryview(bytearray(self.shape.page_bytes))
+            holder = slab.holder(page)
+            if holder is None:
+                continue
+            with contextlib.suppress(SlabGone, OSError):
+                await self._fetch_remote(slab, holder, page, data)
+                await self._write_part(slab, page, 1, data, only=version)
 
     def _parts(self, first: int, count: int) -> list[tuple[SlabMemory, int, int]]:
         """A run of pages cut at slab boundaries: slab, first page, pages."""
@@ -397,6 +421,7 @@ class Volume:
 
     async def close_place(self, index: int, epoch: int) -> None:
         """Returns when no request uses it and every page it holds is on disk as well."""
+        await self._restore()
         await self.lenders.close(self.slab(index), epoch)
 
     def slab(self, index: int) -> SlabMemory:
@@ -438,4 +463,7 @@ class Volume:
         """What the disk refuses now, for people."""
         if self.read_only:
             return f"read-only: {self.read_only}"
+        lost = self.spill.keeper.lost(dropped=False)
+        if lost:
+            return f"the disk lost {named(lost)}; next: look at the disk, write anew, or discard, what is lost"
         return f"pages wait for the disk, which refuses them: {self.spill.refused}" if self.spill.refused else ""

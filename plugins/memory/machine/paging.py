@@ -56,6 +56,8 @@ class Chunk(IntEnum):
     LEAVING = 6
 
 
+UNSAVED = (Chunk.DIRTY, Chunk.SAVING, Chunk.LEAVING)
+"""The volume may have older content."""
 HERE = (Chunk.CLEAN, Chunk.DIRTY, Chunk.SAVING, Chunk.LEAVING)
 
 
@@ -87,8 +89,9 @@ class Paging:
     """`chunks` of an array, of which `budget` may be local at once, staged ones included; `staging`: places for those
     that come. `writable` False: nobody writes."""
 
-    def __init__(self, chunks: int, budget: int, staging: int, here: Iterable[int] = ()) -> None:
-        """`here`: found in memory after the process before this one died; the volume may have older content."""
+    def __init__(self, chunks: int, budget: int, staging: int, here: Iterable[int] = (), writable: bool = True) -> None:
+        """`here`: found in memory after the process before this one died; the volume may have older content, unless
+        nobody writes: then what it has is as new or newer, and must not be overwritten."""
         self.chunks, self.budget, self.staging = chunks, budget, staging
         self.counts = PagingCounts()
         self._state = bytearray(chunks)
@@ -112,7 +115,7 @@ class Paging:
         self._fixed: Literal["sequential", "random", "normal"] = "normal"
         self._window = 0
         for chunk in here:
-            self._state[chunk] = Chunk.DIRTY
+            self._state[chunk] = Chunk.DIRTY if writable else Chunk.CLEAN
             self._order[chunk] = None
             self._held += 1
 
@@ -155,7 +158,7 @@ class Paging:
     @property
     def unsaved(self) -> bool:
         """Has the volume older content of any chunk?"""
-        return any(state in (Chunk.DIRTY, Chunk.SAVING, Chunk.LEAVING) for state in self._state)
+        return any(self._state.find(state) >= 0 for state in UNSAVED)
 
     # ---- touched ----
 
@@ -390,17 +393,23 @@ class Paging:
 
     def _save(self, event: AskedFor, actions: list[PagingAction]) -> None:
         save = _Saving(event.id, set(), event.what == "flush")
-        for chunk in range(self.chunks):
-            state = self._state[chunk]
-            if state == Chunk.DIRTY:
-                self._state[chunk] = Chunk.SAVING
-                actions.append(SendChunk(chunk))
-            if state in (Chunk.DIRTY, Chunk.SAVING, Chunk.LEAVING):
-                save.left.add(chunk)
+        for state in UNSAVED:
+            save.left.update(self._all_in(state))
+        for chunk in self._all_in(Chunk.DIRTY):
+            self._state[chunk] = Chunk.SAVING
+            actions.append(SendChunk(chunk))
         if save.left:
             self._saves.append(save)
         else:
             self._end_save(save, actions)
+
+    def _all_in(self, state: Chunk) -> list[int]:
+        """An array has millions of chunks, and its threads wait meanwhile."""
+        found, at = [], self._state.find(state)
+        while at >= 0:
+            found.append(at)
+            at = self._state.find(state, at + 1)
+        return found
 
     def _wish(self, chunks: Iterable[int], actions: list[PagingAction]) -> None:
         """As many as fit, so that the first are not gone when the last come."""

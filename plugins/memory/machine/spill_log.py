@@ -10,7 +10,8 @@ everything that made its records dead is durable, and every copy.
 
 A kernel that failed to sync may have dropped what was written, and says so only once. So after a failure the segments
 in doubt are not trusted: records that the ring still has are appended again to a new one, and what lives of the rest is
-read, checked and copied there. Nothing counts as synced before they are gone.
+read, checked and copied there. Nothing counts as synced before they are gone. What a process before left unsealed is
+not trusted either: nobody who lives knows whether a sync of that failed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,10 +19,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from plugins.memory.policy import spilling
+from plugins.memory.policy.log_records import ROW_BYTES
 from plugins.memory.policy.spilling import Fill
 
 LOOK_S = 1.0
 """After a change it is looked for something to compact within this."""
+ASIDE_S = 10.0
+"""Pause before a segment of which the disk cannot read something is tried again."""
 
 
 @dataclass
@@ -43,11 +47,24 @@ class LogSegment:
     """A sync of it failed."""
     doubted_from: int = 0
     """Number of the first batch that may be gone then."""
-    damaged: bool = False
-    """A record in it is not what was written: it is kept, so that nobody takes an older one for it."""
+    found_durable: int = -1
+    """Up to this batch everything in it was durable when this process found it; -1: this process began it."""
+    aside_s: float = 0.0
+    """The disk cannot read something that lives in it; it is not tried again before then."""
     table_at: int = 0
+    zeros: int = 0
+    """Records of zeros that lived when they were copied here; they have no block of their own."""
+    zeros_blocks: int = 0
+    """Blocks of tables that they take."""
+    zeros_died: int = 0
+    """How many pages of zeros had died by then (`PageTable.zeros_died`)."""
     rows: list[bytes] = field(default_factory=list)
     """Of its batches, until it is sealed."""
+
+    def zeros_live(self, died: int) -> int:
+        """Blocks of tables whose records of zeros live, as far as is known: those that were copied here, unless half of
+        them may have died since. Without it a segment of zeros would be copied again and again."""
+        return self.zeros_blocks if 2 * (died - self.zeros_died) < self.zeros else 0
 
 
 class LeftSegment(NamedTuple):
@@ -120,7 +137,10 @@ class SpillLog:
         self._since_look = 1
         """Blocks written since it was looked for something to compact."""
         self._worst: LogSegment | None = None
-        self._crowded = self._doubt = False
+        self.owed = False
+        """There was a segment in doubt, and not all that was in it is durable yet: no flush is true until then."""
+        self._crowded = self._full = self._doubt = False
+        """The log takes too much; it takes as much as it ever may; a segment is in doubt."""
 
     # ---- what happens ----
 
@@ -138,12 +158,16 @@ class SpillLog:
         self._waited = max(self._waited, number)
 
     def wait_synced(self, number: int) -> None:
-        self._flush_to = max(self._flush_to, number)
+        self._flush_to = max(self._flush_to, number, self.owed)
 
     def found(self, segments: Iterable[LogSegment]) -> None:
-        """What is on disk when the process begins."""
+        """What is on disk when the process begins. What is not sealed is not trusted."""
         self.segments = list(segments)
         self.last_id = max([self.last_id, *(segment.id for segment in self.segments)])
+        for segment in self.segments:
+            if not segment.sealed:
+                segment.doubted, segment.doubted_from = True, segment.found_durable + 1
+                self._doubt = self.owed = True
 
     def reserve(self, more: Iterable[tuple[int, int]]) -> None:
         """These are listed now, id and slot."""
@@ -162,8 +186,14 @@ class SpillLog:
         self.written = stop
         self._oldest_s = now_s
 
-    def copied(self, blocks: int, rows: bytes, now_s: float) -> None:
-        """A batch of copies is in the active segment."""
+    def copied(self, blocks: int, rows: bytes, now_s: float, zeros: int = 0, zeros_died: int = 0) -> None:
+        """A batch of copies is in the active segment, `zeros` of them without content."""
+        active = self.active
+        assert active is not None
+        if zeros:
+            active.zeros += zeros
+            active.zeros_blocks += max(1, blocks * zeros // max(1, len(rows) // ROW_BYTES))
+            active.zeros_died = zeros_died
         self._added(blocks, rows, now_s)
 
     def _added(self, blocks: int, rows: bytes, now_s: float) -> None:
@@ -194,14 +224,21 @@ class SpillLog:
         if gone and not any(segment.doubted for segment in self.segments):
             self.synced = max(self.synced, self.written)
             self.mark = self.batch
+            self.owed = False
 
     def sync_refused(self) -> tuple[int, int]:
         """What was written since the last sync is in doubt. Records that the ring still has are appended again: their
-        first and last number (exclusive), the caller reads them from the ring from now on."""
+        first and last number (exclusive), the caller reads them from the ring from now on. Segments that were to go
+        once their copies are durable stay: the copies may be gone."""
         for segment in self.on_disk():
             if segment.unsynced and not segment.doubted:
-                segment.doubted, segment.doubted_from = True, self.mark + 1
-        self._doubt = True
+                known = self.mark if segment.found_durable < 0 else segment.found_durable
+                segment.doubted, segment.doubted_from = True, known + 1
+        self._doubt = self.owed = True
+        self._worst = None
+        back = [left for left in self.dropping if left.batch > self.mark]
+        self.dropping = [left for left in self.dropping if left not in back]
+        self.segments += [left.segment for left in back]
         self.reserved = []  # the list says which segments are in doubt before another is begun
         self.active = None
         start, stop = max(self.synced, self.put - self.places), self.written
@@ -226,9 +263,14 @@ class SpillLog:
         if segment.doubted and not self.unsynced:
             self._settle()
 
-    def found_damaged(self, segment: LogSegment) -> None:
-        """A record in it is not what was written."""
-        segment.damaged, self._worst = True, None
+    def put_aside(self, segment: LogSegment, now_s: float) -> None:
+        """All that can be read of it is elsewhere. What cannot stays there: it may be readable again."""
+        segment.aside_s = now_s + ASIDE_S
+        self._worst, self._since_look = None, self.segment_blocks
+
+    def is_stuck(self, now_s: float) -> bool:
+        """A sync failed of what the disk cannot even read now: nothing can count as synced."""
+        return self._doubt and any(each.doubted and each.aside_s > now_s for each in self.segments)
 
     def dropped(self, segments: Sequence[LogSegment]) -> None:
         """They are not listed any more."""
@@ -251,24 +293,26 @@ class SpillLog:
         return sum([segment.unsynced for segment in self.on_disk() if not segment.doubted])
 
     @property
-    def lost(self) -> bool:
-        """The disk dropped what it had taken, and it is nowhere else here: no flush can be true any more."""
-        return any(segment.doubted and segment.damaged for segment in self.segments)
-
-    @property
     def rows_max(self) -> int:
         """Records of one batch."""
         return min(spilling.BATCH_ROWS, self.segment_blocks // 2)
 
-    def next(self, now_s: float, live: Sequence[int], turn: int) -> Next:
+    def next(self, now_s: float, live: Sequence[int], turn: int, zeros_died: int = 0) -> Next:
         """`live[slot]`: blocks of a segment that live. `turn` counts: while the log takes too much, every second one is
-        a step of compaction, so that it does not grow for ever."""
+        a step of compaction, so that it does not grow for ever. `zeros_died`: as `PageTable` counts."""
         drop = self._to_drop()
         if len(drop) >= spilling.DROP_TOGETHER:
             return DropNext(drop)
-        compact = self._to_compact(live, now_s)
-        if compact is not None and (compact.doubted or (self._crowded and turn % 2)):
+        unsynced, ready = self.unsynced, len([left for left in self.dropping if self.written >= left.number])
+        behind = ready >= len(drop) + spilling.DROP_TOGETHER
+        if spilling.sync_due(behind, unsynced * self.block_bytes, now_s - self._unsynced_s):
+            return SyncSegments()
+        compact = self._to_compact(live, now_s, zeros_died)
+        if compact is not None and (self._full or ((self._crowded or compact.doubted) and turn % 2)):
             return self._compaction(compact)
+        full = [each for each in self._unsealed() if each is not self.active]
+        if len(full) > spilling.UNSEALED_MAX:
+            return SealNext(full[0])
         waiting = self.put - self.written
         waited = waiting > 0 and (max(self._waited, self._flush_to) > self.written or waiting * 2 >= self.places)
         if spilling.append_due(waiting, waited, now_s - self._oldest_s):
@@ -276,21 +320,17 @@ class SpillLog:
                 return StartSegment()
             stop = min(self.put, self.written + self.rows_max)
             return AppendNext(self.written, stop, self._flush_to > self.synced and stop >= self._flush_to)
-        unsynced = self.unsynced
-        ready = len([left for left in self.dropping if self.written >= left.number])
-        hurry = self._flush_to > self.synced or ready >= len(drop) + spilling.DROP_TOGETHER
-        if spilling.sync_due(hurry, unsynced * self.block_bytes, now_s - self._unsynced_s):
+        if unsynced and self._flush_to > self.synced:
             return SyncSegments()
-        full = next((each for each in self._unsealed() if each is not self.active), None)
-        if full is not None:
-            return SealNext(full)
+        if full:
+            return SealNext(full[0])
         if compact is not None:
             return self._compaction(compact)
         if drop:
             return DropNext(drop)
         if ready and unsynced:
             return SyncSegments()
-        return RestUntil(self._rest_until(waiting, unsynced))
+        return RestUntil(self._rest_until(waiting, unsynced, now_s))
 
     def _compaction(self, segment: LogSegment) -> Next:
         return CompactNext(segment) if self.active is not None else StartSegment()
@@ -298,32 +338,36 @@ class SpillLog:
     def _unsealed(self) -> list[LogSegment]:
         return [each for each in self.segments if not each.sealed and not each.doubted]
 
-    def _rest_until(self, waiting: int, unsynced: int) -> float:
+    def _rest_until(self, waiting: int, unsynced: int, now_s: float) -> float:
         times = [self._oldest_s + spilling.GATHER_S] if waiting else []
         if unsynced:
             times.append(self._unsynced_s + spilling.SYNC_S)
         if self._since_look:
             times.append(self._looked_s + LOOK_S)
+        times += [each.aside_s for each in self.segments if each.doubted and each.aside_s > now_s]
         return min(times, default=float("inf"))
 
     def _to_drop(self) -> tuple[LogSegment, ...]:
         return tuple(left.segment for left in self.dropping if self.synced >= left.number and self.mark >= left.batch)
 
-    def _to_compact(self, live: Sequence[int], now_s: float) -> LogSegment | None:
+    def _to_compact(self, live: Sequence[int], now_s: float, zeros_died: int) -> LogSegment | None:
         """One in doubt first. All are looked at now and then only: there may be a thousand."""
         if self._doubt:
-            doubted = next((each for each in self.segments if each.doubted and not each.damaged), None)
+            doubted = next((each for each in self.segments if each.doubted and each.aside_s <= now_s), None)
             if doubted is not None:
                 return doubted
         often = self._since_look >= self.segment_blocks // 8
         if often or (self._since_look and now_s >= self._looked_s + LOOK_S):
             self._looked_s, self._since_look = now_s, 0
-            full = [each for each in self.segments if each.sealed and not each.damaged]
-            fills = [Fill(each.slot, each.used, live[each.slot]) for each in full]
-            total = sum([live[each.slot] for each in self.segments])
-            slot = spilling.to_compact(fills, self.used, total, self.segment_blocks)
+            full = [each for each in self.segments if each.sealed and each.aside_s <= now_s]
+            lives = {each.slot: live[each.slot] + each.zeros_live(zeros_died) for each in self.segments}
+            fills = [Fill(each.slot, each.used, lives[each.slot]) for each in full]
+            total = sum(lives.values())
+            used = sum([each.used for each in self.segments])
+            slot = spilling.to_compact(fills, used, total, self.segment_blocks)
             self._worst = next((each for each in full if each.slot == slot), None)
-            self._crowded = spilling.takes_too_much(self.used, total, self.segment_blocks)
+            self._crowded = spilling.takes_too_much(used, total, self.segment_blocks)
+            self._full = spilling.takes_too_much(used, total, self.segment_blocks, spilling.TAKES_MOST)
         return self._worst
 
     def check(self) -> None:

@@ -12,15 +12,19 @@ BATCH_ROWS = 1024
 """Records of one batch, at most."""
 COPY_ROWS = 256
 """Records that compaction copies in one step: new records wait for it."""
+UNSEALED_MAX = 2
+"""Segments that are full and not sealed, at most: what is not sealed cannot be compacted, and costs a row of memory a
+record."""
 GATHER_S = 0.01
 """How long records for which nobody waits are gathered."""
 SYNC_BYTES = 64 << 20
 """Written without a sync, at most; what is not synced is read and checked after a crash."""
 SYNC_S = 1.0
 """For how long what is written may stay unsynced."""
-TAKES_MAX = 1.3
+TAKES_MAX, TAKES_MOST = 1.3, 1.5
 """How many times the bytes that live the log may take on disk, beside `SEGMENTS_SPARE` segments, those that
-wait to go, and those in reserve."""
+wait to go, and those in reserve. Above the first every second step is one of compaction, above the second all are:
+whoever writes without a pause is held up."""
 SEGMENTS_SPARE = 3
 RESERVED = 3
 """Segments that are listed ahead: the list is replaced, which takes a disk long, once for so many."""
@@ -55,9 +59,14 @@ def append_due(rows: int, waited_for: bool, age_s: float) -> bool:
     return rows > 0 and (waited_for or rows >= BATCH_ROWS or age_s >= GATHER_S - 1e-6)
 
 
-def takes_too_much(used: int, live: int, segment: int) -> bool:
+def takes_too_much(used: int, live: int, segment: int, times: float = TAKES_MAX) -> bool:
     """Blocks on disk, blocks that live, blocks of a segment."""
-    return used > TAKES_MAX * live + SEGMENTS_SPARE * segment
+    return used > times * live + SEGMENTS_SPARE * segment
+
+
+def volume_bytes_most(page_bytes: int, places: int) -> int:
+    """The largest volume whose log can be written again and again: `places` of blocks are told apart."""
+    return int(places / (STRIDE * TAKES_MOST)) * page_bytes
 
 
 def to_compact(full: Iterable[Fill], used: int, live: int, segment: int) -> int | None:

@@ -15,6 +15,7 @@ from plugins.facts import Spare
 from plugins.memory.datapath import control, vold
 from plugins.memory.datapath.control import (
     ClientRefused,
+    No,
     OpenPlace,
     PageCounts,
     PlaceList,
@@ -46,8 +47,7 @@ CLOSE_S = 60.0
 AGAIN_S = 1.0
 """Pause before a process that could not close a slab is asked again."""
 TOKEN_BYTES = 32
-SOCKET_PATH_MAX = 107
-"""Bytes of a unix socket's path."""
+SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
 
 
 class Borrowing:
@@ -98,10 +98,8 @@ class Borrowing:
             async with asyncio.timeout(READY_S):
                 await found.process.ready.wait()
         except TimeoutError:
-            what, why = (
-                f"volume {name} is not ready",
-                f"its process is still starting after {READY_S:g} s",
-            )
+            what = f"volume {name} is not ready"
+            why = found.trouble or f"its process is still starting after {READY_S:g} s"
             raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
         return found
 
@@ -194,6 +192,9 @@ class Borrowing:
         slabs, after, more = -(-known.size_bytes // known.slab_bytes), (0, 0), True
         while more:
             answer = await process.ask(lambda id: control.ListPlaces(id, *after), READY_S)  # noqa: B023
+            if isinstance(answer, No) and answer.why.startswith(vold.NOT_OPEN):
+                self._opens(known.volume, answer.why)
+                continue
             if not isinstance(answer, PlaceList):
                 raise ConnectionResetError(f"the volume's process answered {answer}")
             more = answer.more
@@ -201,6 +202,7 @@ class Borrowing:
                 after = (place.index, place.epoch)
                 if place.index < slabs:
                     places.append((place.index, _place(place)))
+        self._opens(known.volume, "")
         await self._export_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
@@ -212,6 +214,10 @@ class Borrowing:
             answer = await process.ask(lambda id, path=path: control.ExportVolume(id, path), ASK_S)  # type: ignore[misc]
             if not isinstance(answer, Yes):
                 self._host.note(f"volume/{name}", "not exported", f"{path}: {getattr(answer, 'why', answer)}")
+
+    def _opens(self, name: str, why: str) -> None:
+        if name in self.volumes and self.volumes[name].opens(why):
+            self._host.note(f"volume/{name}", "opens", why)
 
     def _volume_down(self, name: str, why: str) -> None:
         self._env.log.warning("a volume's process is gone", volume=name, why=why)

@@ -22,8 +22,17 @@ class OpenVolume:
     """Slab -> its places, as its process said last."""
     links: dict[int, Link] = field(default_factory=dict)
     """Epoch -> how the link to that place is."""
+    _opening: bool = False
     trouble: str = ""
     """What its event log says now about reading and writing it; empty: nothing is wrong."""
+
+    def opens(self, why: str) -> bool:
+        """Why its process does not answer yet; empty: it does. Whether that is news for people."""
+        if not why:
+            self._opening, self.trouble = False, "" if self._opening else self.trouble
+            return False
+        self._opening, news, self.trouble = True, why != self.trouble, why
+        return news
 
     @property
     def slabs(self) -> int:

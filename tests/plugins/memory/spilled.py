@@ -53,6 +53,8 @@ class Told:
     life: int = 0
     spill: Spill | None = None
     refused: int = 0
+    wrong: str = ""
+    """What a read found that it must not find."""
 
 
 class SpillWorld:
@@ -80,19 +82,24 @@ class SpillWorld:
     async def _main(self, env: Env, command: Command) -> int:
         told, rng = self.told, self.rng
         told.life += 1
-        told.spill = spill = Spill(env, "data", "v", PAGES, PAGE, PLACES)
         while True:
+            told.spill = spill = Spill(env, "data", "v", PAGES, PAGE, PLACES)
             try:
                 await spill.open(told.life)
+                break
+            except OSError:
+                await spill.close()
+                await asyncio.sleep(0.5)
+        while True:
+            try:
                 await spill.settle()
                 break
             except OSError:
-                await spill.writer.close()
                 await asyncio.sleep(0.5)
         env.spawn("spill", spill.run())
         while told.found is None:
             try:
-                found = await look(spill)
+                found = await self._look(spill)
                 told.most, told.put, told.written = told.put, list(found), list(found)
                 told.synced = [min(pair) for pair in zip(told.synced, found, strict=True)]
                 told.found = found
@@ -119,6 +126,32 @@ class SpillWorld:
                 told.refused += 1
                 await asyncio.sleep(0.01)
             spill.log.check()
+            if not told.wrong and rng.random() < 0.2:
+                await self._read_one(spill, rng.randrange(PAGES))
+
+    async def _look(self, spill: Spill) -> list[int]:
+        """A page that the disk dropped before it was durable is an error, and counts as what was put last."""
+        found = []
+        for page in range(PAGES):
+            data = memoryview(bytearray(PAGE))
+            try:
+                await spill.read(page, data)
+                found.append(word(data, page))
+            except OSError as error:
+                if "is damaged" not in str(error) or self.told.put[page] <= self.told.synced[page]:
+                    raise
+                found.append(self.told.put[page])
+        return found
+
+    async def _read_one(self, spill: Spill, page: int) -> None:
+        """As long as the process lives it finds what was put last, or an error."""
+        put, data = self.told.put[page], memoryview(bytearray(PAGE))
+        try:
+            await spill.read(page, data)
+        except OSError:
+            return
+        if word(data, page) != put:
+            self.told.wrong = f"page {page} read as {word(data, page)}, and {put} was put"
 
     def _put(self, spill: Spill, first: int, count: int, number: int, env: Env) -> None:
         version = self.told.life << 40 | number

@@ -318,27 +318,31 @@ async def test_what_lives_survives_any_number_of_compactions() -> None:
     deaths=st.lists(st.sampled_from(["volume", "writer", "both", "power"]), min_size=1, max_size=5),
     slow=st.sampled_from([1.0, 30.0]),
     sick=st.sampled_from([0.0, 0.0, 0.1]),
+    drops=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_deaths_at_any_moment_lose_nothing_that_was_promised(
-    seed: int, deaths: list[Death], slow: float, sick: float
+    seed: int, deaths: list[Death], slow: float, sick: float, drops: bool
 ) -> None:
     """After any kill everything that is written is there, and after one of the volume's process alone what stood in the
-    ring too, if there was room; after a loss of power, everything that was flushed."""
+    ring too, if there was room; after a loss of power, or of what a sync that failed took along, everything that was
+    flushed."""
     with World(seed) as world:
         spilled = SpillWorld(world, seed)
         told = spilled.told
         spilled.opened()
         for death in deaths:
-            spilled.host.disk.slow, spilled.host.disk.sick = slow, sick
+            spilled.host.disk.slow, spilled.host.disk.sick, spilled.host.disk.drops = slow, sick, drops
             world.run(world.now + spilled.rng.uniform(0.02, 0.8))
             assert spilled.process.alive, "it failed"
-            spilled.host.disk.sick = 0.0
+            assert not told.wrong
+            still_sick = spilled.rng.random() < 0.5
+            spilled.host.disk.sick = sick if still_sick else 0.0
             if death == "writer":
                 for writer in spilled.writers():
                     writer.signal(9)
                 continue
-            least = list(told.synced if death == "power" else told.written)
+            least = list(told.synced if death == "power" or (sick and drops) else told.written)
             if death == "power":
                 spilled.host.power_off()
                 spilled.host.power_on()
@@ -353,6 +357,8 @@ def test_deaths_at_any_moment_lose_nothing_that_was_promised(
                     spilled.process.signal(9)
             if told.found is None or not spilled.process.alive:
                 spilled.begin()
+            world.run(world.now + (1.5 if still_sick else 0.0))
+            spilled.host.disk.sick = 0.0
             spilled.opened()
             spilled.check_found(least)
 

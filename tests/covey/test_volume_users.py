@@ -1,0 +1,111 @@
+"""Whose a volume is, where the agent is no root: three users, of whom one runs the agent and one has the volume."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.ports import unix_sockets
+from agent.ports.unix_sockets import bind_unix
+from tests.covey.live_volume import STRANGER, LiveVolume, python_of
+
+pytestmark = [pytest.mark.rack, pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")]
+AGENT, OWNER, THIRD = STRANGER - 1, STRANGER, STRANGER + 1
+
+
+def as_user(uid: int, work: Callable[[], object]) -> str:
+    """What that user gets, in a process of his own: the text of the result, or the name of the error."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            said = str(work())
+        except OSError as error:
+            said = errno.errorcode.get(error.errno or 0, str(error))
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as told:
+        return told.read()
+
+
+def connected(path: str) -> str:
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(path)
+    return "in"
+
+
+@pytest.mark.parametrize("lists", [True, False], ids=["with access lists", "without"])
+def test_a_socket_is_handed_over_by_an_agent_that_is_no_root(
+    tmp_path: Path, lists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an entry for that user where the file system has lists; else everybody gets there, and is asked who he is."""
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    os.chown(run, AGENT, AGENT)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(folder, folder.stat().st_mode | 0o011)
+    path = str(run / "vol.sock")
+    if not lists:
+
+        def refused(*arguments: object) -> None:
+            raise OSError(errno.EOPNOTSUPP, "no lists here")
+
+        monkeypatch.setattr(unix_sockets.os, "setxattr", refused)  # type: ignore[attr-defined]
+    inherited = socket.socket(socket.AF_UNIX)
+
+    def bind() -> str:
+        bound = bind_unix(path, uid=OWNER)
+        os.dup2(bound.fileno(), inherited.fileno())
+        return f"{run.stat().st_mode & 0o777:o} {as_user_in_child(path)}"
+
+    def as_user_in_child(path: str) -> str:
+        return f"{os.stat(path).st_mode & 0o777:o}"
+
+    assert as_user(AGENT, bind) == f"711 {'660' if lists else '666'}"
+    # the listener ended with that process: who may not even try gets another error than who finds nobody
+    got = {uid: as_user(uid, lambda: connected(path)) for uid in (AGENT, OWNER, THIRD)}
+    assert got == {AGENT: "ECONNREFUSED", OWNER: "ECONNREFUSED", THIRD: "EACCES" if lists else "ECONNREFUSED"}
+    inherited.close()
+
+
+OWN = """
+with RemoteArray(PATH, 1_000_000, "uint8", local_budget="1 MiB") as array:
+    array.array[:] = 7
+    assert (array.array == 7).all()
+    array.flush()
+with RemoteMemory.at(PATH) as memory:
+    print(os.geteuid(), memory.read(0, 3))
+"""
+TRIED = """
+for door in (lambda: RemoteMemory.at(PATH), lambda: RemoteArray(PATH, 1000, local_budget="1 MiB")):
+    try:
+        door()
+    except RemoteMemoryError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(python_of(AGENT) is None, reason="no interpreter that another user may execute")
+def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
+    """Volume, lender, writer of the log and pager are the agent's user's; a third user gets in by no door."""
+    with LiveVolume(uid=OWNER, agent_uid=AGENT) as volume:
+        assert volume.run(OWN, uid=OWNER) == f"{OWNER} b'\\x07\\x07\\x07'\n"
+        assert {os.stat(f"/proc/{pid}").st_uid for pid in volume.pagers()} <= {AGENT}
+        assert os.stat(volume.path).st_uid == AGENT
+        assert "Permission denied" in volume.run(TRIED, uid=THIRD)
+        for name in ("vol-data.sock", "arr-data.sock"):
+            os.chmod(f"{volume.run_dir}/{name}", 0o666)  # a file system without lists
+        refused = volume.run(TRIED, uid=THIRD).splitlines()
+        assert len(refused) == 2
+        assert all(f"belongs to another user (uid {OWNER})" in line for line in refused)
+        assert volume.run(OWN, uid=OWNER).startswith(str(OWNER))
+        for name in ("vold-data.sock", "slabd.sock", "arr-data.sock.lock"):
+            assert os.stat(f"{volume.run_dir}/{name}").st_mode & 0o077 == 0, name
