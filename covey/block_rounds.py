@@ -114,6 +114,10 @@ class BlockRounds:
             self.table(block.table).declare(cut.block(at), flat[here], [each[here] for each in first_moments])
         self.known[declared.name] = cut
 
+    def is_declared(self, name: str) -> bool:
+        """By this process."""
+        return name in self.known
+
     def push(self, name: str, data: Array, blocks: bool, rate: float = 0.0) -> None:
         """Begin a round. `blocks`: this thread waits for it at once. `rate`: of learning. ValueError when one is under
         way."""

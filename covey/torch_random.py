@@ -6,7 +6,7 @@ follow from the step, or from the sample.
 
 import base64
 import random
-import zlib
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ import torch
 
 PYTHON_VERSION = 3
 """Of what `random.getstate` gives."""
+HEAD, TAIL = 24, 40
+"""Bytes of PyTorch's generator before and after its words: seed, place, and what is left of a normal number."""
 
 
 class Generators(NamedTuple):
@@ -24,13 +26,15 @@ class Generators(NamedTuple):
     numpy: tuple[Any, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """About 10 kB."""
+        """About 10 kB. What a few draws change lies together, at its beginning."""
         _, words, gauss = self.python
         _, keys, at, has_gauss, cached = self.numpy
+        head, bulk, tail = self.torch[:HEAD], self.torch[HEAD:-TAIL], self.torch[-TAIL:]
         return {
-            "torch": _packed(self.torch),
-            "python": [_packed(np.array(words, "<u4").tobytes()), gauss],
-            "numpy": [_packed(keys), at, has_gauss, cached],
+            "at": [_packed(head + tail), words[-1], gauss, at, has_gauss, cached],
+            "torch": _bulk_of_torch(bulk),
+            "numpy": _bulk_of_numpy(keys),
+            "python": _bulk_of_python(words[:-1]),
         }
 
 
@@ -46,16 +50,46 @@ def generators() -> Generators:
 
 def set_generators(kept: Any) -> None:
     """To what `as_json` wrote."""
-    torch.set_rng_state(torch.frombuffer(bytearray(_unpacked(kept["torch"])), dtype=torch.uint8))
-    words, gauss = kept["python"]
-    random.setstate((PYTHON_VERSION, tuple(np.frombuffer(_unpacked(words), "<u4").tolist()), gauss))
-    keys, *rest = kept["numpy"]
-    np.random.set_state(("MT19937", np.frombuffer(_unpacked(keys), "<u4"), *rest))
+    ends, place, gauss, *rest = kept["at"]
+    head, tail = _unpacked(ends)[:HEAD], _unpacked(ends)[HEAD:]
+    whole = head + _whole(kept["torch"]) + tail
+    torch.set_rng_state(torch.frombuffer(bytearray(whole), dtype=torch.uint8))
+    words = np.frombuffer(_unpacked(kept["python"]), "<u4").tolist()
+    random.setstate((PYTHON_VERSION, (*words, place), gauss))
+    np.random.set_state(("MT19937", np.frombuffer(_unpacked(kept["numpy"]), "<u4"), *rest))
+
+
+@lru_cache(2)
+def _bulk_of_torch(bulk: bytes) -> list[str]:
+    """Its words have eight bytes, of which the upper four are zero as PyTorch draws today."""
+    halves = np.frombuffer(bulk, "<u4") if len(bulk) % 8 == 0 else np.ones(1, "<u4")
+    if len(halves) % 2 or halves[1::2].any():
+        return ["whole", _packed(bulk)]
+    return ["lower", _packed(halves[::2].tobytes())]
+
+
+def _whole(packed: list[str]) -> bytes:
+    """What `_bulk_of_torch` was given."""
+    kind, text = packed
+    if kind == "whole":
+        return _unpacked(text)
+    lower = np.frombuffer(_unpacked(text), "<u4")
+    return np.stack([lower, np.zeros_like(lower)], 1).tobytes()
+
+
+@lru_cache(2)
+def _bulk_of_numpy(keys: bytes) -> str:
+    return _packed(keys)
+
+
+@lru_cache(2)
+def _bulk_of_python(words: tuple[int, ...]) -> str:
+    return _packed(np.array(words, "<u4").tobytes())
 
 
 def _packed(data: bytes) -> str:
-    return base64.b64encode(zlib.compress(data, 1)).decode()
+    return base64.b64encode(data).decode()
 
 
 def _unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text))
+    return base64.b64decode(text)
