@@ -83,7 +83,8 @@ def measure(kind: str, ranks: int, work: str, ms: float, seconds: float) -> dict
     per_ms = calibrated() if work == "busy" else 0.0
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
         aggd = LikeAgents(Path(folder))
-        address = [aggd.serve(job, EPOCH, ranks).address for job in JOBS][0]
+        for job in JOBS:
+            address = aggd.serve(job, EPOCH, ranks).address
         words = [kind, str(ranks), str(ms), str(per_ms), str(seconds), address]
         command = [sys.executable, str(Path(__file__).resolve()), "--rank"]
         one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

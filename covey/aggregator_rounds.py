@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -83,6 +84,8 @@ class AggregatorRounds:
         self._saying = False
         """That this rank keeps a result is still to be said: nobody has that result before."""
         self._closed = False
+        self._held: list[Iterable[Frame]] = []
+        """To go out before whatever is said next on this connection."""
         self.told: Callable[[ToldByRank], None] = lambda told: None
         """Hears, in the link thread, what other ranks tell."""
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
@@ -108,6 +111,20 @@ class AggregatorRounds:
         this thread waits for it at once. `rate`: of learning. ValueError when one is under way."""
         size = 0 if blocks else sum(each.nbytes for each in sums)
         self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
+
+    def push_soon(self, label: str, data: Array) -> None:
+        """As `push`, for one rank; it goes out before whatever is said next, together with that."""
+        with self._changed:
+            if self.fatal is not None:
+                raise self.fatal
+            frames = self.rounds.push(label, bytes_of(data))
+            if self._link is not None:  # else `_serve` sends them
+                self._held.append(frames)
+
+    def say_held(self) -> None:
+        """What was to go out soon goes out now."""
+        if self._held:
+            self._say_out(tuple)
 
     def moments(self, label: str) -> list[Array]:
         """Those of a Block that this rank keeps, of its last result; none when another one does. Not to be written, and
@@ -153,6 +170,7 @@ class AggregatorRounds:
 
     def wait(self, label: str, waits: Waits, out: Array) -> None:
         """The Block's result, into `out`, flat. ValueError when the aggregator does not add it."""
+        self.say_held()
         with self._changed:
             tensor = self.rounds.tensors[label]
             while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
@@ -212,6 +230,9 @@ class AggregatorRounds:
             if self.fatal is not None:
                 raise self.fatal
             frames, link = make(), self._link
+            if self._held:
+                held, self._held = self._held, []
+                frames = chain(*held, frames)
         if link is not None:
             link.say(frames, at_once=size <= SMALL_BYTES)
 
@@ -287,6 +308,7 @@ class AggregatorRounds:
                     if self._closed or self._owner.at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
                     frames, self._link, self._repeating = self.rounds.connected(), link, True
+                    self._held.clear()
                 link.send_locked(frames)
                 with self._changed:
                     self._repeating = False

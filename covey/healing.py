@@ -17,8 +17,8 @@ before both have it. So whoever has a result of a step need not have it alone: n
                                         <- PIECE
       DONE ->                              the script goes on
 
-Where a job has few ranks, all of them gather what is each one's own, as one more sum that is pushed first and waited for
-first (`covey.owns`): it is a part of the state then, no MIRROR is told, and no push waits for a word.
+Where a job has few ranks, all of them gather what is each one's own, as one more sum that is pushed first and waited
+for first (`covey.owns`): it is a part of the state then, no MIRROR is told, and no push waits for a word.
 
 All of it goes through the job's aggregators (`covey.tensorwire`, TELL), which may lose any of it, so it is said again
 until it is answered. A rank that is asked while it is a successor itself says that it has nothing.

@@ -6,14 +6,13 @@ from typing import Protocol
 
 from covey import owns
 from covey.aggregator_rounds import Waits
-from covey.owns import Owns
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
 from covey.tensorwire import Declared
 
 
 class Sums(Protocol):
-    """Where rows are added: `covey.block_rounds`."""
+    """Where rows are added: `covey.block_rounds`. What is pushed soon goes out with what is pushed next."""
 
     part_bytes: int
 
@@ -22,7 +21,7 @@ class Sums(Protocol):
 
     def is_declared(self, name: str) -> bool: ...
     def declare(self, declared: Declared, data: Array) -> None: ...
-    def push(self, name: str, data: Array, blocks: bool) -> None: ...
+    def push_soon(self, name: str, data: Array) -> None: ...
     def wait(self, name: str, waits: Waits, out: Array | None) -> Array: ...
 
 
@@ -67,7 +66,7 @@ class OwnGather:
         name, sums = owns.name_of(self._room), self._sums
         if not sums.is_declared(name):
             sums.declare(Declared(name, "grad", rows.shape, sums.part_bytes, sums.order), rows)
-        sums.push(name, rows, blocks=False)
+        sums.push_soon(name, rows)
 
     def _pulled(self, waits: Callable[[str], Waits]) -> Array:
         name = owns.name_of(self._room)

@@ -7,9 +7,9 @@ gives it to a successor as a part of the state.
 
     row   is there one | bytes as before at its beginning | at its end | how many differ between | these, 3 in a float32
 
-Integers below 2 ** 24 are exact in float32, and nothing but zeros is added to them. A row has room for `Owns.room` bytes
-that differ; where those of some rank are more, all of them see that in the sum, and push rows with more room in the same
-step. Whatever is decided here follows from sums, which all ranks have alike.
+Integers below 2 ** 24 are exact in float32, and nothing but zeros is added to them. A row has room for `Owns.room`
+bytes that differ; where those of some rank are more, all of them see that in the sum, and push rows with more room in
+the same step. Whatever is decided here follows from sums, which all ranks have alike.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ RANKS_MAX = 16
 """With more, rows would be a large part of what travels; two neighbours keep what is a rank's own then."""
 ROOM = 96
 """Bytes, at first: as of a generator's counter."""
-CALM = 32
-"""So many steps that need half the room, or less, and rows have half of it."""
+CROWDED, CALM = 2, 8
+"""After so many steps that need more room rows have more of it, and after so many that need half of it, half."""
 HEAD = 4
 """Numbers before the bytes."""
 NOTHING, GIVEN = 0, 1
@@ -43,8 +43,10 @@ class Owns(msgspec.Struct, frozen=True):
     each: tuple[bytes, ...]
     """By rank; empty: it never had any."""
     room: int = ROOM
+    crowded: int = 0
+    """Steps one after the other that needed more room than rows had at first."""
     calm: int = 0
-    """Steps one after the other that needed little room."""
+    """Likewise, half or less."""
     is_asked: bool = True
     """Whether ranks push rows: not once none of them had anything."""
 
@@ -108,12 +110,15 @@ def merged(owns: Owns, rows: Array, step: int) -> Owns:
     """After a step in which these rows were gathered, at the beginning of `step`."""
     heads: list[list[float]] = rows[:, :HEAD].tolist()
     each = tuple(_changed(old, head, row) for old, head, row in zip(owns.each, heads, rows, strict=True))
-    needed = room_needed(rows)
-    room = larger(owns.room, needed)
+    needed, room = room_needed(rows), owns.room
+    crowded = owns.crowded + 1 if needed > room else 0
     calm = owns.calm + 1 if room > ROOM and 2 * needed <= room else 0
-    if calm >= CALM:
+    if crowded == CROWDED:
+        room, crowded = larger(room, needed), 0
+    if calm == CALM:
         room, calm = room // 2, 0
-    return Owns(step, each, room, calm, owns.is_asked and any(head[0] == GIVEN for head in heads))
+    is_asked = owns.is_asked and any(head[0] == GIVEN for head in heads)
+    return Owns(step, each, room, crowded, calm, is_asked)
 
 
 def unchanged(before: bytes, now: bytes) -> tuple[int, int]:

@@ -162,7 +162,8 @@ class Gradients:
         self._waiting.clear()
 
     def came(self, parameters: Sequence[Any], gradients: Any, future: Any) -> None:
-        """A bucket; the future has its averages, or the error. CoveyError when one of these came before in this step."""
+        """A bucket; the future has its averages, or the error. CoveyError when one of these came before in this
+        step."""
         flat: Array = bits(gradients).numpy()
         start, touched = 0, dict[int, _Round]()
         for parameter in parameters:

@@ -5,6 +5,7 @@ follow from the step, or from the sample.
 """
 
 import base64
+import ctypes
 import random
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,8 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from covey.errors import CoveyError
+
 PYTHON_VERSION = 3
 """Of what `random.getstate` gives."""
+WORDS_BYTES = 4 * 625
+"""Of numpy's generator in memory: its words, and the place among them."""
+COUNTED_BYTES = 16
+"""Of an object, its count of references and its type; a normal number that is left over lies behind them."""
 HEAD, TAIL = 24, 40
 """Bytes of PyTorch's generator before and after its words: seed, place, and what is left of a normal number."""
 
@@ -40,12 +47,41 @@ class Generators(NamedTuple):
 
 def generators() -> Generators:
     """Now."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return Generators(
-        torch.get_rng_state().numpy().tobytes(),
-        random.getstate(),
-        (kind, np.asarray(keys, "<u4").tobytes(), *rest),
-    )
+    return Generators(torch.get_rng_state().numpy().tobytes(), random.getstate(), _numpy.now())
+
+
+class _OfNumpy:
+    """numpy's generator, which takes 30 us to say its state, and is asked twice a step: the memory in which that lies
+    is compared with what it was."""
+
+    def __init__(self) -> None:
+        self._here: Any = getattr(np.random.get_state, "__self__", None)
+        self._places: list[tuple[int, int]] = []
+        """In memory: address and bytes."""
+        self._memory: list[bytes] = []
+        self._words: Any = None
+        self._state: tuple[Any, ...] = ()
+
+    def now(self) -> tuple[Any, ...]:
+        words: Any = np.random.get_bit_generator()
+        if not isinstance(words, np.random.MT19937):
+            what, why = "the state of numpy's random generator cannot be kept", f"it is a {type(words).__qualname__}"
+            raise CoveyError(what, why, "use numpy.random.default_rng in place of set_bit_generator")
+        memory = self._read() if words is self._words else []
+        if not memory or memory != self._memory:
+            kind, keys, *rest = np.random.get_state(legacy=True)
+            self._state, self._words = (kind, np.asarray(keys, "<u4").tobytes(), *rest), words
+            if isinstance(self._here, np.random.RandomState):
+                size = type(self._here).__basicsize__ - COUNTED_BYTES
+                self._places = [(words.ctypes.state_address, WORDS_BYTES), (id(self._here) + COUNTED_BYTES, size)]
+            self._memory = self._read()
+        return self._state
+
+    def _read(self) -> list[bytes]:
+        return [ctypes.string_at(*place) for place in self._places]
+
+
+_numpy = _OfNumpy()
 
 
 def set_generators(kept: Any) -> None:

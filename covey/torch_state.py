@@ -36,7 +36,8 @@ class TrainingState:
         """The first step of the training; None until all ranks hold the same parameters."""
         self._made = self._as_made()
         self._made_array = _bytes(json.dumps(self._made))
-        self._named_buffers = list(module.named_buffers())
+        self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
+        """A module may put another tensor there at any time; to look for modules takes longer than all else here."""
         for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
             for name, tensor in tensors:
                 _check_place(f"{kind} {name!r}", tensor)
@@ -51,7 +52,15 @@ class TrainingState:
 
     @property
     def buffers(self) -> list[Any]:
-        return list(self.module.buffers())
+        return list(self._named_buffers().values())
+
+    def _named_buffers(self) -> dict[str, Any]:
+        """As `named_buffers` of the module: each tensor once."""
+        each = ((path + name, at) for path, of in self._buffers_of if of for name, at in of.items() if at is not None)
+        found: dict[int, tuple[str, Any]] = {}
+        for name, tensor in each:
+            found.setdefault(id(tensor), (name, tensor))
+        return dict(found.values())
 
     def digest(self) -> bytes:
         """16 bytes of parameters and buffers."""
@@ -72,7 +81,7 @@ class TrainingState:
         also_arrays: dict[str, Array] = {}
         also = [_plain(each.state_dict(), f"also/{at}", also_arrays) for at, each in enumerate(self._also)]
         groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
-        buffers = {f"buffer/{name}": array_of_tensor(each).copy() for name, each in self._named_buffers}
+        buffers = {f"buffer/{name}": array_of_tensor(at).copy() for name, at in self._named_buffers().items()}
         first, moments = self.first, sum(map(len, self._optimizer.state.values()))
         found = _LaterArrays(lambda: self._all_arrays(first, groups, also, also_arrays, buffers))
         if moments != self._moments:
