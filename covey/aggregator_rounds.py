@@ -13,6 +13,7 @@ A round copies a tensor once at the rank, from the buffer it came into to where 
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Protocol
@@ -84,6 +85,8 @@ class AggregatorRounds:
         self._saying = False
         """That this rank keeps a result is still to be said: nobody has that result before."""
         self._closed = False
+        self._awaited = Counter[int]()
+        """By a tensor's key, threads that wait for it: others are not woken by its result."""
         self._held: list[Iterable[Frame]] = []
         """To go out before whatever is said next on this connection."""
         self.told: Callable[[ToldByRank], None] = lambda told: None
@@ -173,11 +176,15 @@ class AggregatorRounds:
         self.say_held()
         with self._changed:
             tensor = self.rounds.tensors[label]
-            while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
-                waits.look()
-                if tensor.fault:
-                    raise ValueError(tensor.fault)
-                self._changed.wait(waits.left_s)
+            self._awaited[tensor.key] += 1
+            try:
+                while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
+                    waits.look()
+                    if tensor.fault:
+                        raise ValueError(tensor.fault)
+                    self._changed.wait(waits.left_s)
+            finally:
+                self._awaited[tensor.key] -= 1
         # only this Block's next round, which nobody can begin before this ends, would write here
         np.copyto(out, np.frombuffer(tensor.state, dtype=NUMBERS[tensor.declared.type].stored))
 
@@ -344,7 +351,7 @@ class AggregatorRounds:
             if header.op is TensorOp.RESULT:  # a script that has its last result may end: what is kept is said before
                 answer = tuple(answer)
                 self._saying = bool(answer)
-            if not self._saying:
+            if not self._saying and (header.op is not TensorOp.RESULT or self._awaited[header.key]):
                 self._changed.notify_all()
         link.send(answer, careful=False)
         if self._saying:

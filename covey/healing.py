@@ -41,7 +41,7 @@ from covey.errors import CoveyError, StateLost
 from covey.held_state import HeldState, Kept
 from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
 from covey.own_gather import OwnGather
-from covey.owns import array_of_owns, owns_of_array
+from covey.owns import JsonText, array_of_owns, owns_of_array
 from covey.rounds import Tell, ToldByRank
 from covey.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
 from covey.taking_over import (
@@ -101,8 +101,6 @@ class Healing:
         self._neighbours, self._tells, self._rounds = tuple(neighbours), tells, rounds
         self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
         self._gather = gather
-        self._owns = None if gather is None else gather.owns
-        """At the beginning of this step."""
         self._pushing = threading.Lock()
         """Held by the thread that tells what is this rank's own: other threads push afterwards."""
         self._changed = threading.Condition()
@@ -149,7 +147,8 @@ class Healing:
             raise CoveyError(what, why, "wait for the handles of all tensors first")
         with self._changed:
             self._state, self._rounds_before, self._has_said_own = state, rounds, False
-            self._owns = None if self._gather is None else self._gather.owns
+            if self._gather is not None:
+                self._gather.step_begins()
         self._say_like()
 
     def end(self, state: Mapping[str, Array]) -> None:
@@ -265,7 +264,7 @@ class Healing:
         have, taken = self._taking.state(say, known or {}, timeout_s, within_s, self._like)
         gather, owns = self._gather, taken.arrays.pop(OWNS, None)
         if gather is not None and owns is not None:
-            gather.owns = owns_of_array(owns, gather.ranks)
+            gather.go_on_with(owns_of_array(owns, gather.ranks))
         own = self._own_at(have) if has_own else None
         found = None if own is None else _parsed(own)
         if own is not None and gather is None:
@@ -356,7 +355,7 @@ class Healing:
 
     def _hold(self, rank: int) -> None:
         if self._gives is None:
-            owns = {} if self._owns is None else {OWNS: array_of_owns(self._owns)}
+            owns = {} if self._gather is None else {OWNS: array_of_owns(self._gather.owns)}
             self._gives = HeldState({**self._state, **owns}, self._rounds_before)
         self._held[rank] = None
         self._say_what_is_here(rank, self._gives)
@@ -438,7 +437,8 @@ class Healing:
 
 def _json(own: Callable[[], Any]) -> bytes:
     """CoveyError when it is too large."""
-    data = json.dumps(own()).encode()
+    value = own()
+    data = (value if isinstance(value, JsonText) else json.dumps(value)).encode("ascii")
     if len(data) > OWN_BYTES_MAX:
         why = f"it has {len(data)} bytes as JSON, and goes to other ranks in each step"
         raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")

@@ -5,15 +5,17 @@ of which only its own is not zero, before it pushes anything else; the sum is al
 is given to a script before that one. So whoever has a result of a step has what is every rank's own at its end, and
 gives it to a successor as a part of the state.
 
-    row   is there one | bytes as before at its beginning | at its end | how many differ between | these, 3 in a float32
+    row   in decimal digits: bytes as before at its beginning, and at its end, how many differ between | these | zeros
 
-Integers below 2 ** 24 are exact in float32, and nothing but zeros is added to them. A row has room for `Owns.room`
-bytes that differ; where those of some rank are more, all of them see that in the sum, and push rows with more room in
-the same step. Whatever is decided here follows from sums, which all ranks have alike.
+Rows are added as float32, four characters in each. Characters of ASCII are below 128, so no four of them are infinite,
+no number, or minus zero, and what is added to them is zero: they arrive as they left.
+
+A row has room for `Plan.room` bytes that differ; where those of some rank are more, all of them see that in the sum,
+and push rows with more room in the same step. Whatever is decided here follows from sums, which all ranks have alike.
+Once a step it is only looked at how much room was needed; rows are read when somebody asks what is in them.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,15 +26,29 @@ from covey.tensor_arrays import Array
 
 RANKS_MAX = 16
 """With more, rows would be a large part of what travels; two neighbours keep what is a rank's own then."""
-ROOM = 96
+ROOM = 240
 """Bytes, at first: as of a generator's counter."""
 CROWDED, CALM = 2, 8
 """After so many steps that need more room rows have more of it, and after so many that need half of it, half."""
-HEAD = 4
-"""Numbers before the bytes."""
-NOTHING, GIVEN = 0, 1
-PER_FLOAT = 3
-"""Bytes."""
+DIGITS = 5
+HEAD = 3 * DIGITS
+"""Characters before those that differ."""
+
+
+class JsonText(str):
+    """JSON, in ASCII, where a rank has its own so."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What all ranks push in a step."""
+
+    room: int = ROOM
+    crowded: int = 0
+    """Steps one after the other that needed more room than rows had at first."""
+    calm: int = 0
+    """Likewise, half or less."""
+    is_asked: bool = True
+    """Whether they push rows: not once none of them had anything."""
 
 
 class Owns(msgspec.Struct, frozen=True):
@@ -42,22 +58,11 @@ class Owns(msgspec.Struct, frozen=True):
     """Of which it is the beginning."""
     each: tuple[bytes, ...]
     """By rank; empty: it never had any."""
-    room: int = ROOM
-    crowded: int = 0
-    """Steps one after the other that needed more room than rows had at first."""
-    calm: int = 0
-    """Likewise, half or less."""
-    is_asked: bool = True
-    """Whether ranks push rows: not once none of them had anything."""
+    plan: Plan = Plan()
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Owns] = msgspec.msgpack.Decoder(Owns)
-
-
-def none_yet(ranks: int, step: int) -> Owns:
-    """When the job begins."""
-    return Owns(step, (b"",) * ranks)
 
 
 def array_of_owns(owns: Owns) -> Array:
@@ -81,22 +86,53 @@ def name_of(room: int) -> str:
     return f"covey/own {room}"
 
 
+def row_bytes(room: int) -> int:
+    return -(-(HEAD + room) // 4) * 4
+
+
 def rows_of(rank: int, ranks: int, before: bytes, now: bytes | None, room: int) -> Array:
-    """What a rank pushes, shape (ranks, numbers): zeros but for its own row. `now`: None when it has nothing."""
-    rows = np.zeros((ranks, HEAD + -(-room // PER_FLOAT)), np.float32)
-    if now is None:
-        return rows
-    begins, ends = unchanged(before, now)
-    middle = now[begins : len(now) - ends]
-    rows[rank, :HEAD] = GIVEN, begins, ends, len(middle)
-    if len(middle) <= room:
-        rows[rank, HEAD:] = _numbers(middle, rows.shape[1] - HEAD)
-    return rows
+    """What a rank pushes, float32, flat: zeros but for its own row. `before`: what all others have of it; `now`: in
+    ASCII; None when it has nothing."""
+    size = row_bytes(room)
+    rows = bytearray(ranks * size)
+    if now is not None:
+        begins, ends = unchanged(before, now)
+        count = len(now) - begins - ends
+        row = b"%05d%05d%05d" % (begins, ends, count)
+        if count <= room:
+            row += now[begins : begins + count]
+        rows[rank * size : rank * size + len(row)] = row
+    return np.frombuffer(rows, np.float32)
 
 
-def room_needed(rows: Array) -> int:
-    """Of the rows that all ranks pushed."""
-    return int(rows[:, 3].max())
+def unchanged(before: bytes, now: bytes) -> tuple[int, int]:
+    """How many bytes at the beginning, and at the end, are as they were; none of few."""
+    if len(now) <= ROOM:
+        return 0, 0
+    most = min(len(before), len(now))
+    begins = _alike(before, now, most, False)
+    return begins, _alike(before, now, most - begins, True)
+
+
+def _alike(before: bytes, now: bytes, most: int, at_end: bool) -> int:
+    """How many bytes, `most` at most, at either end. By halving, as all of it is often alike, and compared at once."""
+    low, high = 0, most + 1
+    middle = most
+    while low + 1 < high:
+        if before.endswith(now[len(now) - middle :]) if at_end else before.startswith(now[:middle]):
+            low = middle
+        else:
+            high = middle
+        middle = (low + high) // 2
+    return low
+
+
+def room_needed(rows: bytes, ranks: int) -> tuple[int, bool]:
+    """Of the rows that all ranks pushed; and whether there is anything in them."""
+    size = len(rows) // ranks
+    heads = [rows[at + 2 * DIGITS : at + HEAD] for at in range(0, len(rows), size)]
+    given = [int(head) for head in heads if head[0]]
+    return max(given, default=0), bool(given)
 
 
 def larger(room: int, needed: int) -> int:
@@ -106,55 +142,28 @@ def larger(room: int, needed: int) -> int:
     return room
 
 
-def merged(owns: Owns, rows: Array, step: int) -> Owns:
-    """After a step in which these rows were gathered, at the beginning of `step`."""
-    heads: list[list[float]] = rows[:, :HEAD].tolist()
-    each = tuple(_changed(old, head, row) for old, head, row in zip(owns.each, heads, rows, strict=True))
-    needed, room = room_needed(rows), owns.room
-    crowded = owns.crowded + 1 if needed > room else 0
-    calm = owns.calm + 1 if room > ROOM and 2 * needed <= room else 0
+def next_plan(plan: Plan, needed: int, is_given: bool) -> Plan:
+    """After a step that needed so much room."""
+    is_more, is_less = needed > plan.room, plan.room > ROOM and 2 * needed <= plan.room
+    if is_given and not is_more and not is_less and not plan.crowded and not plan.calm:
+        return plan
+    room = plan.room
+    crowded, calm = plan.crowded + 1 if is_more else 0, plan.calm + 1 if is_less else 0
     if crowded == CROWDED:
         room, crowded = larger(room, needed), 0
     if calm == CALM:
         room, calm = room // 2, 0
-    is_asked = owns.is_asked and any(head[0] == GIVEN for head in heads)
-    return Owns(step, each, room, crowded, calm, is_asked)
+    return Plan(room, crowded, calm, plan.is_asked and is_given)
 
 
-def unchanged(before: bytes, now: bytes) -> tuple[int, int]:
-    """How many bytes at the beginning, and at the end, are as they were."""
-    if before == now:
-        return len(now), 0
-    short = min(len(before), len(now))
-    one, other = np.frombuffer(before, np.uint8), np.frombuffer(now, np.uint8)
-    begins = _first_other(one[:short], other[:short])
-    left = short - begins
-    ends = _first_other(one[len(one) - left :][::-1], other[len(other) - left :][::-1])
-    return begins, ends
+def merged(each: Sequence[bytes], rows: bytes) -> tuple[bytes, ...]:
+    """What is each rank's own after a step in which these rows were gathered."""
+    size = len(rows) // len(each)
+    return tuple(_changed(old, rows[at * size : (at + 1) * size]) for at, old in enumerate(each))
 
 
-def _first_other(one: Array, other: Array) -> int:
-    differ = one != other
-    at = int(differ.argmax()) if len(differ) else 0
-    return at if len(differ) and differ[at] else len(differ)
-
-
-def _changed(old: bytes, head: Sequence[float], row: Array) -> bytes:
-    is_given, begins, ends, size = map(int, head)
-    if is_given == NOTHING or (size == 0 and begins + ends == len(old)):
+def _changed(old: bytes, row: bytes) -> bytes:
+    if not row[0]:
         return old
-    return old[:begins] + _bytes(row[HEAD:], size) + old[len(old) - ends :]
-
-
-def _numbers(data: bytes, count: int) -> Any:
-    """Three bytes in each."""
-    whole = np.zeros((count, 4), np.uint8)
-    flat = np.frombuffer(data.ljust(-(-len(data) // PER_FLOAT) * PER_FLOAT, b"\0"), np.uint8)
-    whole[: len(flat) // PER_FLOAT, :PER_FLOAT] = flat.reshape(-1, PER_FLOAT)
-    return whole.view("<u4").reshape(-1).astype(np.float32)
-
-
-def _bytes(numbers: Array, size: int) -> bytes:
-    """What `_numbers` was given."""
-    used = numbers[: -(-size // PER_FLOAT)].astype("<u4").view(np.uint8).reshape(-1, 4)
-    return used[:, :PER_FLOAT].tobytes()[:size]
+    begins, ends, count = (int(row[at : at + DIGITS]) for at in range(0, HEAD, DIGITS))
+    return old[:begins] + row[HEAD : HEAD + count] + old[len(old) - ends :]

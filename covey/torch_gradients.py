@@ -14,6 +14,7 @@ its parts are copied out and in.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,4 +188,9 @@ class Gradients:
         self._waiting.append((list(touched.values()), gradients, future))
         while self._waiting and all(each.is_pushed for each in self._waiting[0][0]):
             rounds, whole, done = self._waiting.pop(0)
-            self._ends(lambda rounds=rounds: [each.end() for each in rounds], whole, done)
+            self._ends(partial(_end_all, rounds), whole, done)
+
+
+def _end_all(rounds: Sequence[_Round]) -> None:
+    for each in rounds:
+        each.end()

@@ -21,6 +21,7 @@ from a seed.
 
 import atexit
 import enum
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,6 +30,7 @@ import torch
 
 from covey.errors import CoveyError
 from covey.likeness import Kernels, drawn, libraries
+from covey.owns import JsonText
 from covey.tensor_arrays import Array
 from covey.tensors import TensorHandle
 from covey.torch_gradients import CANNOT_HEAL, Gradients
@@ -87,7 +89,7 @@ class HealedTraining:
         """What a rank that was lost left, until the loop begins."""
         self._drawn: Generators | None = None
         """When something was pushed in this step, or just before."""
-        self._drawn_json: dict[str, Any] | None = None
+        self._drawn_json = JsonText()
         self._buffers: TensorHandle | None = None
         self._is_over = False
         named = [(name, each) for name, each in ddp.module.named_parameters() if each.requires_grad]
@@ -231,13 +233,13 @@ class HealedTraining:
 
         scaler.step = scaled
 
-    def _own_now(self) -> dict[str, Any]:
+    def _own_now(self) -> JsonText:
         """As it is at the step's end."""
         now = generators()
-        if now != self._drawn or self._drawn_json is None:
+        if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
-        keeps = hasattr(self._data, "state_dict")
-        return {"generators": self._drawn_json, "data": self._data.state_dict() if keeps else None}
+        data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
+        return JsonText(f'{{"data": {data}, "generators": {self._drawn_json}}}')
 
     def _finish_buffers(self) -> None:
         handle, self._buffers = self._buffers, None

@@ -6,6 +6,7 @@ follow from the step, or from the sample.
 
 import base64
 import ctypes
+import json
 import random
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ import numpy as np
 import torch
 
 from covey.errors import CoveyError
+from covey.owns import JsonText
 
+numpy_random: Any = np.random
 PYTHON_VERSION = 3
 """Of what `random.getstate` gives."""
 WORDS_BYTES = 4 * 625
@@ -32,56 +35,72 @@ class Generators(NamedTuple):
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonText:
         """About 10 kB. What a few draws change lies together, at its beginning."""
         _, words, gauss = self.python
         _, keys, at, has_gauss, cached = self.numpy
         head, bulk, tail = self.torch[:HEAD], self.torch[HEAD:-TAIL], self.torch[-TAIL:]
-        return {
-            "at": [_packed(head + tail), words[-1], gauss, at, has_gauss, cached],
-            "torch": _bulk_of_torch(bulk),
-            "numpy": _bulk_of_numpy(keys),
-            "python": _bulk_of_python(words[:-1]),
-        }
+        places = json.dumps([_packed(head + tail), words[-1], gauss, at, has_gauss, cached])
+        bulks = f'"torch": {_bulk_of_torch(bulk)}, "numpy": {_bulk_of_numpy(keys)}, "python": {_bulk_of_python(words)}'
+        return JsonText(f'{{"at": {places}, {bulks}}}')
 
 
 def generators() -> Generators:
     """Now."""
-    return Generators(torch.get_rng_state().numpy().tobytes(), random.getstate(), _numpy.now())
+    return Generators(torch.get_rng_state().numpy().tobytes(), _of_python.now(), _of_numpy.now())
 
 
-class _OfNumpy:
-    """numpy's generator, which takes 30 us to say its state, and is asked twice a step: the memory in which that lies
-    is compared with what it was."""
+class _OfObject:
+    """A generator that takes its time to say its state, and is asked twice a step: the memory in which that lies is
+    compared with what it was."""
 
-    def __init__(self) -> None:
-        self._here: Any = getattr(np.random.get_state, "__self__", None)
-        self._places: list[tuple[int, int]] = []
-        """In memory: address and bytes."""
-        self._memory: list[bytes] = []
-        self._words: Any = None
+    def __init__(self, here: Any) -> None:
+        """`here`: the object."""
+        self._here = here
         self._state: tuple[Any, ...] = ()
+        self._memory: list[Any] = []
 
     def now(self) -> tuple[Any, ...]:
-        words: Any = np.random.get_bit_generator()
+        memory = self._read()
+        if memory != self._memory or not self._state:
+            self._state, self._memory = self._asked(), memory
+        return self._state
+
+    def _asked(self) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def _read(self) -> list[Any]:
+        here = self._here
+        return [ctypes.string_at(id(here) + COUNTED_BYTES, type(here).__basicsize__ - COUNTED_BYTES)]
+
+
+class _OfPython(_OfObject):
+    """The words lie in the object, a normal number that is left over in an attribute."""
+
+    def _asked(self) -> tuple[Any, ...]:
+        return random.getstate()
+
+    def _read(self) -> list[Any]:
+        return [*super()._read(), self._here.gauss_next]
+
+
+class _OfNumpy(_OfObject):
+    """The words lie in another object, a normal number that is left over in this one."""
+
+    def _asked(self) -> tuple[Any, ...]:
+        kind, keys, *rest = np.random.get_state(legacy=True)
+        return (kind, np.asarray(keys, "<u4").tobytes(), *rest)
+
+    def _read(self) -> list[Any]:
+        words = numpy_random.get_bit_generator()
         if not isinstance(words, np.random.MT19937):
             what, why = "the state of numpy's random generator cannot be kept", f"it is a {type(words).__qualname__}"
             raise CoveyError(what, why, "use numpy.random.default_rng in place of set_bit_generator")
-        memory = self._read() if words is self._words else []
-        if not memory or memory != self._memory:
-            kind, keys, *rest = np.random.get_state(legacy=True)
-            self._state, self._words = (kind, np.asarray(keys, "<u4").tobytes(), *rest), words
-            if isinstance(self._here, np.random.RandomState):
-                size = type(self._here).__basicsize__ - COUNTED_BYTES
-                self._places = [(words.ctypes.state_address, WORDS_BYTES), (id(self._here) + COUNTED_BYTES, size)]
-            self._memory = self._read()
-        return self._state
-
-    def _read(self) -> list[bytes]:
-        return [ctypes.string_at(*place) for place in self._places]
+        return [*super()._read(), ctypes.string_at(words.ctypes.state_address, WORDS_BYTES)]
 
 
-_numpy = _OfNumpy()
+_of_python = _OfPython(getattr(random.getstate, "__self__"))  # noqa: B009
+_of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"))  # noqa: B009
 
 
 def set_generators(kept: Any) -> None:
@@ -96,12 +115,12 @@ def set_generators(kept: Any) -> None:
 
 
 @lru_cache(2)
-def _bulk_of_torch(bulk: bytes) -> list[str]:
+def _bulk_of_torch(bulk: bytes) -> str:
     """Its words have eight bytes, of which the upper four are zero as PyTorch draws today."""
     halves = np.frombuffer(bulk, "<u4") if len(bulk) % 8 == 0 else np.ones(1, "<u4")
     if len(halves) % 2 or halves[1::2].any():
-        return ["whole", _packed(bulk)]
-    return ["lower", _packed(halves[::2].tobytes())]
+        return json.dumps(["whole", _packed(bulk)])
+    return json.dumps(["lower", _packed(halves[::2].tobytes())])
 
 
 def _whole(packed: list[str]) -> bytes:
@@ -115,12 +134,23 @@ def _whole(packed: list[str]) -> bytes:
 
 @lru_cache(2)
 def _bulk_of_numpy(keys: bytes) -> str:
-    return _packed(keys)
+    return json.dumps(_packed(keys))
 
 
-@lru_cache(2)
-def _bulk_of_python(words: tuple[int, ...]) -> str:
-    return _packed(np.array(words, "<u4").tobytes())
+class _BulkOfPython:
+    """Of the newest state, which is the same object as before where nothing was drawn; to hash it takes longer."""
+
+    def __init__(self) -> None:
+        self._words: tuple[int, ...] = ()
+        self._text = ""
+
+    def __call__(self, words: tuple[int, ...]) -> str:
+        if words is not self._words:
+            self._words, self._text = words, json.dumps(_packed(np.array(words[:-1], "<u4").tobytes()))
+        return self._text
+
+
+_bulk_of_python = _BulkOfPython()
 
 
 def _packed(data: bytes) -> str:

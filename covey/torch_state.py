@@ -104,7 +104,7 @@ class TrainingState:
         for group, then in zip(state["param_groups"], groups, strict=True):
             group.update({key: then[key] for key in group if key in then and key != "params"})
         rest = {"first": first, "optimizer": _plain(state, "optimizer", found), "also": also}
-        return found | also_arrays | {REST: _bytes(json.dumps(rest)), MADE: self._made_array}
+        return {**found, **also_arrays, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Another rank's `arrays`. Before the first step it stays as the script made it. CoveyError when they are of
