@@ -165,6 +165,21 @@ def test_random_generators_go_on_where_they_were_kept() -> None:
     assert text.isascii() and len(text) < 16_000, "it goes to two neighbours in each step"
 
 
+def test_a_normal_number_that_is_left_over_is_a_part_of_a_generators_state() -> None:
+    """Two are made at a time, and the second one is given out without a draw."""
+    from covey.torch_random import generators
+
+    np.random.seed(1)
+    random.seed(1)
+    for draw, of in ((np.random.standard_normal, "numpy"), (lambda: random.gauss(0, 1), "python")):
+        draw()
+        before = getattr(generators(), of)
+        assert before == getattr(generators(), of)
+        draw()
+        after = getattr(generators(), of)
+        assert after != before and after[1] == before[1], "no word was drawn"
+
+
 def test_anything_travels_as_halves() -> None:
     import torch
 
