@@ -13,7 +13,9 @@ A round copies a tensor once at the rank, from the buffer it came into to where 
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -83,6 +85,10 @@ class AggregatorRounds:
         self._saying = False
         """That this rank keeps a result is still to be said: nobody has that result before."""
         self._closed = False
+        self._awaited = Counter[int]()
+        """By a tensor's key, threads that wait for it: others are not woken by its result."""
+        self._held: list[Iterable[Frame]] = []
+        """To go out before whatever is said next on this connection."""
         self.told: Callable[[ToldByRank], None] = lambda told: None
         """Hears, in the link thread, what other ranks tell."""
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
@@ -108,6 +114,20 @@ class AggregatorRounds:
         this thread waits for it at once. `rate`: of learning. ValueError when one is under way."""
         size = 0 if blocks else sum(each.nbytes for each in sums)
         self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
+
+    def push_soon(self, label: str, data: Array) -> None:
+        """As `push`, for one rank; it goes out before whatever is said next, together with that."""
+        with self._changed:
+            if self.fatal is not None:
+                raise self.fatal
+            frames = self.rounds.push(label, bytes_of(data))
+            if self._link is not None:  # else `_serve` sends them
+                self._held.append(frames)
+
+    def say_held(self) -> None:
+        """What was to go out soon goes out now."""
+        if self._held:
+            self._say_out(tuple)
 
     def moments(self, label: str) -> list[Array]:
         """Those of a Block that this rank keeps, of its last result; none when another one does. Not to be written, and
@@ -153,13 +173,18 @@ class AggregatorRounds:
 
     def wait(self, label: str, waits: Waits, out: Array) -> None:
         """The Block's result, into `out`, flat. ValueError when the aggregator does not add it."""
+        self.say_held()
         with self._changed:
             tensor = self.rounds.tensors[label]
-            while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
-                waits.look()
-                if tensor.fault:
-                    raise ValueError(tensor.fault)
-                self._changed.wait(waits.left_s)
+            self._awaited[tensor.key] += 1
+            try:
+                while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
+                    waits.look()
+                    if tensor.fault:
+                        raise ValueError(tensor.fault)
+                    self._changed.wait(waits.left_s)
+            finally:
+                self._awaited[tensor.key] -= 1
         # only this Block's next round, which nobody can begin before this ends, would write here
         np.copyto(out, np.frombuffer(tensor.state, dtype=NUMBERS[tensor.declared.type].stored))
 
@@ -212,6 +237,9 @@ class AggregatorRounds:
             if self.fatal is not None:
                 raise self.fatal
             frames, link = make(), self._link
+            if self._held:
+                held, self._held = self._held, []
+                frames = chain(*held, frames)
         if link is not None:
             link.say(frames, at_once=size <= SMALL_BYTES)
 
@@ -287,6 +315,7 @@ class AggregatorRounds:
                     if self._closed or self._owner.at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
                     frames, self._link, self._repeating = self.rounds.connected(), link, True
+                    self._held.clear()
                 link.send_locked(frames)
                 with self._changed:
                     self._repeating = False
@@ -322,7 +351,7 @@ class AggregatorRounds:
             if header.op is TensorOp.RESULT:  # a script that has its last result may end: what is kept is said before
                 answer = tuple(answer)
                 self._saying = bool(answer)
-            if not self._saying:
+            if not self._saying and (header.op is not TensorOp.RESULT or self._awaited[header.key]):
                 self._changed.notify_all()
         link.send(answer, careful=False)
         if self._saying:

@@ -114,6 +114,10 @@ class BlockRounds:
             self.table(block.table).declare(cut.block(at), flat[here], [each[here] for each in first_moments])
         self.known[declared.name] = cut
 
+    def is_declared(self, name: str) -> bool:
+        """By this process."""
+        return name in self.known
+
     def push(self, name: str, data: Array, blocks: bool, rate: float = 0.0) -> None:
         """Begin a round. `blocks`: this thread waits for it at once. `rate`: of learning. ValueError when one is under
         way."""
@@ -121,6 +125,16 @@ class BlockRounds:
         for at in self.in_turn(cut, range(len(cut.blocks))):
             block = cut.blocks[at]
             self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks, rate=rate)
+        self._at[0].say_held()
+
+    def push_soon(self, name: str, data: Array) -> None:
+        """As `push`, of a tensor that is pushed just before another one: its frames go out together with those, if it
+        is small."""
+        cut = self.known[name]
+        if len(cut.blocks) > 1:
+            self.push(name, data, False)
+        else:
+            self._at[0].push_soon(name, data.reshape(-1))
 
     def steps(self, name: str) -> int:
         """Of this tensor's optimizer, by now."""

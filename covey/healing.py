@@ -17,6 +17,9 @@ before both have it. So whoever has a result of a step need not have it alone: n
                                         <- PIECE
       DONE ->                              the script goes on
 
+Where a job has few ranks, all of them gather what is each one's own, as one more sum that is pushed first and waited
+for first (`covey.owns`): it is a part of the state then, no MIRROR is told, and no push waits for a word.
+
 All of it goes through the job's aggregators (`covey.tensorwire`, TELL), which may lose any of it, so it is said again
 until it is answered. A rank that is asked while it is a successor itself says that it has nothing.
 """
@@ -32,10 +35,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from covey.aggregator_rounds import Waits
 from covey.checksum import crc32
 from covey.errors import CoveyError, StateLost
 from covey.held_state import HeldState, Kept
 from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
+from covey.own_gather import OwnGather
+from covey.owns import JsonText, array_of_owns, owns_of_array
 from covey.rounds import Tell, ToldByRank
 from covey.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
 from covey.taking_over import (
@@ -56,6 +62,8 @@ SAY_S = 1.0
 """A rank that waits for a successor says so as often."""
 CANNOT_HEAL = "one that takes over with the other's would end"
 WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
+OWNS = "covey/owns"
+"""The array of the state in which they are, where all ranks gather them."""
 KEPT = 2
 """Of a neighbour's own state: at the beginning of its step, and of the next."""
 
@@ -80,16 +88,19 @@ class Healing:
         incarnation: int,
         people: Callable[[str], None] = lambda text: None,
         like: Likeness | None = None,
+        gather: OwnGather | None = None,
     ) -> None:
         """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
         unless it is a successor: `incarnation` says of how many. `people` read for what it waits.
-        `like`: of this process; None: none is compared."""
+        `like`: of this process; None: none is compared. `gather`: of what is each rank's own; None: two neighbours
+        keep that of this rank."""
         self._people = people
         self.step = step
         """The one that the script is in."""
         self._rank = rank
         self._neighbours, self._tells, self._rounds = tuple(neighbours), tells, rounds
         self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
+        self._gather = gather
         self._pushing = threading.Lock()
         """Held by the thread that tells what is this rank's own: other threads push afterwards."""
         self._changed = threading.Condition()
@@ -136,6 +147,8 @@ class Healing:
             raise CoveyError(what, why, "wait for the handles of all tensors first")
         with self._changed:
             self._state, self._rounds_before, self._has_said_own = state, rounds, False
+            if self._gather is not None:
+                self._gather.step_begins()
         self._say_like()
 
     def end(self, state: Mapping[str, Array]) -> None:
@@ -149,7 +162,7 @@ class Healing:
 
     def drawn(self, own: Callable[[], Any] | None) -> None:
         """What is this rank's own is as it will be when the step ends: neighbours get it while the script computes."""
-        if own is None:
+        if own is None or self._gather is not None:
             return
         with self._pushing:
             if not self._has_said_own:
@@ -160,7 +173,12 @@ class Healing:
     def before_push(self, own: Callable[[], Any] | None) -> None:
         """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
         it is too large."""
-        if own is None:
+        if self._gather is not None and not self._has_said_own:
+            with self._pushing:
+                if not self._has_said_own:
+                    self._gather.begin(self.step, None if own is None else _json(own))
+                    self._has_said_own = True
+        if own is None or self._gather is not None:
             return
         with self._pushing:
             if not self._has_said_own:
@@ -173,15 +191,17 @@ class Healing:
 
     def _own_is(self, own: Callable[[], Any]) -> bytes:
         """At the end of this step."""
-        data = json.dumps(own()).encode()
-        if len(data) > OWN_BYTES_MAX:
-            why = f"it has {len(data)} bytes as JSON, and goes to a neighbour in each step"
-            raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")
+        data = _json(own)
         with self._changed:
             if self._own and self._own[-1][0] == self.step + 1:
                 self._own.pop()
             self._own.append((self.step + 1, data))
         return data
+
+    def gathered(self, waits: Callable[[str], Waits]) -> None:
+        """Before a result of this step is used: once what is every rank's own is here. As of `OwnGather.end`."""
+        if self._gather is not None:
+            self._gather.end(waits)
 
     def _say_like(self) -> None:
         """Once a step, until they know."""
@@ -242,9 +262,12 @@ class Healing:
         own. `say`: to people, for what it waits; `has_own`: something is this rank's own; `known`: arrays into which
         the state goes, where they are like it."""
         have, taken = self._taking.state(say, known or {}, timeout_s, within_s, self._like)
+        gather, owns = self._gather, taken.arrays.pop(OWNS, None)
+        if gather is not None and owns is not None:
+            gather.go_on_with(owns_of_array(owns, gather.ranks))
         own = self._own_at(have) if has_own else None
         found = None if own is None else _parsed(own)
-        if own is not None:
+        if own is not None and gather is None:
             self._own.append((have.step, own))
             for neighbour in self._neighbours:
                 self._tells.tell(Tell(neighbour, About.MIRROR, have.step, own))
@@ -332,7 +355,8 @@ class Healing:
 
     def _hold(self, rank: int) -> None:
         if self._gives is None:
-            self._gives = HeldState(self._state, self._rounds_before)
+            owns = {} if self._gather is None else {OWNS: array_of_owns(self._gather.owns)}
+            self._gives = HeldState({**self._state, **owns}, self._rounds_before)
         self._held[rank] = None
         self._say_what_is_here(rank, self._gives)
         if self._saying is None:
@@ -393,6 +417,12 @@ class Healing:
 
     def _own_at(self, have: Have) -> bytes | None:
         """None: the job had just begun."""
+        if self._gather is not None:
+            owns = self._gather.owns
+            if have.step not in (owns.step, have.first):
+                why = f"what is its own was gathered at step {owns.step}, and the others are at step {have.step}"
+                raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+            return owns.each[self._rank] or None
         with self._changed:
             kept = self._kept.get(self._rank, {})
         if have.step in kept or have.step == have.first:
@@ -403,6 +433,16 @@ class Healing:
         else:
             why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
         raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+
+
+def _json(own: Callable[[], Any]) -> bytes:
+    """CoveyError when it is too large."""
+    value = own()
+    data = (value if isinstance(value, JsonText) else json.dumps(value)).encode("ascii")
+    if len(data) > OWN_BYTES_MAX:
+        why = f"it has {len(data)} bytes as JSON, and goes to other ranks in each step"
+        raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")
+    return data
 
 
 def _parsed(own: bytes) -> Any:

@@ -31,6 +31,8 @@ from covey.block_rounds import BlockRounds
 from covey.errors import EXIT_STATE_LOST, CoveyError
 from covey.healing import Healing, neighbours_of
 from covey.likeness import likeness
+from covey.own_gather import OwnGather
+from covey.owns import RANKS_MAX
 from covey.taking_over import WITHIN_S
 from covey.tensor_arrays import Array
 from covey.tensors import TensorClient
@@ -47,7 +49,7 @@ class JobState:
         self, healing: Healing, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
     ) -> None:
         self._healing, self._get, self._own, self._stepped = healing, get, own, stepped
-        healing.begin(dict(get()))
+        healing.begin(_held(get()))
 
     @property
     def step(self) -> int:
@@ -69,8 +71,13 @@ class JobState:
     def done(self) -> None:
         """The step is done, where `steps` is not used: all its results are here, and the state is that of the next one.
         Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
-        self._healing.end(dict(self._get()))
+        self._healing.end(_held(self._get()))
         self._stepped(self.step - 1)
+
+
+def _held(state: Mapping[str, Array]) -> Mapping[str, Array]:
+    """As it is now: a script may put other arrays into its dict."""
+    return dict(state) if isinstance(state, dict) else state
 
 
 def begun(
@@ -83,15 +90,19 @@ def begun(
     step: int,
     stepped: Callable[[int], object],
     within_s: float = WITHIN_S,
+    gathers_max: int = RANKS_MAX,
 ) -> JobState:
     """As of `JobClient.state`, with the end of the process where that says so. `here`: the ranks of this host;
-    `incarnation`: so many processes of this one were lost; `stepped` is told of each step that is done."""
+    `incarnation`: so many processes of this one were lost; `stepped` is told of each step that is done;
+    with more ranks than `gathers_max` neighbours keep what is each one's own."""
     if not 0 <= step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
     ranks, neighbours = tensors.world_size, neighbours_of(tensors.rank, here, tensors.world_size)
 
     def make(far: BlockRounds) -> Healing:
-        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, tensors.tell, likeness())
+        gather = OwnGather(tensors.rank, ranks, step, far) if 1 < ranks <= gathers_max else None
+        telling = tensors.tell, likeness()
+        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, *telling, gather)
 
     if ranks == 1 and not incarnation:
         tensors.tell(

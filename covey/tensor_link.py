@@ -18,6 +18,11 @@ SILENT_S = 2.0
 DEAD_S = 6.0
 """Quiet time after which the connection is given up, seconds."""
 
+SMALL_BYTES = 4096
+"""Payloads that are copied, and sent together with what is before them, and after them."""
+READ_BYTES = 16 << 10
+"""As much is read at a time where less is wanted."""
+
 
 class Poster:
     """A thread that sends what others need not wait for, in the order in which it was posted."""
@@ -58,6 +63,9 @@ class TensorLink:
         self._poll = select.poll()
         self._poll.register(self.sock, select.POLLIN)
         self._shared, self._poster = poster is not None, poster or Poster()
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._read = self._buffer[:0]
+        """What came, and was not asked for yet."""
         self._waiting = 0
         """Posted and not sent."""
         self._counting = threading.Lock()
@@ -96,12 +104,17 @@ class TensorLink:
     def send_locked(self, frames: Iterable[Frame]) -> None:
         whole = False
         try:
+            small = bytearray()
             for head, payload in frames:
-                if len(payload) <= 4096:
-                    self.sock.sendall(head + bytes(payload))
-                else:
-                    self.sock.sendall(head, socket.MSG_MORE)
-                    self.sock.sendall(payload)
+                small += head
+                if len(payload) <= SMALL_BYTES and len(small) < READ_BYTES:
+                    small += payload
+                    continue
+                self.sock.sendall(small, socket.MSG_MORE)
+                small.clear()
+                self.sock.sendall(payload)
+            if small:
+                self.sock.sendall(small)
             whole = True
         finally:
             if not whole:  # also when a person pressed Ctrl-C
@@ -109,6 +122,8 @@ class TensorLink:
 
     def await_byte(self, ping: Callable[[], Frame]) -> None:
         """Until something arrives. TimeoutError when the peer is silent although asked."""
+        if self._read:
+            return
         silent_s = 0.0
         while not self._poll.poll(SILENT_S * 1000):
             silent_s += SILENT_S
@@ -123,12 +138,22 @@ class TensorLink:
     def read_into(self, view: memoryview) -> None:
         """Fill `view`. TimeoutError when a frame that began does not go on."""
         while view.nbytes:
-            if not self._poll.poll(DEAD_S * 1000):
-                raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame")
-            count = self.sock.recv_into(view)
-            if count == 0:
-                raise ConnectionResetError("closed the connection")
+            if not self._read and view.nbytes < READ_BYTES:
+                self._read = self._buffer[: self._receive(self._buffer)]
+            if self._read:
+                count = min(view.nbytes, len(self._read))
+                view[:count], self._read = self._read[:count], self._read[count:]
+            else:
+                count = self._receive(view)
             view = view[count:]
+
+    def _receive(self, into: memoryview) -> int:
+        if not self._poll.poll(DEAD_S * 1000):
+            raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame")
+        count = self.sock.recv_into(into)
+        if count == 0:
+            raise ConnectionResetError("closed the connection")
+        return count
 
     def shut(self) -> None:
         with contextlib.suppress(OSError):

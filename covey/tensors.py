@@ -456,6 +456,8 @@ class TensorClient:
     def _come(self, name: str, give_up_s: float | None, out: Array | None) -> Array:
         patience = _Patience(self, name, give_up_s)
         try:
+            if self._healing is not None:
+                self._healing.gathered(lambda own: _Patience(self, own, give_up_s))
             while (way := self._ways[name]) is not None and self._shared is not None:
                 if self._shared.wait(way, patience.look):
                     if way.fault:

@@ -7,11 +7,10 @@ forward pass. So what a successor takes over has what a scheduler did; and it is
 sums, when nothing of it has changed since the step began:
 
     before     attached, the loop has not begun
-    in step    forward, backward: each gradient is pushed by its parameter's name, and awaited
+    in step    forward, backward: gradients are pushed (`covey.torch_gradients`), and awaited
     stepped    optimizer.step() was made: scheduler, figures, evaluation of this rank alone
     in step    the next forward pass, or the next turn of `steps`, `epochs`: `job.state` hears that the step is done
 
-Buckets of a DistributedDataParallel that has just been made are not those of one that has trained, hence the names.
 Buffers (running means) are rank 0's once a step is done, which is what DDP's `broadcast_buffers` gives to a forward
 pass; DDP's own way is turned off, since it would be a push before this step's random numbers are drawn.
 
@@ -22,6 +21,7 @@ from a seed.
 
 import atexit
 import enum
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,12 +30,14 @@ import torch
 
 from covey.errors import CoveyError
 from covey.likeness import Kernels, drawn, libraries
+from covey.owns import JsonText
 from covey.tensor_arrays import Array
 from covey.tensors import TensorHandle
+from covey.torch_gradients import CANNOT_HEAL, Gradients
 from covey.torch_group import TensorsGroup
 from covey.torch_random import Generators, generators, set_generators
 from covey.torch_state import TrainingState
-from covey.torch_types import TYPES, array_of_tensor, fill, halves_count, halves_of
+from covey.torch_types import fill, halves_count, halves_of
 
 if TYPE_CHECKING:
     from covey.client import JobClient
@@ -59,7 +61,6 @@ def _computed() -> list[Array]:
 
 
 libraries["PyTorch"] = Kernels(str(torch.__version__), _computed)
-CANNOT_HEAL = "ranks of this training cannot be replaced when they are lost"
 DIGEST_HALVES = 8
 
 
@@ -79,19 +80,20 @@ class Phase(enum.Enum):
 class HealedTraining:
     """What `covey.torch.attach(ddp, optimizer)` gives."""
 
-    def __init__(self, job: "JobClient", ddp: Any, state: TrainingState, group: TensorsGroup, data: Any) -> None:
+    def __init__(
+        self, job: "JobClient", ddp: Any, state: TrainingState, group: TensorsGroup, data: Any, ends: EndsRounds
+    ) -> None:
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
         self._at = Phase.BEFORE
         self._own: Any = None
         """What a rank that was lost left, until the loop begins."""
         self._drawn: Generators | None = None
         """When something was pushed in this step, or just before."""
-        self._drawn_json: dict[str, Any] | None = None
-        self._pushed: set[str] = set()
-        """In this step."""
+        self._drawn_json = JsonText()
         self._buffers: TensorHandle | None = None
         self._is_over = False
-        self._names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+        named = [(name, each) for name, each in ddp.module.named_parameters() if each.requires_grad]
+        self._gradients = Gradients(job.tensors, named, ends.end)
 
     # ---- for the script ----
 
@@ -115,7 +117,7 @@ class HealedTraining:
         self._finish_buffers()
         self._state.done()
         self._drawn, self._at = None, Phase.IN_STEP
-        self._pushed.clear()
+        self._gradients.step_begins()
         self._group.step_begins()
 
     # ---- for the sampler ----
@@ -189,29 +191,15 @@ class HealedTraining:
 
     # ---- in a step ----
 
-    def average(self, bucket: Any, ends: EndsRounds) -> Any:
-        """A communication hook: push what is in this bucket, by parameter; the future of all of it."""
-        parameters, gradients, future = bucket.parameters(), bucket.buffer(), torch.futures.Future()
-        handles = []
-        parts = torch.split(gradients, [each.numel() for each in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            handles.append(self._pushed_gradient(self._names[id(parameter)], part))
+    def average(self, bucket: Any) -> Any:
+        """A communication hook: the future of the averages of what is in this bucket."""
+        future = torch.futures.Future()
+        self._gradients.came(bucket.parameters(), bucket.buffer(), future)
         if self._buffers is None and self._contents.buffers:
             halves = halves_of(self._contents.buffers)
             mine = halves if self._tensors.rank == 0 else np.zeros_like(halves)
             self._buffers = self._tensors.push("ddp/buffers", mine)
-        ends.end(lambda: [each.wait() for each in handles], gradients, future)
         return future
-
-    def _pushed_gradient(self, name: str, gradient: Any) -> TensorHandle:
-        if name in self._pushed:
-            why = "gradients were averaged twice before one step of the optimizer, or a GradScaler skipped it unseen"
-            raise CoveyError(
-                CANNOT_HEAL, why, "use ddp.no_sync() for all passes but the last; attach(.., also=[scaler])"
-            )
-        self._pushed.add(name)
-        array = array_of_tensor(gradient)
-        return self._tensors.push(f"ddp/of {name}", array, out=array, mean=True, type=TYPES[gradient.dtype])
 
     def before_forward(self, module: Any, *_: Any) -> None:
         if module.training and torch.is_grad_enabled():
@@ -245,13 +233,13 @@ class HealedTraining:
 
         scaler.step = scaled
 
-    def _own_now(self) -> dict[str, Any]:
+    def _own_now(self) -> JsonText:
         """As it is at the step's end."""
         now = generators()
-        if now != self._drawn or self._drawn_json is None:
+        if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
-        keeps = hasattr(self._data, "state_dict")
-        return {"generators": self._drawn_json, "data": self._data.state_dict() if keeps else None}
+        data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
+        return JsonText(f'{{"data": {data}, "generators": {self._drawn_json}}}')
 
     def _finish_buffers(self) -> None:
         handle, self._buffers = self._buffers, None
@@ -284,9 +272,9 @@ def healed(
         raise CoveyError(
             CANNOT_HEAL, why, "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
         )
-    training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also), group, data)
+    training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also), group, data, ends)
     ddp.broadcast_buffers = False
-    ddp.register_comm_hook(None, _hook(training, ends))
+    ddp.register_comm_hook(None, _hook(training))
     training.begin(job, step)
     if hasattr(data, "follow"):
         data.follow(training)
@@ -300,8 +288,8 @@ def healed(
     return training
 
 
-def _hook(training: HealedTraining, ends: EndsRounds) -> Callable[[Any, Any], Any]:
+def _hook(training: HealedTraining) -> Callable[[Any, Any], Any]:
     def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        return training.average(bucket, ends)
+        return training.average(bucket)
 
     return average

@@ -2,7 +2,7 @@
 
 parameter/0.weight                 in the parameter's own memory
 buffer/1.running_mean              a copy: a forward pass changes it before the step's sums are here
-optimizer/state/0/exp_avg          in the optimizer's own memory
+optimizer/state/0/exp_avg          in the optimizer's own memory, as parameters: looked at when somebody reads them
 also/0/..                          tensors of whatever else has a state_dict
 covey/rest                         what is no tensor, as JSON
 covey/made                         of which model, optimizer, PyTorch; compared before anything is loaded
@@ -10,8 +10,9 @@ covey/made                         of which model, optimizer, PyTorch; compared 
 
 import hashlib
 import json
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,15 @@ class TrainingState:
         self.first: int | None = None
         """The first step of the training; None until all ranks hold the same parameters."""
         self._made = self._as_made()
+        self._made_array = _bytes(json.dumps(self._made))
+        self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
+        """A module may put another tensor there at any time; to look for modules takes longer than all else here."""
         for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
             for name, tensor in tensors:
                 _check_place(f"{kind} {name!r}", tensor)
-        self._all_arrays()
+        self._moments = -1
+        """How many parts the optimizer's state had when all of them were looked at."""
+        self._now()
 
     @property
     def tensors(self) -> list[Any]:
@@ -46,7 +52,15 @@ class TrainingState:
 
     @property
     def buffers(self) -> list[Any]:
-        return list(self.module.buffers())
+        return list(self._named_buffers().values())
+
+    def _named_buffers(self) -> dict[str, Any]:
+        """As `named_buffers` of the module: each tensor once."""
+        each = ((path + name, at) for path, of in self._buffers_of if of for name, at in of.items() if at is not None)
+        found: dict[int, tuple[str, Any]] = {}
+        for name, tensor in each:
+            found.setdefault(id(tensor), (name, tensor))
+        return dict(found.values())
 
     def digest(self) -> bytes:
         """16 bytes of parameters and buffers."""
@@ -55,22 +69,42 @@ class TrainingState:
             found.update(bytes_of_tensor(tensor))
         return found.digest()
 
-    def arrays(self) -> dict[str, Array]:
-        """Now; not copied, but for buffers. Nothing of the model before the first step."""
+    def arrays(self) -> Mapping[str, Array]:
+        """As it is now, but for what lies in memory that does not change before the step's sums are here: that is
+        looked at when somebody reads these. Nothing of the model before the first step."""
         if self.first is None:
-            return {REST: _bytes(json.dumps({"first": None})), MADE: _bytes(json.dumps(self._made))}
-        return self._all_arrays()
+            return {REST: _bytes(json.dumps({"first": None})), MADE: self._made_array}
+        return self._now()
 
-    def _all_arrays(self) -> dict[str, Array]:
+    def _now(self) -> "_LaterArrays":
+        """CoveyError when something of it cannot be given to another process."""
+        also_arrays: dict[str, Array] = {}
+        also = [_plain(each.state_dict(), f"also/{at}", also_arrays) for at, each in enumerate(self._also)]
+        groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
+        buffers = {f"buffer/{name}": array_of_tensor(at).copy() for name, at in self._named_buffers().items()}
+        first, moments = self.first, sum(map(len, self._optimizer.state.values()))
+        found = _LaterArrays(lambda: self._all_arrays(first, groups, also, also_arrays, buffers))
+        if moments != self._moments:
+            len(found)
+            self._moments = moments
+        return found
+
+    def _all_arrays(
+        self,
+        first: int | None,
+        groups: Sequence[Mapping[str, Any]],
+        also: Sequence[Any],
+        also_arrays: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """`groups`: of the optimizer, as they were."""
         found = {f"parameter/{name}": array_of_tensor(each) for name, each in self.module.named_parameters()}
-        for name, each in self.module.named_buffers():
-            found[f"buffer/{name}"] = array_of_tensor(each).copy()
-        rest = {
-            "first": self.first,
-            "optimizer": _plain(self._optimizer.state_dict(), "optimizer", found),
-            "also": [_plain(each.state_dict(), f"also/{at}", found) for at, each in enumerate(self._also)],
-        }
-        return found | {REST: _bytes(json.dumps(rest)), MADE: _bytes(json.dumps(self._made))}
+        found |= buffers
+        state = self._optimizer.state_dict()
+        for group, then in zip(state["param_groups"], groups, strict=True):
+            group.update({key: then[key] for key in group if key in then and key != "params"})
+        rest = {"first": first, "optimizer": _plain(state, "optimizer", found), "also": also}
+        return {**found, **also_arrays, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
         """Another rank's `arrays`. Before the first step it stays as the script made it. CoveyError when they are of
@@ -112,6 +146,36 @@ class TrainingState:
             if theirs.get(what) != own:
                 why = f"{what} {_difference(own, theirs.get(what))}"
                 raise CoveyError(CANNOT, why, SAME)
+
+
+class _LaterArrays(Mapping[str, Array]):
+    """Made once somebody reads them; by any thread."""
+
+    def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
+        self._make = make
+        self._making = threading.Lock()
+        self._made: dict[str, Array] | None = None
+
+    @property
+    def _arrays(self) -> dict[str, Array]:
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _frozen(value: Any) -> Any:
+    """A list that the script may write to is copied."""
+    return list(value) if isinstance(value, list) else value
 
 
 def _difference(own: Any, theirs: Any) -> str:

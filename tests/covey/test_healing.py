@@ -14,6 +14,7 @@ import pytest
 from covey.core import HostId, JobId
 from covey.errors import StateLost
 from covey.job_state import JobState, begun
+from covey.owns import RANKS_MAX
 from covey.taking_over import HealingClosed, TakingOver
 from covey.tensors import TensorClient, TensorError
 from covey.wire import AggregatorAt
@@ -85,7 +86,9 @@ class Rank:
 
         own = (lambda: draws.bit_generator.state) if self.gang.draws else None
         here = range(self.rank, self.rank + 1)
-        state = begun(self.client, here, self.incarnation, get, load, own, 0, lambda step: None)
+        state = begun(
+            self.client, here, self.incarnation, get, load, own, 0, lambda step: None, gathers_max=self.gang.gathers_max
+        )
         self.has_state = True
         self.gang.began.append((self.rank, state.step))
         for step in state.steps(self.gang.steps):
@@ -116,6 +119,7 @@ class Rank:
 class HealingGang:
     def __init__(self, folder: Path, ranks: int, tables: int = 2, steps: int = 12) -> None:
         self.folder, self.ranks, self.steps, self.draws, self.computes_s = folder, ranks, steps, True, 0.0
+        self.gathers_max = RANKS_MAX
         self.epoch = GRANT
         self.owners = [self._aggd() for _ in range(tables)]
         self.at: list[AggregatorAt] = []
@@ -208,8 +212,12 @@ WHERE = ["before it pushes", "after a", "after b", "after c", "with its results"
 
 
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("step", [0, 1, 6])
-def test_a_rank_that_is_lost_anywhere_in_a_step_is_replaced(gang: HealingGang, where: str, step: int) -> None:
+@pytest.mark.parametrize(("step", "gathers_max"), [(0, RANKS_MAX), (1, RANKS_MAX), (6, RANKS_MAX), (0, 2), (5, 2)])
+def test_a_rank_that_is_lost_anywhere_in_a_step_is_replaced(
+    gang: HealingGang, where: str, step: int, gathers_max: int
+) -> None:
+    """What is its own lies with all others, or with two neighbours where ranks are many."""
+    gang.gathers_max = gathers_max
     gang.now = {rank: Rank(gang, rank, 0) for rank in range(3)}
     gang.now[1].lost_at = lambda at, here: (at, here) == (step, where)
     for rank in gang.now.values():
@@ -266,6 +274,7 @@ def test_ranks_and_owners_that_die_at_any_time_leave_the_same_bits(tmp_path: Pat
     draws = random.Random(seed)
     gang = HealingGang(tmp_path / "g", draws.choice([2, 3, 5]), tables=draws.choice([1, 2]), steps=30)
     gang.computes_s = 0.01
+    gang.gathers_max = RANKS_MAX if seed % 2 else 0
     gang.draws = gang.ranks > 2 or draws.random() < 0.5
     gang.begin()
     for _ in range(6):
@@ -284,6 +293,37 @@ def test_ranks_and_owners_that_die_at_any_time_leave_the_same_bits(tmp_path: Pat
     calm.draws = gang.draws
     calm.begin()
     assert found == calm.end()
+
+
+def test_a_result_is_used_only_once_what_is_every_ranks_own_is_here(gang: HealingGang) -> None:
+    """Else a rank could get ahead of all that anybody keeps of another one, which is then lost."""
+    clients = [Rank(gang, rank, 0).client for rank in range(3)]
+    states = []
+    for rank, client in enumerate(clients):
+        for at in gang.at:
+            client.moved(at)
+        of = range(rank, rank + 1)
+        own = [lambda: "mine", lambda: "mine", lambda: "x"][rank]
+        states.append(begun(client, of, 0, dict, lambda arrays, own: None, own, 0, lambda step: None))
+    last = clients[2]._healing
+    assert last is not None and last._gather is not None
+    pushed = [client.push("a", np.ones(3, np.float32)) for client in clients[:2]]
+    clients[2]._healing = None  # it pushes, and does not say what is its own
+    clients[2].push_pull("a", np.ones(3, np.float32))
+    done = threading.Event()
+
+    def wait() -> None:
+        pushed[0].wait()
+        done.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert not done.wait(0.3)
+    assert pushed[0].done, "it is here, and is not given out"
+    last._gather.begin(0, b'"x"')
+    clients[2].push("b", np.ones(3, np.float32))
+    assert done.wait(WITHIN_S)
+    for client in clients:
+        client.close()
 
 
 def test_when_all_are_lost_a_successor_says_so(gang: HealingGang) -> None:

@@ -46,6 +46,8 @@ TOLD_BYTES_MAX = 16 << 20
 """What ranks have told a rank and it has not read yet; more is dropped, and they tell it again."""
 BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
+SMALL_BYTES = 4096
+"""Payloads that are copied, and written together with frames before and after them."""
 READ_BYTES = 1 << 16
 """What a socket hands over at a time, about."""
 
@@ -271,6 +273,8 @@ class WorkerLink:
         self._stream = stream
         self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
         self._told_bytes = 0
+        self._small = bytearray()
+        """Frames that are written with what follows."""
         self._closed = False
         self._written = asyncio.Event()
         self._refused: set[int] = set()
@@ -319,12 +323,13 @@ class WorkerLink:
     async def write_out(self) -> None:
         """Until `close` or `finish`; run as a task."""
         try:
-            while (item := await self._queue.get()) is not None:
+            while (item := await self._next()) is not None:
                 if isinstance(item[1], TensorSum):
                     await self._pay(item[0], item[1])
                 else:
-                    await self._stream.write(*item)
+                    await self._write(*item)
                     self._told_bytes -= len(item[1]) if isinstance(item, _Told) else 0
+            await self._write_small()
         except ConnectionError:
             pass  # the reader ends the same way, and tidies up
         finally:
@@ -334,6 +339,26 @@ class WorkerLink:
                     self.job.rounds_here.paid(item[0])
             self._written.set()
             self._stream.close()
+
+    async def _next(self) -> Frame | tuple[int, TensorSum] | None:
+        """What is written next; what is small is written once nothing else is there."""
+        if self._small and self._queue.empty():
+            await self._write_small()
+        return await self._queue.get()
+
+    async def _write(self, head: bytes, payload: Payload) -> None:
+        """Soon, if it is small; it is copied then."""
+        if len(payload) <= SMALL_BYTES and len(self._small) < READ_BYTES:
+            self._small += head
+            self._small += payload
+            return
+        small, self._small = self._small, bytearray()
+        await self._stream.write(small, head, payload)
+
+    async def _write_small(self) -> None:
+        small, self._small = self._small, bytearray()
+        if small:
+            await self._stream.write(small)
 
     async def _pay(self, key: int, tensor: TensorSum) -> None:
         try:
@@ -374,7 +399,7 @@ class WorkerLink:
                     )
                     heads[part] = head
                     self.job.worked(began_s)
-                await self._stream.write(head, payload)
+                await self._write(head, payload)
                 self.job.sent_bytes += end - start
                 self.job.carried(end - start)
         finally:

@@ -1,0 +1,288 @@
+"""`make heal-cost`: what it costs a step, when nothing fails, that any rank of the job may be lost.
+
+    python bench/healing_cost.py [--kinds numpy,ddp] [--ranks 2,4] [--ms 5,10,30,150] [--work idle,busy] [--seconds 10]
+
+Processes of this machine are the ranks of two jobs at once, with a connection each to one real aggregator, as between
+hosts: the same script attached (`job.state`, `covey.torch.attach(ddp, optimizer)`) and not (`covey.torch.attach(ddp)`),
+by turns, in blocks ABBA. Both push the same to the same aggregator; the attached one draws random numbers in each step,
+which are its rank's own. A step computes for so many ms: `busy` on the processor, an amount of work that takes as long
+when nothing else runs; `idle` sleeps, as a script that waits for its device does. MORE: the median step of rank 0
+attached, less the one not attached, and in % of that; in brackets how far single pairs of blocks lie apart (the
+quarters). CPU: processor time of a step more, of a rank and of the aggregator, ms.
+
+    numpy   a generator's state is a rank's own, two sums of 40 KB and 40 bytes, momentum
+    ddp     PyTorch: twelve layers with dropout, 26 tensors of 0.4 MB, Adam; needs PyTorch
+
+With more ranks than cores whatever any process does is waited for by all.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.live_command import json_option, keep, options, print_head  # noqa: E402
+
+JOBS = ("plain", "healed")
+EPOCH, SECRET = (1 << 32) + 1, b"sixteen bytes !!"
+BLOCK_S = 0.3
+"""A turn, about."""
+CALIBRATED = 300
+SIDE = 96
+"""Of the matrices that are multiplied as work."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = options(__doc__)
+    parser.add_argument("--kinds", default="numpy,ddp")
+    parser.add_argument("--ranks", default="2,4")
+    parser.add_argument("--ms", default="5,10,30,150", help="that a step computes")
+    parser.add_argument("--work", default="idle,busy")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each row, at least")
+    json_option(parser)
+    args = parser.parse_args(argv)
+    print_head("script | ranks | work | ms | step, ms | MORE, ms | MORE, % | CPU of a rank | CPU of the aggregator")
+    whole: dict[str, Any] = {}
+    for kind in args.kinds.split(","):
+        for ranks in map(int, args.ranks.split(",")):
+            for work in args.work.split(","):
+                for ms in map(float, args.ms.split(",")):
+                    found = measure(kind, ranks, work, ms, args.seconds)
+                    whole[f"{kind}, {ranks} ranks, {work}, {ms:g} ms"] = found
+                    print(f"| {kind} | {ranks} | {work} | {ms:g} | {row(found)} |", flush=True)
+    keep(whole, args.json)
+    return 0
+
+
+def row(found: dict[str, Any]) -> str:
+    plain, healed = (statistics.median(found[job]["ms"]) for job in JOBS)
+    pairs = [100 * (b / a - 1) for a, b in zip(*(found[job]["blocks"] for job in JOBS), strict=True)]
+    low, _, high = statistics.quantiles(pairs, n=4)
+    more = f"{plain:.2f} | {healed - plain:+.3f} | {100 * (healed / plain - 1):+.2f} ({low:+.2f} to {high:+.2f})"
+    cpu = [found["healed"][what] - found["plain"][what] for what in ("cpu_ms", "aggregator_ms")]
+    return f"{more} | {cpu[0]:+.3f} of {found['plain']['cpu_ms']:.2f} | {cpu[1]:+.3f}"
+
+
+def measure(kind: str, ranks: int, work: str, ms: float, seconds: float) -> dict[str, Any]:
+    import uvloop
+
+    from tests.plugins.aggregator.loopback import AggdThread
+
+    class LikeAgents(AggdThread):
+        new_loop = staticmethod(uvloop.new_event_loop)
+
+    per_ms = calibrated() if work == "busy" else 0.0
+    with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
+        aggd = LikeAgents(Path(folder))
+        for job in JOBS:
+            address = aggd.serve(job, EPOCH, ranks).address
+        words = [kind, str(ranks), str(ms), str(per_ms), str(seconds), address]
+        command = [sys.executable, str(Path(__file__).resolve()), "--rank"]
+        one = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen([*command, str(rank), *words], stdout=subprocess.PIPE, text=True, env=os.environ | one)
+            for rank in range(ranks)
+        ]
+        said = [process.communicate()[0] for process in processes]
+        aggd.finish()
+        if any(process.returncode for process in processes):
+            raise SystemExit(f"{kind}, {ranks} ranks: a rank failed")
+    each = [json.loads(text) for text in said]
+    found = {}
+    for job in JOBS:
+        found[job] = each[0][job]
+        found[job]["cpu_ms"] = statistics.mean(one[job]["cpu_ms"] for one in each)
+    return found
+
+
+def calibrated() -> float:
+    """Products that a ms has room for, when nothing else runs."""
+    multiply(CALIBRATED)
+    took_s = []
+    for _ in range(5):
+        began_s = time.perf_counter()
+        multiply(CALIBRATED)
+        took_s.append(time.perf_counter() - began_s)
+    return CALIBRATED / (1000 * min(took_s))
+
+
+def multiply(count: int) -> None:
+    import numpy as np
+
+    a, b, into = (np.full((SIDE, SIDE), 0.5, np.float32) for _ in range(3))
+    for _ in range(count):
+        np.matmul(a, b, out=into)
+
+
+# ---- in a rank ----
+
+
+class Played:
+    """As much of a job as a script uses, with a client made by hand."""
+
+    def __init__(self, job: str, rank: int, ranks: int, address: str) -> None:
+        from covey.core import HostId, JobId
+        from covey.tensors import TensorClient
+        from covey.wire import AggregatorAt
+
+        self.rank, self.world_size = rank, ranks
+        self.tensors = TensorClient(JobId(job), rank, ranks, lambda epoch, why, table: None)
+        self.tensors.moved(AggregatorAt(JobId(job), EPOCH, HostId("h1"), address, SECRET))
+
+    def state(self, get: Any, load: Any, *, own: Any, step: int = 0) -> Any:
+        from covey.job_state import begun
+
+        return begun(self.tensors, range(self.rank, self.rank + 1), 0, get, load, own, step, lambda done: None)
+
+
+Step = Callable[[], None]
+Work = Callable[[float], None]
+
+
+def work_of(ms: float, per_ms: float) -> Work:
+    """What computes a part of the step."""
+    return lambda part: multiply(round(part * ms * per_ms)) if per_ms else time.sleep(part * ms / 1000)
+
+
+def numpy_script(job: Any, heals: bool, work: Work) -> Step:
+    import numpy as np
+
+    draws = np.random.default_rng(job.rank)
+    arrays = {"w": np.zeros(10_000, np.float32), "b": np.zeros(10, np.float32)}
+    moments = {f"m {name}": np.zeros_like(array) for name, array in arrays.items()}
+    state = None
+    if heals:
+        state = job.state(lambda: arrays | moments, lambda arrays, own: None, own=lambda: draws.bit_generator.state)
+
+    def step() -> None:
+        noise = draws.standard_normal(10_000, np.float32)
+        if state is not None:
+            state.drawn()
+        work(1.0)
+        mine = {"w": arrays["w"] + noise, "b": arrays["b"] + noise[:10]}
+        handles = {name: job.tensors.push(name, g, out=g, mean=True) for name, g in mine.items()}
+        for name, handle in handles.items():
+            m = moments[f"m {name}"]
+            m *= np.float32(0.9)
+            m += handle.wait()
+            arrays[name] -= np.float32(0.01) * m
+        if state is not None:
+            state.done()
+
+    return step
+
+
+def ddp_script(job: Any, heals: bool, work: Work) -> Step:
+    import torch
+
+    import covey.torch
+
+    class Works(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            work(1 / 3)
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(_: Any, gradient: Any) -> Any:
+            work(2 / 3)
+            return gradient
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(32, 96)
+            layers = [torch.nn.Linear(96, 96) for _ in range(11)]
+            self.rest = torch.nn.Sequential(
+                *(each for layer in layers for each in (layer, torch.nn.ReLU(), torch.nn.Dropout(0.1))),
+                torch.nn.Linear(96, 1),
+            )
+
+        def forward(self, x: Any) -> Any:
+            return self.rest(Works.apply(self.first(x)))
+
+    torch.manual_seed(1)
+    ddp = torch.nn.parallel.DistributedDataParallel(Net())
+    optimizer = torch.optim.Adam(ddp.parameters(), 0.001)
+    inputs = torch.randn(16, 32)
+    if heals:
+        covey.torch.attach(ddp, optimizer, job)
+    else:
+        covey.torch.attach(ddp, job)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ddp(inputs).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def rank_main(rank: int, kind: str, ranks: int, ms: float, per_ms: float, seconds: float, address: str) -> None:
+    jobs = {job: Played(job, rank, ranks, address) for job in JOBS}
+    if kind == "ddp":
+        import torch
+
+        import covey.torch
+
+        torch.set_num_threads(1)
+        torch.set_flush_denormal(True)
+        covey.torch.init_process_group(jobs["healed"])  # type: ignore[arg-type]
+    script = {"numpy": numpy_script, "ddp": ddp_script}[kind]
+    steps = {job: script(jobs[job], job == "healed", work_of(ms, per_ms)) for job in JOBS}
+    found: dict[str, dict[str, Any]] = {job: {"ms": [], "blocks": [], "cpu": 0.0, "aggregator": 0.0} for job in JOBS}
+    for job in JOBS:
+        for _ in range(10):
+            steps[job]()
+    count = max(4, round(1000 * BLOCK_S / (ms + 2)))
+    turns = max(4, round(seconds / (4 * count * (ms + 2) / 1000)))
+    for _ in range(turns):
+        for job in (*JOBS, *reversed(JOBS)):
+            block(jobs["plain"].tensors.barrier, steps[job], count, found[job])
+    for each in found.values():
+        each["cpu_ms"], each["aggregator_ms"] = (
+            1000 * each.pop(what) / len(each["ms"]) for what in ("cpu", "aggregator")
+        )
+    for job in jobs.values():
+        job.tensors.leave()
+    print(json.dumps(found), flush=True)
+    for job in jobs.values():
+        job.tensors.close()
+
+
+def block(barrier: Step, step: Step, count: int, found: dict[str, Any]) -> None:
+    barrier()
+    cpu_s, aggregator_s, took = time.process_time(), aggregators_s(), []
+    for _ in range(count):
+        began_s = time.perf_counter()
+        step()
+        took.append(1000 * (time.perf_counter() - began_s))
+    found["cpu"] += time.process_time() - cpu_s
+    barrier()
+    found["aggregator"] += aggregators_s() - aggregator_s
+    found["ms"] += took
+    found["blocks"].append(statistics.median(took))
+
+
+def aggregators_s() -> float:
+    """Processor time of the process that made this one, in which the aggregator is, s."""
+    return (
+        sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{os.getppid()}/task").glob("*/schedstat")) / 1e9
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        kind, *numbers, address = sys.argv[3:]
+        rank_main(int(sys.argv[2]), kind, int(numbers[0]), *map(float, numbers[1:]), address)
+    else:
+        sys.exit(main())

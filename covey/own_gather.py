@@ -1,0 +1,129 @@
+"""A rank's side of the rounds in which all ranks gather what is each one's own (`covey.owns`)."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from covey import owns
+from covey.aggregator_rounds import Waits
+from covey.owns import Owns, Plan
+from covey.sum_order import Order
+from covey.tensor_arrays import Array
+from covey.tensorwire import Declared
+
+UNREAD_MAX = 64
+"""Steps whose rows are kept as they came."""
+
+
+class Sums(Protocol):
+    """Where rows are added: `covey.block_rounds`. What is pushed soon goes out with what is pushed next."""
+
+    part_bytes: int
+
+    @property
+    def order(self) -> Order: ...
+
+    def is_declared(self, name: str) -> bool: ...
+    def declare(self, declared: Declared, data: Array) -> None: ...
+    def push_soon(self, name: str, data: Array) -> None: ...
+    def wait(self, name: str, waits: Waits, out: Array | None) -> Array: ...
+
+
+class OwnGather:
+    """Of one rank. In each step `begin`, before anything else is pushed, and `end`, before any result is used; of these
+    threads may call the second at the same time."""
+
+    def __init__(self, rank: int, ranks: int, step: int, sums: Sums) -> None:
+        self.ranks, self._rank, self._sums = ranks, rank, sums
+        self._ending = threading.Lock()
+        self._is_under_way = False
+        self._own: bytes | None = None
+        """What is under way, of which step."""
+        self._step = 0
+        self._plan, self._reached = Plan(), step
+        """After the newest rows; of which step that is the beginning."""
+        self._room = self._plan.room
+        """Of the rows that are under way."""
+        self._own_known = b""
+        """What all others have of this rank."""
+        self._reading = threading.Lock()
+        """Guards what follows; nobody waits while it is held."""
+        self._known = (b"",) * ranks
+        self._unread: list[bytes] = []
+        """Rows of steps since then, one after the other."""
+        self._begun = self._plan, step, 0
+        """At the beginning of this step: plan, of which step it is, how many are unread."""
+
+    # ---- the state of a step ----
+
+    def step_begins(self) -> None:
+        """What was gathered by now is the state at its beginning."""
+        with self._reading:
+            self._begun = self._plan, self._reached, len(self._unread)
+            if len(self._unread) >= UNREAD_MAX:
+                self._known = self._read()
+                self._unread.clear()
+                self._begun = self._plan, self._reached, 0
+
+    @property
+    def owns(self) -> Owns:
+        """At the beginning of this step."""
+        with self._reading:
+            plan, step, _ = self._begun
+            return Owns(step, self._read(), plan)
+
+    def go_on_with(self, known: Owns) -> None:
+        """What another rank had as `owns`."""
+        self._plan, self._reached, self._own_known = known.plan, known.step, known.each[self._rank]
+        with self._reading:
+            self._known = known.each
+            self._unread.clear()
+            self._begun = self._plan, self._reached, 0
+
+    def _read(self) -> tuple[bytes, ...]:
+        each = self._known
+        for rows in self._unread[: self._begun[2]]:
+            each = owns.merged(each, rows)
+        return each
+
+    # ---- in a step ----
+
+    def begin(self, step: int, own: bytes | None) -> None:
+        """In this step; `own`: as it is at its end."""
+        if self._plan.is_asked:
+            self._step, self._own, self._room = step, own, self._plan.room
+            self._push()
+            self._is_under_way = True
+
+    def end(self, waits: Callable[[str], Waits]) -> None:
+        """Once what is every rank's own is here. Errors of `waits`, which is given the name of a tensor; ValueError
+        when rows are not added."""
+        if not self._is_under_way:
+            return
+        with self._ending:
+            if self._is_under_way:
+                self._end(waits)
+
+    def _end(self, waits: Callable[[str], Waits]) -> None:
+        rows, (needed, is_given) = self._pulled(waits)
+        while needed > self._room:
+            self._room = owns.larger(self._room, needed)
+            self._push()
+            rows, (needed, is_given) = self._pulled(waits)
+        with self._reading:
+            self._unread.append(rows)
+        self._own_known, self._reached = self._own or b"", self._step + 1
+        self._plan = owns.next_plan(self._plan, needed, is_given)
+        self._is_under_way = False
+
+    def _push(self) -> None:
+        rows = owns.rows_of(self._rank, self.ranks, self._own_known, self._own, self._room)
+        name, sums = owns.name_of(self._room), self._sums
+        if not sums.is_declared(name):
+            sums.declare(Declared(name, "grad", rows.shape, sums.part_bytes, sums.order), rows)
+        sums.push_soon(name, rows)
+
+    def _pulled(self, waits: Callable[[str], Waits]) -> tuple[bytes, tuple[int, bool]]:
+        name = owns.name_of(self._room)
+        rows = self._sums.wait(name, waits(name), None).tobytes()
+        return rows, owns.room_needed(rows, self.ranks)

@@ -1,0 +1,108 @@
+"""Gradients as tensors that do not depend on a DDP's buckets."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covey.errors import CoveyError
+from tests.covey.attach.torch_jobs import NEEDS_TORCH
+
+pytestmark = NEEDS_TORCH
+SIZES = {"0.weight": 300_000, "0.bias": 3, "1.weight": 20, "1.bias": 5, "2.weight": 400_000}
+
+
+class Averages:
+    """What is pushed, and averages that are half of it."""
+
+    def __init__(self) -> None:
+        self.pushed: dict[str, Any] = {}
+        self.ended: list[int] = []
+        self.copied = 0
+
+    def push(self, name: str, array: Any, *, out: Any, mean: bool, type: str) -> Any:
+        assert out is array and mean and type == "float32" and name not in self.pushed
+        self.pushed[name] = array.copy()
+        self.copied += array.base is None
+
+        def wait() -> Any:
+            if not array.flags.writeable:
+                raise ValueError("nothing can come back")
+            array[:] = self.pushed[name] / 2
+            return array
+
+        return SimpleNamespace(wait=wait)
+
+    def end(self, wait: Callable[[], object], gradients: Any, future: Any) -> None:
+        wait()
+        self.ended.append(future)
+
+
+def passed(order: list[list[str]]) -> tuple[Averages, list[Any]]:
+    """A backward pass with these buckets; what is in them afterwards."""
+    import torch
+
+    from covey.torch_gradients import Gradients
+
+    parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
+    found = Averages()
+    gradients = Gradients(found, list(parameters.items()), found.end)  # type: ignore[arg-type]
+    buckets = []
+    for at, names in enumerate(order):
+        bucket = torch.cat([torch.full((SIZES[name],), float(list(SIZES).index(name) + 1)) for name in names])
+        buckets.append(bucket)
+        gradients.came([parameters[name] for name in names], bucket, at)
+    return found, buckets
+
+
+ORDERS = [
+    [list(reversed(SIZES))],
+    [["2.weight"], ["1.bias", "1.weight"], ["0.bias", "0.weight"]],
+    [["1.weight", "2.weight", "0.bias"], ["0.weight", "1.bias"]],
+    [[name] for name in SIZES],
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_whatever_the_buckets_are_the_same_tensors_are_pushed(order: list[list[str]]) -> None:
+    whole, _ = passed(ORDERS[0])
+    assert len(whole.pushed) == 3, "large ones alone, small ones together"
+    found, buckets = passed(order)
+    assert {name: array.tobytes() for name, array in found.pushed.items()} == {
+        name: array.tobytes() for name, array in whole.pushed.items()
+    }
+    assert found.ended == list(range(len(order))), "each bucket is done, once"
+    for names, bucket in zip(order, buckets, strict=True):
+        wanted = np.concatenate([np.full(SIZES[name], (list(SIZES).index(name) + 1) / 2) for name in names])
+        assert (bucket.numpy() == wanted).all()
+
+
+def test_what_lies_together_is_not_copied() -> None:
+    assert passed(ORDERS[0])[0].copied == 0
+    assert passed(ORDERS[3])[0].copied == 1
+
+
+def test_types_are_not_put_together() -> None:
+    from covey.torch_gradients import cut_of
+
+    cut = cut_of([("a", 3, 4, "float32"), ("b", 3, 2, "bfloat16"), ("c", 5, 4, "float32"), ("d", 1, 4, "float32")])
+    assert cut.sizes == [6, 3, 3] and cut.places["c"] == (0, 1, 6)
+    assert cut.names == ["ddp/0 d .. c", "ddp/of b", "ddp/of a"]
+
+
+def test_a_second_backward_pass_in_a_step_is_refused() -> None:
+    import torch
+
+    from covey.torch_gradients import Gradients
+
+    parameter, found = torch.nn.Parameter(torch.zeros(4)), Averages()
+    gradients = Gradients(found, [("w", parameter)], found.end)  # type: ignore[arg-type]
+    gradients.came([parameter], torch.ones(4), 0)
+    with pytest.raises(CoveyError, match="gradients were averaged twice before one step"):
+        gradients.came([parameter], torch.ones(4), 1)
+    gradients.step_begins()
+    found.pushed.clear()
+    gradients.came([parameter], torch.ones(4), 2)
+    assert found.ended == [0, 2]
