@@ -37,6 +37,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         since=place.since,
         may_heal=job.spec.on_lost == "stop",
         shared_memory=job.spec.gpu_memory if shares else 0,
+        hang_s=job.spec.hang_s,
     )
 
 
