@@ -88,9 +88,17 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("started again", started_again(job)),
         ("on lost host", on_lost(job)),
         ("spares", f"{job['spares']} wait on each of its hosts, and on one more" if job.get("spares") else ""),
-        ("hang", f"a rank is replaced after {format_seconds(job['hang_s'])}" if job.get("hang_s") else ""),
+        ("hang", hang(job)),
         ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
     ]
+
+
+def hang(job: dict[str, Any]) -> str:
+    """What becomes of ranks that hang."""
+    if not job.get("hang_s"):
+        return ""
+    does = "a rank that others wait for is replaced, a gang that stands still ended"
+    return job.get("hang_unseen") or f"{does}, after {format_seconds(job['hang_s'])}"
 
 
 def on_lost(job: dict[str, Any]) -> str:

@@ -59,8 +59,8 @@ AGGREGATE_HELP = (
     "bits whatever fails (covey.torch.attach)"
 )
 HANG_HELP = (
-    "how long the others may wait for one rank in a sum, such as 10m: then the stacks of all are kept (agentctl logs), "
-    "and that rank is started again, or the job fails where it cannot be (default: for ever)"
+    "how long the others may wait for one rank, or all stand still, such as 10m: then the stacks of all are kept "
+    "(agentctl logs), and that rank is started again, or the job fails where nobody can be named (default: for ever)"
 )
 SPARES_HELP = (
     "processes on each of its hosts, and on one more, that have imported what the script imports and wait to become a "

@@ -188,6 +188,10 @@ class AggregatorRounds:
         # only this Block's next round, which nobody can begin before this ends, would write here
         np.copyto(out, np.frombuffer(tensor.state, dtype=NUMBERS[tensor.declared.type].stored))
 
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
     def why(self) -> str:
         """Nothing comes, for people."""
         at = self._owner.at

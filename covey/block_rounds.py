@@ -257,6 +257,11 @@ class BlockRounds:
             self._wanted(table)
         return rounds
 
+    @property
+    def connected(self) -> bool:
+        """Whether the owner of each table is."""
+        return all(rounds.connected for rounds in list(self._at.values()))
+
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:

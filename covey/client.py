@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from covey import at_exit
 from covey.errors import CoveyError
-from covey.frames import FrameError, body_size, pack, unpack
+from covey.frames import FrameError, pack, whole
+from covey.heartbeats import Heartbeats
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
 from covey.page_link import PageLink, PageUser
@@ -98,6 +99,7 @@ class JobClient:
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
         self._tensors: TensorClient | None = None
         self._clock = StepClock()
+        self.heartbeats = Heartbeats()
         self._answered = threading.Event()
         self._refusal: Refusal | None = None
         self._joined = False
@@ -144,6 +146,10 @@ class JobClient:
             talked_s = more.pop("communicate_s", None)
             self._stepped(ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary))
 
+    def alive(self) -> None:
+        """The script is at work on what is no step (it evaluates, saves, compiles): progress, for `submit --hang`."""
+        self.heartbeats.sign()
+
     def attached(self, to: str, problem: str = "") -> None:
         """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""
         self._attached = Attached(to[:160], problem[:400])
@@ -160,8 +166,9 @@ class JobClient:
                 return
             if not self._joined:
                 self._steps.clear()
-            communicated_s = 0.0 if self._tensors is None else self._tensors.communicate_s
-            self._steps.append(pack(self._clock.stepped(told, communicated_s)))
+            stepped = self._clock.stepped(told, 0.0 if self._tensors is None else self._tensors.communicate_s)
+            self._steps.append(pack(stepped))
+        self.heartbeats.sign(stepped.step if self._by_hand else None)
         self._wakes.wake()
 
     @property
@@ -178,10 +185,9 @@ class JobClient:
     def defer_stop(self) -> None:
         """From now on SIGTERM does no more than make `stopping` true, so that the step under way is finished and saved.
         Call it in the main thread."""
-        stopped = Stopping(0.0, "SIGTERM")
 
         def deferred(_number: int, _frame: object) -> None:
-            self._stopping = self._stopping or stopped
+            self._stopping = self._stopping or Stopping(0.0, "SIGTERM")
 
         signal.signal(signal.SIGTERM, deferred)
 
@@ -219,6 +225,7 @@ class JobClient:
                 shared=self._tensors_shared,
             )
             owners = self._owners.all()
+        self.heartbeats.uses(made)
         for at in owners:
             made.moved(at)
         self._cannot_share(self._memory.used_by(made))
@@ -246,7 +253,8 @@ class JobClient:
         if self._follows:
             self._cannot_share(why)
         me = self._me
-        made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s)
+        with self.heartbeats.at_work():
+            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s)
         self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
@@ -369,6 +377,7 @@ class JobClient:
                     return
             wanted = select.POLLIN | (select.POLLOUT if outgoing else 0)
             left_s = None if goodbye_s == float("inf") else max(0.0, goodbye_s - time.monotonic())
+            left_s = self.heartbeats.left_s(left_s) if self._joined else left_s
             ready = self._wakes.wait(left_s, (connection.fileno(), wanted))
             if outgoing:
                 with contextlib.suppress(BlockingIOError):
@@ -379,7 +388,8 @@ class JobClient:
                 if not received:
                     raise ConnectionResetError("the agent closed the connection")
                 incoming += received
-                self._take_frames(incoming)
+                for frame in whole(incoming, decoder):
+                    self._heard(frame)
 
     def _hello(self) -> Join:
         """A new one each time: the kernel is known once numpy is imported."""
@@ -388,19 +398,10 @@ class JobClient:
 
     def _next_out(self) -> bytes:
         with self._lock:
-            frames = [*self._urgent, *self._steps]
+            frames = [*self._urgent, *self._steps, *map(pack, self.heartbeats.due())]
             self._urgent.clear()
             self._steps.clear()
         return b"".join(frames)
-
-    def _take_frames(self, incoming: bytearray) -> None:
-        while len(incoming) >= 4:
-            size = body_size(incoming[:4])
-            if len(incoming) < 4 + size:
-                return
-            frame = unpack(bytes(incoming[4 : 4 + size]), decoder)
-            del incoming[: 4 + size]
-            self._heard(frame)
 
     def _heard(self, frame: Frame) -> None:
         if isinstance(frame, Joined):
@@ -425,13 +426,12 @@ class JobClient:
         if refusal is not None:
             self._refuse(refusal)
         with self._lock:
-            self.host = joined.host
-            self._joined = True
+            self.host, self._joined = joined.host, True
             self._urgent.clear()
             self._follows = joined.tensor_memory
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
             memory = (self._shared, cannot) if self._follows else ()  # an agent of before would not know these words
-            self._agent_heals = joined.heals
+            self._agent_heals, self.heartbeats.every_s = joined.heals, joined.heartbeat_s
             heals = self._heals if joined.heals else None
             again = (*self._owners.again(), self._attached, *memory, self._pages.hello(), heals)
             self._urgent.extend(pack(frame) for frame in again if frame is not None)

@@ -5,6 +5,7 @@ than `FRAME_BYTES_MAX` is refused before anything is allocated.
 """
 
 import struct
+from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
@@ -48,6 +49,17 @@ def unpack(body: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decode
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise FrameError(f"malformed frame: {error}") from error
+
+
+def whole(incoming: bytearray, decoder: msgspec.msgpack.Decoder[T]) -> Iterator[T]:
+    """Each Struct whose frame has come whole, which is taken away. FrameError when it is malformed."""
+    while len(incoming) >= _LENGTH.size:
+        end = _LENGTH.size + body_size(incoming[: _LENGTH.size])
+        if len(incoming) < end:
+            return
+        found = unpack(bytes(incoming[_LENGTH.size : end]), decoder)
+        del incoming[:end]
+        yield found
 
 
 async def read_frame(stream: ByteStream, decoder: msgspec.msgpack.Decoder[T]) -> T:

@@ -28,7 +28,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TextIO
 
@@ -38,6 +38,7 @@ from covey.block_rounds import BlockRounds
 from covey.core import JobId
 from covey.given_rounds import GivenRound
 from covey.healing import Healing
+from covey.heartbeats import CallTimes
 from covey.host_rounds import HostTensor
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
@@ -133,9 +134,7 @@ class TensorClient:
         `tables`: as `covey.blocks.tables_of` the job's hosts; `incarnation`: of this rank; `wanted` is told whose owner
         is needed. `undecided`: the first tensors wait for `memory_is`. `shared` hears what goes by shared memory."""
         self.rank, self.world_size = rank, world_size
-        self.communicate_s = 0.0
-        """Seconds the script has spent in calls here."""
-        self._thread_here = threading.local()
+        self.calls = CallTimes()
         self._job, self._patience_s, self._say = job, patience_s, say
         self._changed = threading.Condition()
         """Guards what follows; notified when any of it changes."""
@@ -189,7 +188,7 @@ class TensorClient:
         given = checked(name, initial)
         if self._healing is not None:
             raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
-        with self._timed():
+        with self.calls.timed():
             self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
             try:
                 return self._wait(name).view(given.dtype)
@@ -282,7 +281,7 @@ class TensorClient:
 
     def finish(self, name: str, out: Array | None) -> Array:
         """The end of the round that is under way; for its handle."""
-        with self._timed():
+        with self.calls.timed():
             result = self._wait(name, out=out)
         self._ended(name)
         return result
@@ -290,7 +289,17 @@ class TensorClient:
     def in_background(self) -> None:
         """From now on what this thread waits for here is not counted in `communicate_s`: the script computes
         meanwhile."""
-        self._thread_here.background = True
+        self.calls.in_background()
+
+    @property
+    def communicate_s(self) -> float:
+        """Seconds the script has spent in calls here."""
+        return self.calls.communicate_s
+
+    def reaches(self) -> bool:
+        """Whether those that add for it are connected, as far as anybody is needed."""
+        alone = all(way is not None and way.whole_job for way in list(self._ways.values()))
+        return alone or self._far.connected
 
     def barrier(self) -> None:
         """Blocks until every rank called it. Errors as of `push_pull`."""
@@ -300,7 +309,7 @@ class TensorClient:
         """The last call of a script that ended well: blocks until every rank has made it, so that no rank ends while
         another may still need its copy of a last result. False when that took longer than `linger_s` seconds. Again is
         harmless: `with covey.join()` makes it too."""
-        with self._timed():
+        with self.calls.timed(waits=False):
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
             try:
@@ -363,7 +372,7 @@ class TensorClient:
     def _push(self, name: str, given: GivenRound, out: Array | None, blocks: bool) -> TensorHandle:
         if out is not None:
             check_out(name, out, given.array)
-        with self._timed():
+        with self.calls.timed():
             self._begin(name, given, blocks)
         return TensorHandle(self, name, given.array, out)
 
@@ -490,12 +499,3 @@ class TensorClient:
             raise self._far.fatal
         if self._closed:
             raise TensorError("the tensor client is closed")
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            if not getattr(self._thread_here, "background", False):
-                self.communicate_s += time.monotonic() - began

@@ -55,6 +55,8 @@ class Joined(Frame, frozen=True, tag="Joined"):
     """Whether `TensorMemoryHere` or `NoTensorMemory` follows, once all ranks have joined."""
     heals: bool = False
     """Whether the agent knows `Heals`."""
+    heartbeat_s: float = 0.0
+    """How often the process is to say `Heartbeat`; 0: never."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -161,6 +163,26 @@ class Heals(Frame, frozen=True, tag="Heals"):
     """What a spare of this process imports ahead (`covey.attach.warm`); none: it has none."""
 
 
+class Heartbeat(Frame, frozen=True, tag="Heartbeat"):
+    """Rank -> agent, as often as `Joined.heartbeat_s` says: how the script gets on (`covey.heartbeats`)."""
+
+    step: int | None
+    """The newest one that it did, told or not; None: none yet."""
+    quiet_s: float
+    """Since its last sign of life: a step, a batch, a call of `tensors` that began or ended."""
+    waits_s: float
+    """For so long it has waited for other ranks, in `tensors`; 0: it does not."""
+
+
+HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125
+"""Between two of them at least and at most, seconds; and of the time after which something is done."""
+
+
+def heartbeat_s(hang_s: float | None) -> float:
+    """How often processes of a job say how they get on; 0: never."""
+    return 0.0 if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
+
+
 class TensorsShared(Frame, frozen=True, tag="TensorsShared"):
     """Rank 0 -> agent: what goes through that memory, whenever it is one tensor more. Aggregators know of others."""
 
@@ -225,7 +247,7 @@ class Detached(Frame, frozen=True, tag="Detached"):
 FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
-    | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Stopping | ExtendGrace
+    | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
     | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -147,6 +147,9 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A rank whose script attached state is started again alone when it is lost."""
     shared_memory: int = 0
     """Where GPUs are shared: the memory of each of its GPUs that each rank asked for, bytes; 0: not said."""
+    hang_s: float | None = None
+    """How long ranks may stand still before something is done about it: their processes say how they get on; None: for
+    ever."""
     lease: RankLease | None = None
     """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 

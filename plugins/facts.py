@@ -281,6 +281,18 @@ class JobAttached(Fact, frozen=True):
     """Why less is seen than could be; empty: no reason."""
 
 
+class HeartbeatHeard(Fact, frozen=True):
+    """A process of a rank on this host said how its script gets on (`covey.wire.Heartbeat`)."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    pid: int
+    step: int | None
+    quiet_s: float
+    waits_s: float
+
+
 class RankShares(Fact, frozen=True):
     """A rank on this host goes by limits from now on: it has its pages (`JobPeer.pages`)."""
 

@@ -168,9 +168,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """How often it is started again after each of these: `preempted`, `host lost`, `exit 75`, `failed`;
     None: always."""
     hang_s: float | None = None
-    """How long others may wait for one rank in a sum; None: for ever."""
+    """How long others may wait for one rank, and all may stand still; None: for ever."""
     spares: int = 0
     """Processes that wait on each of its hosts, and on one more, to become one of its ranks."""
+    hang_unseen: str = ""
+    """Why nothing is done about ranks that hang, in words; empty: it is, or hosts of it did not answer."""
     on_lost: str = "heal"
     """What becomes of its ranks on a host that is cut off: `heal`, `restart` or `keep`."""
     heals_not: str = ""

@@ -37,6 +37,7 @@ from covey.wire import (
     ExtendGrace,
     Frame,
     Heals,
+    Heartbeat,
     Join,
     Joined,
     NeighbourFlag,
@@ -50,10 +51,11 @@ from covey.wire import (
     TensorMemoryHere,
     TensorsShared,
     decoder,
+    heartbeat_s,
     other_protocol,
 )
 from plugins.base import JobPeer, RanksSpec
-from plugins.facts import JobAttached, JobJoined, RankShares, StepTimed, TableUsed, TensorsSeen
+from plugins.facts import HeartbeatHeard, JobAttached, JobJoined, RankShares, StepTimed, TableUsed, TensorsSeen
 
 JOIN_S = 5.0
 """A process that has not joined this long after connecting is cut off."""
@@ -190,7 +192,8 @@ class JobSocket:
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
         ranks = spec.world_size if spec is not None else 1
         follows, heals = self._memories.follows(spec), spec is None or spec.may_heal
-        return Joined(self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION, follows, heals=heals)
+        own = self._env.host, peer.job, peer.rank, ranks, peer.epoch, PROTOCOL, VERSION
+        return Joined(*own, follows, heals, heartbeat_s(spec.hang_s) if spec is not None else 0.0)
 
     async def _live(self, peer: ConnectedProcess, stream: ByteStream) -> None:
         self.counters["joined"] += 1
@@ -251,6 +254,8 @@ class JobSocket:
                 await asyncio.sleep(0)
             if isinstance(frame, Stepped):
                 self._stepped(peer, frame)
+            elif isinstance(frame, Heartbeat):
+                self._heartbeat(peer, frame)
             elif isinstance(frame, Attached):
                 self._attached(peer, frame)
             elif isinstance(frame, AskPages):
@@ -314,6 +319,13 @@ class JobSocket:
         self.counters["metrics_dropped"] += len(frame.metrics) - len(metrics)
         of = (*rank, frame.step, *times[:3], metrics)
         self._tell(StepTimed(*of, frame.input_s, frame.memory_bytes, plain(frame.boundary, BOUNDARY_MAX)))
+
+    def _heartbeat(self, peer: ConnectedProcess, frame: Heartbeat) -> None:
+        good = all(0 <= time <= SECONDS_MAX for time in (frame.quiet_s, frame.waits_s))
+        if peer.job is None or not good or not 0 <= (frame.step or 0) <= STEP_MAX:
+            raise FrameError("Heartbeat from outside a job, or with an impossible step or time")
+        of = peer.job, peer.epoch, peer.rank, peer.pid
+        self._tell(HeartbeatHeard(*of, frame.step, frame.quiet_s, frame.waits_s))
 
     def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
         """A rank says it once after it joined, and again when that changes."""

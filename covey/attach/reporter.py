@@ -106,7 +106,7 @@ class Reporter:
         self._tell_s, self._tellings = NEVER, 0
         self._news_s, self._quiet = NEVER, Quiet()
         """Until when the next step is of no interest to the agent, and as far as the share of a device is concerned."""
-        self._problem = ""
+        self._problem, self._sign_s = "", now_s()
         os.register_at_fork(after_in_child=self._forked)
 
     def attach(
@@ -136,7 +136,7 @@ class Reporter:
     # ---- what the hooks see ----
 
     def optimizer_stepped(self, optimizer: int) -> None:
-        now_s = self.now_s()
+        now_s = self._sign_s = self.now_s()
         if self._is_no_news(now_s):
             self._later.append((optimizer, 0.0, now_s))
             return
@@ -152,8 +152,9 @@ class Reporter:
 
     def jit_called(self, count: int) -> None:
         self.catch_up()
+        now_s = self._sign_s = self.now_s()
         with self._lock:
-            ended = self._steps.jit_called(count, self.now_s())
+            ended = self._steps.jit_called(count, now_s)
         self._ended(ended)
 
     def device_waited(self, waited_s: float) -> None:
@@ -162,7 +163,7 @@ class Reporter:
             self._steps.device_waited(waited_s)
 
     def batch_fetched(self, waited_s: float, with_gradients: bool) -> None:
-        now_s = self.now_s()
+        now_s = self._sign_s = self.now_s()
         if self._is_no_news(now_s):
             self._later.append((None, waited_s, now_s))
             return
@@ -185,6 +186,11 @@ class Reporter:
                     self._steps.batch_fetched(waited_s, False, at_s)
                 elif (step := self._steps.optimizer_stepped(optimizer, at_s)) is not None and self._share is not None:
                     self._share.ended_before(step)
+
+    def newest(self) -> tuple[int | None, float]:
+        """The newest step, told or not, and when something of the script was seen last (CLOCK_MONOTONIC)."""
+        self.catch_up()
+        return (self._steps.count - 1 if self._steps.count else None), self._sign_s
 
     def failed(self, error: BaseException) -> None:
         """A hook failed: told once, in one line."""
@@ -236,6 +242,7 @@ class Reporter:
                     self._client = clients.of_process()
                 except CoveyError:
                     return None
+                self._client.heartbeats.seen = self.newest
         if self._client is not None and self._share is not None and not self._shares:
             self._shares = True
             self._client.share(self._share)

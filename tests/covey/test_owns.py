@@ -124,10 +124,14 @@ def gathers(ranks: int) -> tuple[PlayedSums, list[OwnGather]]:
     return sums, [OwnGather(rank, ranks, 0, sums.of_a_rank()) for rank in range(ranks)]
 
 
+def nothing(name: str) -> Any:
+    """Nobody waits."""
+
+
 def stepped(each: list[OwnGather], step: int, said: list[bytes | None]) -> None:
     for gather, own in zip(each, said, strict=True):
         gather.begin(step, own)
-    threads = [threading.Thread(target=gather.end, args=(lambda name: None,)) for gather in each]  # type: ignore[arg-type]
+    threads = [threading.Thread(target=gather.end, args=(nothing,)) for gather in each]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -171,7 +171,8 @@ def test_a_normal_number_that_is_left_over_is_a_part_of_a_generators_state() -> 
 
     np.random.seed(1)
     random.seed(1)
-    for draw, of in ((np.random.standard_normal, "numpy"), (lambda: random.gauss(0, 1), "python")):
+    draws: list[tuple[Any, str]] = [(np.random.standard_normal, "numpy"), (lambda: random.gauss(0, 1), "python")]
+    for draw, of in draws:
         draw()
         before = getattr(generators(), of)
         assert before == getattr(generators(), of)

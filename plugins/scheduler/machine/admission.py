@@ -28,6 +28,7 @@ from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.run_queues import Choice, RunQueues
 from plugins.scheduler.messages.commands import AboutJob, GpusKept, Granted, TakenBack
 from plugins.scheduler.policy import classes, explain
+from plugins.scheduler.policy.defragment import Departure
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 
@@ -115,7 +116,8 @@ class Admission:
         if not self._is_within_quota(job):
             self.short.append(job)
         elif self._has_room(job):
-            self._grant(job)
+            if not self._others_move_together_for(job):
+                self._grant(job)
         elif job.spec.gpus and not self._others_move_for(job):
             self.short.append(job)  # one without GPUs waits for hosts, and no job that stops makes more of them
             self.lacks_gpus[job.id] = None
@@ -160,19 +162,45 @@ class Admission:
         keeps = moves.kept_by(job)
         if keeps is None:
             self._set_aside()
-            free = capacity.free_for(job)
-            steps = moves.steps(job, free, capacity.takers, self.may_move)
+            steps = moves.steps(job, capacity.free_for(job), capacity.takers, self.may_move)
             if not steps:
                 return False
-            after = dict(free)
-            for place, to in steps:
-                after[place.host] = after.get(place.host, 0) + place.gpus
-                after[to] -= place.gpus
-                capacity.take({to: place.gpus}, True)
-            keeps = self._plan(job, after)
-            self.commands += moves.ask(job, steps, keeps, capacity.totals, self.wall_s)
+            keeps = self._ask(job, steps)
         self._keep(job, _smaller(keeps, capacity.open_for(job)))
         return True
+
+    def _others_move_together_for(self, job: Job) -> bool:
+        """Whether a job that has room on several hosts, and is slower there, waits until others have moved, so that it
+        lies on one. Not while gangs are being placed: where they go is not known."""
+        spec, capacity, moves = job.spec, self.capacity, self.defragmenting
+        if not self.settings.defragment or not capacity.stops or capacity.keeper not in (None, job.id):
+            return False
+        if not spec.gpus_per_worker or spec.pack != "few" or not self.may_move:
+            return False
+        keeps = moves.kept_by(job)
+        if keeps is None:
+            hosts = len(self._plan(job, capacity.free_for(job)))
+            loss = self.queue.models.spread_loss(spec, job.tensors, packlimit(self.queue, self.settings))
+            if hosts < 2 or not loss or self.placing:
+                return False
+            steps = moves.steps_together(job, loss, capacity.free_for(job), capacity.takers, self.may_move)
+            if not steps:
+                return False
+            keeps = self._ask(job, steps, hosts)
+        self._keep(job, _smaller(keeps, capacity.open_for(job)))
+        return True
+
+    def _ask(self, job: Job, steps: Sequence[Departure], spread: int = 0) -> Gpus:
+        """These move for it, to GPUs that are taken from now on. Where it is to run then."""
+        capacity = self.capacity
+        after = dict(capacity.free_for(job))
+        for place, to in steps:
+            after[place.host] = after.get(place.host, 0) + place.gpus
+            after[to] -= place.gpus
+            capacity.take({to: place.gpus}, True)
+        keeps = self._plan(job, after)
+        self.commands += self.defragmenting.ask(job, steps, keeps, capacity.totals, self.wall_s, spread)
+        return keeps
 
     def _wait_for_gpus(self, job: Job) -> None:
         """It is within its quota, and there is no room for it: let it wait for GPUs of guaranteed jobs that stop when

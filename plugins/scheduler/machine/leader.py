@@ -45,6 +45,10 @@ RETRY_S = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 """Wait after the 1st, 2nd, ... failure to place a job, or after it asked to be started again."""
 
 
+QUIET_S = 300.0
+"""A host that is gone for longer is as good as none."""
+
+
 class RackHost(msgspec.Struct, frozen=True):
     """One host as gossip shows it to the leader."""
 
@@ -132,7 +136,7 @@ class Leader:
         about: list[AboutJob] = [*self._lost(gone, event, now_s), *self._time_limit_reached(event.wall_s)]
         told = {command.job for command in about}
         about += self.draining.commands(self.roll, self.capacity.totals, told, event.wall_s, now_s)
-        self.defragmenting.begin(now_s, self.waits.since)
+        self.defragmenting.begin(now_s, self.waits.since, self._is_quiet())
         promoted = self._starved(event.wall_s, now_s)
         about += promoted
         settled = {command.job for command in about}
@@ -267,6 +271,11 @@ class Leader:
             self.run_queues.drop(job.id)
         else:
             self.run_queues.put(job, self.queue.has_quota(job.spec.tenant))
+
+    def _is_quiet(self) -> bool:
+        """Whether no host is drained, suspected, away, or gone since a short while."""
+        left = any(gone_s < QUIET_S for gone_s in self.gone.values())
+        return not (left or self.drained or self.restarting or self.suspects or self.missing_since)
 
     def _gone(self, now_s: float) -> dict[HostId, float]:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.policy.packing import SpreadLoss, refit, share, shown
+from plugins.scheduler.policy.packing import SpreadLoss, loss, refit, share, shown
 
 MODELS_MAX = 1024
 """Models whose tensors are remembered; the longest unseen goes first."""
@@ -97,6 +97,11 @@ class Models:
         known = self.steps.get(gang_of(spec))
         was_seen = seen[1] or model_of(spec) in self.tensors
         return shown(self.skew(spec, seen), known.slowdown) if known is not None and was_seen else None
+
+    def spread_loss(self, spec: JobSpec, seen: tuple[int, int], packlimit: float) -> float:
+        """What such a gang loses when it is spread (`packing.loss`)."""
+        known = self.steps.get(gang_of(spec), StepHistory())
+        return loss(self.skew(spec, seen), known.slowdown, packlimit)
 
     def packlimit(self, now: float) -> float:
         """PACKLIMIT by what gangs lost; `now`, the one that was set, as long as nothing separates better."""

@@ -97,10 +97,18 @@ def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None
 
 
 def move_asked(
-    job: Job, host: HostId, to: HostId | None, coordinator: HostId, by: str, wall_s: float = 0.0
+    job: Job,
+    host: HostId,
+    to: HostId | None,
+    coordinator: HostId,
+    by: str,
+    wall_s: float = 0.0,
+    gang: JobId | None = None,
 ) -> MoveAsked:
-    """The command that has its ranks on this host go on elsewhere."""
-    return MoveAsked(wall_s=wall_s, job=job.id, epoch=job.epoch, host=host, to=to, coordinator=coordinator, by=by)
+    """The command that has its ranks on this host go on elsewhere; `gang`: one that waits for it."""
+    return MoveAsked(
+        wall_s=wall_s, job=job.id, epoch=job.epoch, host=host, to=to, coordinator=coordinator, by=by, gang=gang
+    )
 
 
 def wrong_replacement(

@@ -45,6 +45,9 @@ class ReplacingJobs(JobEndings):
         by = command.by or "a person"
         self._changed[job.id] = None
         self._note(job.id, "to move", f"{by} wants its ranks on {command.host} on {command.to or 'another host'}")
+        if command.gang is not None and command.gang in self.jobs:
+            said = f"{by} has ranks of {job.id} go from {command.host} to {command.to or 'another host'} first"
+            self._note(command.gang, "others move for it", said)
         return Applied(job.id)
 
     def _replaced(self, job: Job, command: Replaced) -> Result:

@@ -125,6 +125,8 @@ class MoveAsked(CommandBase, frozen=True, kw_only=True, tag="MoveAsked"):
     """None: wherever there is room."""
     coordinator: HostId
     by: Text = ""
+    gang: JobId | None = None
+    """That waits for it. Only told, in its events."""
 
 
 class Replaced(CommandBase, frozen=True, kw_only=True, tag="Replaced"):

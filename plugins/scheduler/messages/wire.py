@@ -24,6 +24,8 @@ GRANTS_MAX = 4096
 APART_MAX = 64
 """Jobs in one question that it must not be beside."""
 Job = Annotated[JobId, Meta(max_length=63)]
+Age = Annotated[float, Meta(ge=0, le=1e9)]
+"""Seconds."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
 SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
 
@@ -104,6 +106,10 @@ class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     """None: too few steps were reported there."""
     attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
     """rank -> what sees its steps (`torch 2.13.0`), or why nothing does."""
+    joined: bool = False
+    """A rank is connected to its agent there."""
+    reports: bool = False
+    """A rank reported a step, or used tensors: it can be seen to stand still."""
 
 
 class LogTail(Message, frozen=True, tag="LogTail"):
@@ -170,12 +176,56 @@ class EnvAnswer(Message, frozen=True, tag="EnvAnswer"):
 
 
 class RankHangs(Message, frozen=True, tag="RankHangs"):
-    """Host that sums a job -> host of a rank: the others have waited so long for it."""
+    """Host that sums a job, or looks after it -> host of a rank: the others have waited so long for it."""
 
     job: Job
     epoch: Epoch
     rank: Count
-    waits_s: Annotated[float, Meta(ge=0, le=1e9)]
+    waits_s: Age
+    why: Text = ""
+    """How that is known, if it is not who sums the job that says so."""
+
+
+class RankNow(msgspec.Struct, frozen=True):
+    """How one rank gets on, as its host knows it. Times are ages, in seconds, and none is older than what disturbed the
+    gang last."""
+
+    rank: Count
+    runs: bool
+    """It has a process. False: it has ended, or has not begun."""
+    age_s: Age
+    """For how long that has been so."""
+    says: bool
+    """A process of it is connected there."""
+    step: Step | None = None
+    quiet_s: Age | None = None
+    """Since its last sign of life; None: it does not say."""
+    waits_s: Age = 0.0
+    """For so long it has waited for other ranks; 0: it does not, or does not say."""
+
+
+class GangNow(Message, frozen=True, tag="GangNow"):
+    """Question to a host of a job: how do its ranks there get on?"""
+
+    job: Job
+    epoch: Epoch
+
+
+class GangNowAnswer(Message, frozen=True, tag="GangNowAnswer"):
+    known: bool
+    """False: nothing can be said now; they are on their way, or are ended there."""
+    ranks: Annotated[tuple[RankNow, ...], Meta(max_length=4096)] = ()
+    stepped: bool = False
+    """Some rank there did a step under this epoch."""
+
+
+class GangStands(Message, frozen=True, tag="GangStands"):
+    """To the host of the lowest rank: all ranks have stood still for so long, and nobody can be named."""
+
+    job: Job
+    epoch: Epoch
+    quiet_s: Age
+    why: Text
 
 
 class StacksWanted(Message, frozen=True, tag="StacksWanted"):
@@ -228,6 +278,9 @@ Talk = (
     | StacksWanted
     | SparesWanted
     | SparesWarm
+    | GangNow
+    | GangNowAnswer
+    | GangStands
 )
 """Everything the plugin hears and answers with (`Plugin.messages`)."""
 

@@ -3,6 +3,12 @@
     h1 [AA..]  h2 [BB..]  h3 [CCC.]      4 GPUs on one host are wanted, and there are 5 in gaps
     h1 [AABB]  h2 [....]                 B's ranks move: cheapest, since B is narrow; C would not fit anywhere
 
+A gang that fits already, on several hosts, and is slower there, waits for moves too if it lies on one host after them:
+
+    h1 [AA..]  h2 [....]                 4 GPUs, and it minds being spread: A's ranks move to h2, and it starts on h1
+
+That is worth it if what it loses to the network in the time that it is taken to run is more than what all stand still.
+
 Only gangs that go on without a host can move (`machine/replacing.py`); each waits for some seconds meanwhile, whole.
 Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it, for a
 job's processes would begin anew.
@@ -22,6 +28,15 @@ PAUSE_S = 3.0
 WAIT_LEAST_S = 30.0
 """How much longer a gang that cannot start is taken to wait, at least: others run for minutes. Otherwise as long again
 as it has waited."""
+
+
+RUN_LEAST_S = 300.0
+"""For how long a gang that did not run yet is taken to run, at least (a third of those of 2 to 8 GPUs in the Philly
+trace run for less). Otherwise as long again as it has run."""
+STARTS_LATER_S = 5.0
+"""So much later starts a gang that waits for that: moves, and until their end is known everywhere."""
+TOGETHER_MAX = 2
+"""Places that move for a gang that could start without."""
 
 
 class Movable(NamedTuple):
@@ -88,6 +103,12 @@ def departures(shape: WantedShape, free: Mapping[HostId, int], movable: Iterable
     return chosen
 
 
+def together(workers: int, each: int, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
+    """The same so that a gang, which fits on several hosts, fits on one; None: there are none, or too many."""
+    found = departures(WantedShape(workers, each, "host"), free, movable)
+    return found if found and len(found) <= TOGETHER_MAX else None
+
+
 def _cleared(
     shape: WantedShape, host: HostId, free: Mapping[HostId, int], places: Sequence[Movable]
 ) -> list[Departure]:
@@ -125,3 +146,10 @@ def _refuge(shape: WantedShape, place: Movable, free: Mapping[HostId, int]) -> H
 def pays(gpus: int, waited_s: float, steps: Sequence[Departure]) -> bool:
     """Whether the gang that waits gains more GPU·s than stand still while these move."""
     return gpus * max(waited_s, WAIT_LEAST_S) > PAUSE_S * sum(step.place.width for step in steps)
+
+
+def gains(gpus: int, ran_s: float, loss: float, steps: Sequence[Departure]) -> bool:
+    """Whether a gang that could start on several hosts loses more GPU·s there than stand still while these move, its
+    own too. `loss`: as of `packing.loss`; `ran_s`: for how long it has run, in earlier starts."""
+    stands = STARTS_LATER_S * gpus + PAUSE_S * sum(step.place.width for step in steps)
+    return loss * gpus * max(ran_s, RUN_LEAST_S) > stands

@@ -1,12 +1,63 @@
-"""Which rank is stuck: the one for which the sums of a step have waited for longer than its job allows (`--hang`); and
-which host is late again and again."""
+"""Which rank is stuck (`--hang`), or whether a whole gang is; and which host is late again and again.
 
-from collections.abc import Collection
+What shows it, the strongest first:
+
+    a sum waits for the part of rank 3            an aggregator says so (`stuck`)
+    rank 3 does not wait, all that wait do so     each rank tells its agent for how long it has waited for others, and
+    for others, and rank 3 shows no sign of life  since its last sign of life (`judged`)
+    all stand still, rank 3 a step behind         likewise, where no tensors are summed
+    all stand still                               nobody can be named: the whole gang ends
+
+A sign of life is a step, a batch that was fetched, also in an evaluation, a call of tensors, or `job.alive()`. A rank
+that never connected to its agent has none, and what only it could know counts against nobody but itself. Of a gang that
+reports nothing, and waits for nothing, nothing is known, and nothing is done.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol
+
+from covey.units import format_seconds
 
 LATE_SHARE = 0.1
 """Part of a job's time from which on it is said that others wait for a host."""
 LATE_BEYOND = 3.0
 """So many times as long as for any other host: where all are waited for in turn none is to blame."""
+FIRST_STEP = 3.0
+"""So many times as long a gang may take for the first step of a start: what it compiles, loads and reads again."""
+
+
+class RankSeen(Protocol):
+    """As `plugins.scheduler.messages.wire.RankNow`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def runs(self) -> bool: ...
+    @property
+    def age_s(self) -> float: ...
+    @property
+    def says(self) -> bool: ...
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def quiet_s(self) -> float | None: ...
+    @property
+    def waits_s(self) -> float: ...
+
+
+class StuckRank(NamedTuple):
+    """Others wait for it."""
+
+    rank: int
+    waits_s: float
+    why: str
+
+
+class StuckGang(NamedTuple):
+    """All stand still, and nobody can be named."""
+
+    quiet_s: float
+    why: str
 
 
 def stuck(
@@ -17,6 +68,71 @@ def stuck(
     if hang_s is None or waits_s < hang_s or len(missing) >= workers:
         return None
     return min((rank for rank in missing if rank not in asked), default=None)
+
+
+def judged(
+    ranks: Sequence[RankSeen], workers: int, hang_s: float, stepped: bool, stepped_before: bool
+) -> StuckRank | StuckGang | None:
+    """Who is stuck, of a gang of which every host answered; None: nobody, or nothing can be said. `stepped`: a rank did
+    a step in this start; `stepped_before`: in an earlier start of the job."""
+    if len(ranks) < workers:
+        return None
+    waiting = [rank for rank in ranks if rank.waits_s >= hang_s]
+    rest = [rank for rank in ranks if rank.waits_s < hang_s]
+    if waiting and rest:
+        return _awaited(waiting, rest, hang_s)
+    if waiting:
+        waits_s = min(rank.waits_s for rank in waiting)
+        return StuckGang(waits_s, f"all ranks have waited {format_seconds(waits_s)} for one another in tensors")
+    if stepped or stepped_before:
+        return _still(ranks, hang_s if stepped else FIRST_STEP * hang_s)
+    return None
+
+
+def _awaited(waiting: Sequence[RankSeen], rest: Sequence[RankSeen], hang_s: float) -> StuckRank | StuckGang | None:
+    waits_s = min(rank.waits_s for rank in waiting)
+    for rank in sorted(rest, key=lambda rank: rank.rank):
+        if rank.age_s < hang_s or not rank.runs:
+            continue
+        if not rank.says:
+            return StuckRank(rank.rank, waits_s, "it has not joined its agent")
+        if rank.quiet_s is not None and rank.quiet_s >= hang_s:
+            return StuckRank(rank.rank, waits_s, f"its last sign of life is {format_seconds(rank.quiet_s)} old")
+    if all(not rank.runs and rank.age_s >= hang_s for rank in rest):
+        gone = ", ".join(str(rank.rank) for rank in rest)
+        return StuckGang(waits_s, f"the others wait for rank {gone}, of which there is no process any more")
+    return None
+
+
+def _still(ranks: Sequence[RankSeen], limit_s: float) -> StuckRank | StuckGang | None:
+    """All that say something have been quiet for so long, and nobody is new."""
+    says = [rank for rank in ranks if rank.says]
+    quiet = [rank.quiet_s for rank in says if rank.quiet_s is not None]
+    if not says or len(quiet) < len(says) or min(*quiet, *(rank.age_s for rank in ranks)) < limit_s:
+        return None
+    quiet_s, steps = min(quiet), [rank.step for rank in ranks if rank.step is not None]
+    if len(steps) == len(ranks) > 1:
+        last, *others = sorted(steps)
+        behind = [rank.rank for rank in ranks if rank.step == last]
+        if others[0] > last:
+            return StuckRank(behind[0], quiet_s, f"it stands at step {last}, and the others at {others[0]} or beyond")
+    at = f"the newest is {max(steps)}" if steps else "it has done none since its start"
+    ended = [str(rank.rank) for rank in ranks if not rank.runs]
+    over = f"; of rank {', '.join(ended)} there is no process" if ended else ""
+    return StuckGang(
+        quiet_s, f"no rank did a step, or gave another sign of life, for {format_seconds(quiet_s)} ({at}){over}"
+    )
+
+
+def unseen(reported: bool, joined: bool, beside: bool) -> str:
+    """Why `--hang` does nothing about a job that runs, for people; empty: it does. `reported`: a rank did a step, or
+    waits for others in tensors; `joined`: one is connected to its agent; `beside`: it has parts of GPUs."""
+    if beside:
+        return "not while it is opportunistic beside other jobs, for whom it may be stopped"
+    if reported:
+        return ""
+    why = "it has reported no step yet" if joined else "it reports no steps"
+    return f"--hang sees nothing of this job: {why}"
 
 
 def is_late(share: float, next_share: float) -> bool:

@@ -33,6 +33,14 @@ def shown(skew: float | None, slowdown: float | None, tolerated: float = TOLERAT
     return skew if slowdown is not None and slowdown <= tolerated else None
 
 
+def loss(skew: float | None, slowdown: float | None, packlimit: float, tolerated: float = TOLERATED) -> float:
+    """What a gang loses when it is spread, as a share of its step on one host; 0: it does not mind, or nobody knows.
+    What was measured counts; of one that did not run both ways the skew, and then only the least that counts."""
+    if slowdown is not None:
+        return slowdown if slowdown > tolerated else 0.0
+    return tolerated if skew is not None and skew > packlimit else 0.0
+
+
 class SpreadLoss(msgspec.Struct, frozen=True):
     """What one gang lost when it was not packed."""
 

@@ -32,7 +32,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     opportunistic one always yields to guaranteed ones."""
     defragment: bool = True
     """Where a gang fits once others have moved, and these go on without a host (`job.state`), they move instead of
-    being stopped, or waited for (`policy/defragment.py`)."""
+    being stopped, or waited for; also where it lies on one host then, and loses on several (`policy/defragment.py`)."""
     demote_after_s: float | None = 300.0
     """A job of class auto that waited this long for its tenant's quota becomes opportunistic; None or inf: never
     (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a job)."""

@@ -14,6 +14,7 @@ from plugins.facts import (
     DrainedNow,
     GpusMeasured,
     GpusNow,
+    HeartbeatHeard,
     HostGone,
     HostSeen,
     HostSuspected,
@@ -42,6 +43,8 @@ from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
     EnvOf,
+    GangNow,
+    GangStands,
     JobNow,
     JobNowAnswer,
     KeepEnv,
@@ -103,7 +106,7 @@ class SchedulerService(PluginService):
         self.gangs = self.coordinated_gangs.gangs
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
-        self.stuck = StuckRanks(host, self.queue, self._send_for_ranks)
+        self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
         self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by
@@ -188,6 +191,9 @@ class SchedulerService(PluginService):
             self.ranks.told_by.joined(fact)
         elif isinstance(fact, RanksAwaited):
             self.stuck.awaited(fact)
+        elif isinstance(fact, HeartbeatHeard):
+            self.stuck.heartbeat(fact)
+            self.ranks.told_by.heartbeat(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
         elif isinstance(fact, JobAttached):
@@ -209,7 +215,7 @@ class SchedulerService(PluginService):
                 self.leases.look()
 
     async def on_message(self, sender: HostId, message: Any) -> None:
-        if isinstance(message, RankHangs | StacksWanted):
+        if isinstance(message, RankHangs | GangStands | StacksWanted):
             self.stuck.on_message(sender, message)
         elif isinstance(message, SparesWanted | SparesWarm):
             await self.spares.on_message(sender, message)
@@ -226,6 +232,8 @@ class SchedulerService(PluginService):
     async def answer(self, sender: HostId, question: Any) -> msgspec.Struct:
         if isinstance(question, JobNow):
             return self.ranks.told_by.job_now(question.job)
+        if isinstance(question, GangNow):
+            return self.stuck.gang_now(question.job, question.epoch)
         if isinstance(question, EnvOf):
             return await self.envs.give(sender, question)
         if isinstance(question, LogTail):

@@ -2,7 +2,7 @@
 
 from covey.core import JobId
 from plugins.base import Host
-from plugins.facts import JobJoined, RanksHeal, TensorsAssigned, TensorsSeen
+from plugins.facts import HeartbeatHeard, JobJoined, RanksHeal, TensorsAssigned, TensorsSeen
 from plugins.scheduler.messages.commands import JobHeals
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.service.step_times import StepTimes
@@ -24,6 +24,8 @@ class TellingRanks:
         """Whether this host may be lost, with what runs here."""
         self._heals_told: dict[JobId, JobHeals] = {}
         """What of that the log knows."""
+        self.seen: dict[JobId, None] = {}
+        """Jobs whose ranks did a step, or waited for one another in tensors, as they say themselves."""
         self.kernels: dict[tuple[JobId, int, int], str] = {}
         """Job, epoch and rank -> what that rank computes with."""
 
@@ -33,6 +35,7 @@ class TellingRanks:
         self.sums_at.pop(id, None)
         self.heals.pop(id, None)
         self._heals_told.pop(id, None)
+        self.seen.pop(id, None)
 
     def may_be_lost(self, fact: RanksHeal) -> None:
         self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost)
@@ -43,6 +46,10 @@ class TellingRanks:
 
     def heals_told(self, news: dict[JobId, JobHeals]) -> None:
         self._heals_told |= news
+
+    def heartbeat(self, fact: HeartbeatHeard) -> None:
+        if fact.waits_s > 0 or fact.step is not None:
+            self.seen[fact.job] = None
 
     def joined(self, fact: JobJoined) -> None:
         if fact.kernel:
@@ -75,4 +82,6 @@ class TellingRanks:
             kernels={rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)},
             timing=steps.timing(),
             attached=dict(steps.attached),
+            joined=any(peer.epoch == epoch for peer in self.host.peers(job)),
+            reports=steps.step is not None or job in self.tensors or job in self.seen,
         )

@@ -14,12 +14,14 @@ from plugins.scheduler.machine.capacity import Capacity
 from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
 from plugins.scheduler.machine.leader import RackHost
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.rank_signs import is_beside
 from plugins.scheduler.machine.replacing import why_not
 from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
 from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.classes import choose
+from plugins.scheduler.policy.hang import unseen
 from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
@@ -267,6 +269,7 @@ def job_view(
         retries={cause: job.happened(cause)[1] for cause in CAUSES},
         hang_s=job.spec.hang_s,
         spares=job.spec.spares,
+        hang_unseen=_hang_unseen(job, now),
         on_lost="heal" if job.spec.on_lost == "stop" else job.spec.on_lost,
         heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
         away=away,
@@ -285,6 +288,14 @@ def job_view(
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
     )
+
+
+def _hang_unseen(job: Job, now: Sequence[JobNowAnswer]) -> str:
+    """`now`: what hosts of it said."""
+    awaited = [place for place in job.places if place.host not in job.codes]
+    if job.spec.hang_s is None or job.state != "running" or len(now) < len(awaited):
+        return ""
+    return unseen(any(one.reports for one in now), any(one.joined for one in now), is_beside(job))
 
 
 def _beside(job: Job, standing: QueueSnapshot) -> tuple[BesideView, ...]:

@@ -5,14 +5,30 @@ looks later, on the GPUs that its coordinator finds by what the log says at that
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import pytest
 
 from covey.core import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.defragmenting import AGAIN_S, TOGETHER_AGAIN_S
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.leader import ScheduleTick
-from plugins.scheduler.messages.commands import Command, GpusKept, Granted, PlaceFailed, Result, TakenBack
+from plugins.scheduler.messages.commands import (
+    Applied,
+    Attained,
+    Command,
+    GpusKept,
+    Granted,
+    JobHeals,
+    MoveAsked,
+    PlaceFailed,
+    RanksReported,
+    Replaced,
+    Result,
+    TakenBack,
+)
 from plugins.scheduler.messages.spec import Pack
 from tests.plugins.scheduler.little import Little
 
@@ -214,3 +230,87 @@ def test_every_rack_comes_to_rest() -> None:
 @pytest.mark.slow
 def test_every_one_of_1000_racks_comes_to_rest() -> None:
     assert lives(range(1000, 2000)) > 1000
+
+
+class Healing(Life):
+    """A crowded rack whose gangs heal, and mind being spread, or not: their parts move for others."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.moves: list[tuple[JobId, float]] = []
+        """Which gang was to move, and when."""
+        self.together = 0
+        """Of them, for a gang that could have started without."""
+
+    def look(self, after_s: float = 1.0) -> list[Command]:
+        said = super().look(after_s)
+        moves = [command for command in said if isinstance(command, MoveAsked)]
+        for move in moves:
+            recent = [at_s for id, at_s in self.moves if id == move.job and self.now_s - at_s < AGAIN_S]
+            assert not recent, f"{move.job} moves again after {self.now_s - recent[-1]} s"
+        self.moves += [(move.job, self.now_s) for move in moves]
+        self.together += sum("lies on one host" in move.by for move in moves)
+        assert len({move.gang for move in moves}) <= 1, "for one gang at a time"
+        return said
+
+    def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
+        super().place(job, on)
+        if len(job.places) > 1 and job.state == "running" and self.dice.random() < 0.8:
+            for at in job.places:
+                self.heals(job, at)
+        if job.state == "running" and self.dice.random() < 0.5:
+            tensors = (70, 100)
+            self.say(Attained(wall_s=1.0, host=job.places[0].host, service_gpu_s={}, tensors={job.id: tensors}))
+
+    def heals(self, job: Job, at: Place) -> None:
+        said = JobHeals(job.epoch, at.since, True)
+        self.say(Attained(wall_s=1.0, host=at.host, service_gpu_s={}, heals={job.id: said}))
+
+    def end(self, job: Job, code: int = 0) -> None:
+        for at in job.awaited:
+            self.report(job, at, code)
+
+    def report(self, job: Job, at: Place, code: int) -> None:
+        codes = dict.fromkeys(at.ranks, code)
+        said = RanksReported(wall_s=1.0, job=job.id, epoch=job.epoch, host=at.host, codes=codes, asked=code != 0)
+        self.say(msgspec.structs.replace(said, since=at.since))
+
+    def stop(self, jobs: Sequence[Job]) -> None:
+        """Gangs that move get on too, or find no room."""
+        for job in self.jobs("running"):
+            for left in job.leaving:
+                self.report(job, left, -9)
+                for at in job.places:
+                    self.heals(job, at)
+            for host, to in dict(job.moving).items():
+                place, free = job.place_on(host), self.free(to)
+                assert place is not None
+                if len(free) < len(place.gpus) or self.dice.random() < 0.1:
+                    self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))
+                    break
+                new = Place(to, place.ranks, tuple(free[: len(place.gpus)]), job.healed + 1)
+                done = self.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places={host: new}))
+                assert isinstance(done, Applied), done
+        super().stop(jobs)
+
+
+def test_every_rack_whose_gangs_move_comes_to_rest() -> None:
+    """Also once those may move again that moved a while ago."""
+    moved = together = again = 0
+    for seed in range(300):
+        life = Healing(seed)
+        for _ in range(12):
+            life.happen()
+            try:
+                life.rest()
+                before = len(life.moves)
+                life.now_s += TOGETHER_AGAIN_S
+                life.rest()
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            life.queue.check()
+            again += len(life.moves) - before
+        moved += len(life.moves)
+        together += life.together
+    assert moved > 100 and together > 20, "gangs have to move for others, or this shows nothing"
+    assert again * 20 < moved, "who came to rest stays where it is, but for those that found no room"

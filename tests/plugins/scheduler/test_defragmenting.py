@@ -3,27 +3,52 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
 from covey.core import HostId, JobId
 from plugins.facts import GpusNow, HostView, Place
-from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S
-from plugins.scheduler.machine.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
+from plugins.scheduler.machine.leader import QUIET_S, RackHost, ScheduleTick
+from plugins.scheduler.machine.models import StepHistory, gang_of
 from plugins.scheduler.messages.commands import (
+    CancelAsked,
     Command,
     GpusKept,
     Granted,
+    HostDrained,
     MoveAsked,
     Replaced,
     TakenBack,
 )
-from plugins.scheduler.policy.defragment import MOVES_MAX, Departure, Movable, WantedShape, departures, pays
+from plugins.scheduler.policy.defragment import (
+    MOVES_MAX,
+    PAUSE_S,
+    RUN_LEAST_S,
+    STARTS_LATER_S,
+    TOGETHER_MAX,
+    Departure,
+    Movable,
+    WantedShape,
+    departures,
+    gains,
+    pays,
+    together,
+)
+from plugins.scheduler.policy.packing import PACKLIMIT, TOLERATED, loss
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.test_leader import Led
 
 H1, H2, H3, H4 = (HostId(f"h{n}") for n in range(1, 5))
+PLACES = st.lists(
+    st.tuples(st.integers(1, 6), st.sampled_from([H1, H2, H3, H4]), st.integers(1, 4)),
+    max_size=8,
+    unique_by=lambda place: place[:2],
+)
+"""Job, host and GPUs of each: a gang has one place on a host."""
 PACKS: list[Any] = ["few", "any", "host", "apart"]
 
 
@@ -69,11 +94,7 @@ def test_what_moves_makes_room_and_takes_none() -> None:
 
 @given(
     free=st.dictionaries(st.sampled_from([H1, H2, H3, H4]), st.integers(0, 6), min_size=1),
-    places=st.lists(
-        st.tuples(st.integers(1, 6), st.sampled_from([H1, H2, H3, H4]), st.integers(1, 4)),
-        max_size=8,
-        unique_by=lambda place: place[:2],  # a gang has one place on a host
-    ),
+    places=PLACES,
     shape=st.tuples(st.integers(1, 6), st.integers(1, 4), st.sampled_from(PACKS)),
 )
 def test_after_its_moves_a_gang_fits_and_no_host_has_less_than_nothing(
@@ -104,6 +125,48 @@ def test_it_pays_for_whoever_waits_longer_than_others_stand() -> None:
     assert pays(4, 60.0, steps), "it has waited longer, and will"
 
 
+@given(
+    free=st.dictionaries(st.sampled_from([H1, H2, H3, H4]), st.integers(0, 6), min_size=2),
+    places=PLACES,
+    workers=st.integers(2, 6),
+)
+def test_a_gang_lies_on_one_host_after_few_moves_and_one_that_would_do_is_found(
+    free: dict[HostId, int], places: list[tuple[int, HostId, int]], workers: int
+) -> None:
+    movable = [at(f"j{job}", host, gpus, 4) for job, host, gpus in places if host in free]
+    found = together(workers, 1, free, movable)
+    alone = [
+        (place, to)
+        for place in movable
+        for to in free
+        if to not in place.hosts and free[to] >= place.gpus and free[place.host] + place.gpus >= workers
+    ]
+    if max(free.values()) >= workers:
+        assert found is None, "it lies on one as it is"
+    elif found is None:
+        assert not alone, "every single move that would do"
+    else:
+        left = dict(free)
+        for place, to in found:
+            left[place.host] += place.gpus
+            left[to] -= place.gpus
+        assert len(found) <= TOGETHER_MAX and min(left.values()) >= 0 and max(left.values()) >= workers
+
+
+def test_a_gang_minds_being_spread_by_what_it_lost_or_by_its_skew() -> None:
+    assert loss(0.9, None, PACKLIMIT) == TOLERATED and loss(0.2, None, PACKLIMIT) == 0.0
+    assert loss(None, None, PACKLIMIT) == 0.0, "nobody knows"
+    assert loss(0.1, 0.4, PACKLIMIT) == 0.4 and loss(0.9, 0.04, PACKLIMIT) == 0.0, "measured, so its skew is no matter"
+
+
+def test_it_is_moved_for_where_it_would_lose_more_than_stands_still() -> None:
+    steps = [Departure(at("j1", H1, 2, 8), H2)]
+    assert gains(8, 0.0, TOLERATED, steps), "5 % of five minutes, and all stand for three seconds"
+    assert not gains(2, 0.0, TOLERATED, steps)
+    assert gains(2, 0.0, 0.5, steps) and gains(2, 2000.0, TOLERATED, steps), "it loses more, or longer"
+    assert not gains(8, 0.0, (STARTS_LATER_S + PAUSE_S) / RUN_LEAST_S, steps), "just as much is not more"
+
+
 # ---- the leader ------------------------------------------------------------------------------------------------------
 
 RACK = (RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))
@@ -111,6 +174,8 @@ RACK = (RackHost(H1, 4), RackHost(H2, 4), RackHost(H3, 4))
 
 class Gaps:
     """j1 heals, and has two GPUs on each of h1 and h2; j2 does not, and has two on h3. The other six are in gaps."""
+
+    WAITS: dict[str, Any] = {"pack": "host"}
 
     def __init__(self, healing: tuple[HostId, ...] = (H1, H2), stays: str = "guaranteed", **settings: Any) -> None:
         self.led = Led(**settings)
@@ -121,14 +186,14 @@ class Gaps:
         self.job(self.heals).healing = healing
         self.led.queue._rebuild()
         self.led.leader.forget()
-        self.waits = self.led.submit(4, tenant="bob", pack="host")
+        self.waits = self.led.submit(4, tenant="bob", **self.WAITS)
 
     def job(self, id: JobId) -> Any:
         return self.led.queue.jobs[id]
 
-    def look(self, after_s: float = 1.0) -> Sequence[Command]:
+    def look(self, after_s: float = 1.0, rack: tuple[RackHost, ...] = RACK) -> Sequence[Command]:
         self.led.now_s += after_s
-        found = [action.command for action in self.led.leader.handle(ScheduleTick(RACK, 1.0), self.led.now_s)]
+        found = [action.command for action in self.led.leader.handle(ScheduleTick(rack, 1.0), self.led.now_s)]
         self.led.leader.check()
         kinds = MoveAsked | GpusKept | Granted | TakenBack
         told = [command for command in found if isinstance(command, kinds)]
@@ -198,3 +263,132 @@ def test_nobody_else_gets_the_gap_that_a_part_is_about_to_move_to() -> None:
     assert views.free_of(rack, queue, it.job(it.heals)) == {H1: 2, H2: 2, H3: 2}, (
         "for the gang that moves they are free"
     )
+
+
+# ---- a gang that could start on several hosts ------------------------------------------------------------------------
+
+
+class Spread(Gaps):
+    """Two GPUs are free on each host, and j3, which wants four, has one huge tensor."""
+
+    WAITS = {"skew": 0.7}
+
+    def moves(self, after_s: float = 1.0, rack: tuple[RackHost, ...] = RACK) -> list[MoveAsked]:
+        return [command for command in self.look(after_s, rack) if isinstance(command, MoveAsked)]
+
+    def moved(self) -> None:
+        """What was asked for has happened."""
+        job = self.job(self.heals)
+        (host, to), *_ = job.moving.items()
+        place = job.place_on(host)
+        gpus = tuple(f"{to}-new-{n}" for n in range(len(place.gpus)))
+        places = {host: Place(to, place.ranks, gpus, job.healed + 1)}
+        self.led.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places=places))
+        job.leaving, job.healing = (), tuple(place.host for place in job.places)
+        self.led.queue._rebuild()
+        self.led.leader.feed.everything()
+
+
+def test_a_part_of_a_gang_moves_so_that_one_that_minds_lies_on_one_host() -> None:
+    it = Spread()
+    moved, kept = it.look()
+    assert isinstance(moved, MoveAsked) and (moved.job, moved.host, moved.to) == (it.heals, H1, H3)
+    assert "so that j3 (tenant bob, 4 GPUs) lies on one host, not on 2" in moved.by and moved.gang == it.waits
+    assert isinstance(kept, GpusKept) and kept.gpus == {H1: 2}
+    assert it.look() == [], "it waits for that"
+    it.moved()
+    (kept,) = it.look()
+    assert isinstance(kept, GpusKept) and kept.gpus == {H1: 4}
+    assert it.look() == [], "its coordinator may not have heard yet that h1 is free, and would spread it"
+    (granted,) = it.look(SETTLES_S)
+    assert isinstance(granted, Granted) and granted.job == it.waits
+    assert it.led.leader.capacity.free == {H1: 4, H2: 2}
+
+
+def test_events_of_both_say_so() -> None:
+    it = Spread()
+    found = [action.command for action in it.led.leader.handle(ScheduleTick(RACK, 1.0), it.led.now_s + 1.0)]
+    (asked,) = [command for command in found if isinstance(command, MoveAsked)]
+    _, notes = it.led.queue.apply(it.led.queue.index + 1, asked)
+    said = {(note.subject, note.event): note.reason for note in notes}
+    by = "the leader, so that j3 (tenant bob, 4 GPUs) lies on one host, not on 2,"
+    assert said[it.heals, "to move"] == f"{by} wants its ranks on h1 on h3"
+    assert said[it.waits, "others move for it"] == f"{by} has ranks of j1 go from h1 to h3 first"
+
+
+def test_a_gang_that_does_not_mind_or_of_which_nothing_is_known_starts_at_once() -> None:
+    for waits in ({"skew": 0.1}, {}, {"skew": 0.7, "pack": "any"}):
+        it = Spread()
+        it.job(it.waits).spec = msgspec.structs.replace(
+            it.job(it.waits).spec, skew=waits.get("skew", 0.0), pack=waits.get("pack", "few")
+        )
+        (granted,) = it.look()
+        assert isinstance(granted, Granted), waits
+
+
+def test_what_was_measured_counts_before_the_skew() -> None:
+    it = Spread()
+    it.led.queue.models.steps[gang_of(it.job(it.waits).spec)] = StepHistory(1.0, 1.01)
+    assert isinstance(it.look()[0], Granted)
+    it = Spread()
+    spec = it.job(it.waits).spec = msgspec.structs.replace(it.job(it.waits).spec, skew=0.0)
+    it.led.queue.models.steps[gang_of(spec)] = StepHistory(1.0, 1.5)
+    assert len(it.moves()) == 1
+
+
+def test_nobody_moves_for_so_little() -> None:
+    it = Spread()
+    it.job(it.heals).spec = msgspec.structs.replace(it.job(it.heals).spec, gpus_per_worker=8)
+    assert isinstance(it.look()[0], Granted)
+
+
+@pytest.mark.parametrize(
+    "trouble", ["drained", "gone", "away", "suspect", "another moves", "it placed badly", "defragment"]
+)
+def test_nor_where_something_else_is_going_on(trouble: str) -> None:
+    it = Spread(defragment=trouble != "defragment")
+    rack = (*RACK, RackHost(H4, 0))
+    if trouble == "drained":
+        it.led.say(HostDrained(wall_s=1.0, host=H4, by="ann"))
+    elif trouble == "gone":
+        rack = (*RACK, RackHost(H4, 4, gone_s=10.0))
+    elif trouble == "away":
+        rack = (*RACK, RackHost(H4, 0, gone_s=1.0, away=True))
+    elif trouble == "suspect":
+        rack = (*RACK, RackHost(H4, 0, suspect=True))
+    elif trouble == "another moves":
+        it.job(it.heals).moving = {H2: HostId("")}
+        it.led.queue._rebuild()
+    elif trouble == "it placed badly":
+        it.job(it.waits).place_failures = 1
+        it.led.leader.feed.everything()
+    told = it.look(1.0, rack) or it.look(1.0, rack)
+    assert [type(command) for command in told] == [Granted], told
+    if trouble == "gone":
+        assert len(Spread().moves(1.0, (*RACK, RackHost(H4, 4, gone_s=QUIET_S)))) == 1, "as good as none by then"
+
+
+def test_moves_that_come_to_nothing_cost_a_gang_its_place_no_more_than_once() -> None:
+    it = Spread()
+    assert len(it.moves()) == 1
+    it.job(it.heals).moving = {}
+    it.led.queue._rebuild()
+    it.led.leader.feed.everything()
+    it.look(2.0)
+    (granted,) = it.look(SETTLES_S)
+    assert isinstance(granted, Granted), "it starts where there is room"
+
+
+def test_one_gang_moves_for_such_a_gain_once_in_some_minutes() -> None:
+    it = Spread()
+    assert len(it.moves()) == 1
+    it.led.say(CancelAsked(wall_s=1.0, job=it.waits))
+    it.job(it.heals).moving = {}
+    it.led.queue._rebuild()
+    it.led.leader.feed.everything()
+    it.waits = it.led.submit(4, tenant="bob", skew=0.7)
+    assert it.led.leader.defragmenting.rests_until_s
+    assert isinstance(it.look(AGAIN_S)[0], Granted)
+    it.led.say(CancelAsked(wall_s=1.0, job=it.waits))
+    it.waits = it.led.submit(4, tenant="bob", skew=0.7)
+    assert len(it.moves(TOGETHER_AGAIN_S)) == 1

@@ -3,13 +3,17 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from covey.core import HostId, JobId, Send
-from plugins.facts import RanksAwaited
+from plugins.facts import HeartbeatHeard, RanksAwaited
 from plugins.scheduler.machine.hangs import NEXT_S, Hangs
-from plugins.scheduler.messages.wire import RankHangs, StacksWanted
-from plugins.scheduler.policy.hang import stuck
+from plugins.scheduler.machine.rank_signs import RankSigns
+from plugins.scheduler.messages.wire import GangNowAnswer, GangStands, RankHangs, RankNow, StacksWanted
+from plugins.scheduler.policy.hang import StuckGang, StuckRank, judged, stuck
 from plugins.scheduler.service.hangs import STACKS_S
 from tests.plugins.scheduler.rack import Rack, until
 from tests.plugins.scheduler.test_replacing import Healing
@@ -128,3 +132,296 @@ def test_a_rank_is_not_ended_on_the_word_of_another_host(
     age_s: float, message: RankHangs | StacksWanted, hang_s: float | None
 ) -> None:
     assert played(age_s, message, hang_s).runner.stuck == []
+
+
+# ---- what ranks say of themselves ------------------------------------------------------------------------------------
+
+
+def says(rank: int, quiet_s: float = 60.0, step: int | None = 7, waits_s: float = 0.0, age_s: float = 900.0) -> RankNow:
+    return RankNow(rank, True, age_s, True, step, quiet_s, waits_s)
+
+
+def waits(rank: int, waits_s: float = 40.0) -> RankNow:
+    return says(rank, waits_s=waits_s, quiet_s=waits_s)
+
+
+def silent(rank: int, age_s: float = 900.0) -> RankNow:
+    """It never connected to its agent."""
+    return RankNow(rank, True, age_s, False)
+
+
+def over(rank: int, age_s: float = 900.0) -> RankNow:
+    return RankNow(rank, False, age_s, False)
+
+
+def verdict(*ranks: RankNow, hang_s: float = 30.0, before: bool = False) -> StuckRank | StuckGang | None:
+    return judged(ranks, len(ranks), hang_s, any(rank.step is not None for rank in ranks), before)
+
+
+def named(found: StuckRank | StuckGang | None) -> int | None:
+    return found.rank if isinstance(found, StuckRank) else None
+
+
+def test_the_rank_that_does_not_wait_while_others_do_is_stuck() -> None:
+    assert named(verdict(waits(0), waits(1), says(2))) == 2
+    assert named(verdict(waits(0), says(1), says(2))) == 1, "the lowest of them"
+    assert named(verdict(waits(0), silent(1), waits(2))) == 1, "it hangs in its imports"
+    assert verdict(waits(0, 29.0), says(2)) is None, "not yet"
+    assert verdict(waits(0), says(2, quiet_s=29.0)) is None, "it steps, evaluates or says that it is alive"
+    assert named(verdict(waits(0), says(1, quiet_s=2.0), says(2))) == 2
+    assert verdict(waits(0), says(2, age_s=29.0)) is None, "a successor, or its agent began anew"
+    assert verdict(waits(0), silent(2, age_s=29.0)) is None
+    assert verdict(waits(0), RankNow(2, True, 900.0, True)) is None, "of a covey-job that does not say"
+
+
+def test_where_all_wait_for_one_another_nobody_can_be_named() -> None:
+    found = verdict(waits(0), waits(1, 50.0))
+    assert isinstance(found, StuckGang) and found.quiet_s == 40.0 and "for one another" in found.why
+    assert isinstance(verdict(waits(0), over(1)), StuckGang), "they wait for one whose process has ended"
+    assert verdict(waits(0), over(1, age_s=5.0)) is None
+
+
+def test_where_all_stand_still_the_one_behind_is_stuck() -> None:
+    assert named(verdict(says(0, step=57), says(1, step=56), says(2, step=57))) == 1
+    assert isinstance(verdict(says(0, step=57), says(1, step=56), says(2, step=56)), StuckGang), "not two"
+    assert verdict(says(0, step=57, quiet_s=10.0), says(1, step=56)) is None, "the others get on"
+    found = verdict(says(0, step=57), says(1, step=57))
+    assert isinstance(found, StuckGang) and "the newest is 57" in found.why
+    assert isinstance(verdict(says(0)), StuckGang), "one rank alone"
+    only_rank_0 = verdict(says(0), silent(1), silent(2))
+    assert isinstance(only_rank_0, StuckGang), "only rank 0 reports steps: the others cannot be named for that"
+    assert verdict(says(0), silent(1), silent(2, age_s=10.0)) is None
+
+
+def test_a_first_step_may_take_three_times_as_long() -> None:
+    new = [says(rank, step=None, quiet_s=80.0) for rank in range(2)]
+    assert verdict(*new, before=True) is None, "it may compile"
+    late = [says(rank, step=None, quiet_s=91.0) for rank in range(2)]
+    assert isinstance(verdict(*late, before=True), StuckGang)
+    assert verdict(*late) is None, "nobody knows that it reports steps at all"
+
+
+def test_of_a_gang_that_says_nothing_nothing_is_known() -> None:
+    assert verdict(silent(0), silent(1)) is None and verdict(silent(0), silent(1), before=True) is None
+    assert judged([says(0)], 2, 30.0, True, True) is None, "a host did not answer"
+
+
+@given(
+    st.lists(
+        st.builds(
+            RankNow,
+            rank=st.integers(0, 5),
+            runs=st.booleans(),
+            age_s=st.floats(0, 29.0),
+            says=st.booleans(),
+            step=st.none() | st.integers(0, 3),
+            quiet_s=st.none() | st.floats(0, 1e3),
+            waits_s=st.floats(0, 29.0),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_nobody_younger_than_the_limit_is_ever_stuck(ranks: list[RankNow]) -> None:
+    assert judged(ranks, len(ranks), 30.0, True, True) is None
+
+
+# ---- the machine of a gang's first host ------------------------------------------------------------------------------
+
+
+class Answering(Waiting):
+    """What h1, the gang's first host, makes of answers."""
+
+    def answer(self, *ranks: RankNow, after_s: float = 1.0, but: HostId | None = None) -> list[Send]:
+        self.now_s += after_s
+        answers = {
+            host: GangNowAnswer(True, of, any(rank.step is not None for rank in of))
+            for host, of in ((H1, ranks[:2]), (H2, ranks[2:]))
+            if host != but
+        }
+        return list(self.machine.answered(self.told.id, 1, answers, self.now_s))
+
+
+def test_who_is_stuck_by_what_ranks_say_is_ended_one_at_a_time() -> None:
+    it = Answering()
+    assert it.answer(waits(0), says(1), waits(2), says(3), but=H2) == [], "h2 does not answer"
+    sends = it.answer(waits(0), says(1), waits(2), says(3))
+    assert asked(sends) == [(H1, 1)]
+    assert [send.to for send in sends if isinstance(send.message, StacksWanted)] == [H2]
+    assert it.answer(waits(0), says(1), waits(2), says(3)) == []
+    assert asked(it.answer(waits(0), says(1, age_s=5.0), waits(2), says(3), after_s=NEXT_S)) == [(H2, 3)]
+
+
+def test_a_gang_that_stands_still_is_ended_at_the_host_of_its_lowest_rank() -> None:
+    it = Answering()
+    sends = it.answer(*(says(rank) for rank in range(4)))
+    assert [(send.to, type(send.message)) for send in sends] == [(H2, StacksWanted), (H1, GangStands)]
+    assert it.answer(*(says(rank) for rank in range(4))) == [], "once"
+
+
+def test_ranks_of_a_host_that_reported_their_end_count_as_ended() -> None:
+    it = Answering()
+    it.told.job.codes = {H2: {2: 0, 3: 0}}
+    assert it.answer(waits(0, 400.0), waits(1, 400.0), but=H2) == [], "just now, as far as h1 knows"
+    sends = it.answer(waits(0, 400.0), waits(1, 400.0), but=H2, after_s=31.0)
+    assert [type(send.message) for send in sends] == [StacksWanted, GangStands]
+
+
+@pytest.mark.parametrize("disturbed", ["moving", "beside", "other epoch"])
+def test_nothing_is_decided_of_a_gang_that_is_disturbed(disturbed: str) -> None:
+    it = Answering()
+    job = it.told.job
+    if disturbed == "moving":
+        it.told.move(H2)
+    elif disturbed == "beside":
+        job.demoted = 1
+        job.spec = msgspec.structs.replace(job.spec, job_class="opportunistic")
+        job.places = tuple(msgspec.structs.replace(place, gpus=("G+1", "H+1")) for place in job.places)
+    else:
+        job.epoch += 1
+    assert it.answer(waits(0), waits(1), waits(2), says(3)) == []
+
+
+# ---- what a host knows of its ranks ----------------------------------------------------------------------------------
+
+
+class Watched:
+    """Two of the gang's ranks on h1, seen for 100 s. Every second counts."""
+
+    def __init__(self) -> None:
+        self.told = Healing(hang_s=30.0)
+        self.signs = RankSigns(self.told.queue, H1)
+        self.pids = {0: 100, 1: 101}
+        self.now_s = 1000.0
+        self.pass_s(100)
+
+    def pass_s(self, seconds: int, led: bool = True) -> None:
+        for _ in range(seconds):
+            self.now_s += 1.0
+            running = {(self.told.id, 1): dict(self.pids)} if self.pids else {}
+            self.signs.second(self.now_s, running, led)
+
+    def hear(self, rank: int, quiet_s: float, waits_s: float = 0.0, pid: int = 0, step: int | None = 5) -> None:
+        said = HeartbeatHeard(self.told.id, 1, rank, pid or 100 + rank, step, quiet_s, waits_s)
+        self.signs.heard(said, self.now_s)
+
+    def now(self, *connected: int) -> dict[int, RankNow]:
+        answer = self.signs.now(self.told.job, connected, self.now_s)
+        return {rank.rank: rank for rank in answer.ranks}
+
+
+def test_a_host_counts_on_from_what_it_heard_last() -> None:
+    it = Watched()
+    it.hear(0, quiet_s=3.0, waits_s=2.0)
+    it.pass_s(5)
+    assert it.now(0) == {0: RankNow(0, True, 104.0, True, 5, 8.0, 7.0), 1: RankNow(1, True, 104.0, False)}
+    it.pass_s(10)
+    assert it.now(0)[0] == RankNow(0, True, 114.0, True, 5, 18.0, 0.0), "silent: nobody knows for whom it waits"
+    it.hear(0, quiet_s=2.0, pid=77)
+    assert it.now(0)[0].quiet_s == 2.0, "another process of this rank"
+    assert not it.now()[0].says, "it closed its connection"
+
+
+@pytest.mark.parametrize("disturbed", ["no leader", "stood still", "moved", "new process", "agent began"])
+def test_nothing_counts_from_before_what_disturbed_it(disturbed: str) -> None:
+    it = Watched()
+    it.hear(0, quiet_s=90.0, waits_s=90.0)
+    assert it.now(0)[0].quiet_s == 90.0
+    if disturbed == "no leader":
+        it.pass_s(1, led=False)
+    elif disturbed == "stood still":
+        it.now_s += 60.0
+        it.pass_s(1)
+    elif disturbed == "moved":
+        it.told.job.healed += 1
+        it.pass_s(1)
+    elif disturbed == "new process":
+        it.pids[0] = 200
+        it.pass_s(1)
+        assert it.now(0)[0].quiet_s is None, "what its predecessor said is nothing of it"
+    else:
+        it.signs = RankSigns(it.told.queue, H1)
+        it.pass_s(1)
+    it.hear(0, quiet_s=90.0, waits_s=90.0, pid=it.pids[0])
+    it.pass_s(4)
+    now = it.now(0)[0]
+    assert (now.age_s, now.quiet_s, now.waits_s) == (4.0, 4.0, 4.0)
+
+
+def test_a_rank_without_a_process_has_ended_and_a_host_without_any_knows_nothing() -> None:
+    it = Watched()
+    del it.pids[1]
+    it.pass_s(3)
+    assert it.now(0)[1] == RankNow(1, False, 2.0, False)
+    it.pids.clear()
+    it.pass_s(1)
+    assert it.now(0) == {}
+    it = Watched()
+    it.told.move(H2)
+    assert not it.signs.now(it.told.job, (0, 1), it.now_s).known
+
+
+# ---- on a rack -------------------------------------------------------------------------------------------------------
+
+
+class Peer:
+    def __init__(self, rank: int, epoch: int = 1) -> None:
+        self.rank, self.epoch = rank, epoch
+
+
+def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
+    """A gang with a rank on each of h1 and h2. `beats(rank, now_s)`: each second, a heartbeat's step, quiet and waits
+    or None."""
+
+    async def story() -> Any:
+        rack = Rack({"h1": 1, "h2": 1, "h3": 0})
+        await rack.start()
+        asked = {"argv": ["train"], "workers": 2, "gpus_per_worker": 1, "hang_s": 20.0, **spec}
+        await rack["h3"].call("submit", spec=asked)
+        await until(lambda: rack["h1"].machine.ranks and rack["h2"].machine.ranks)
+        where = {rank: place.host for place in rack.job("j1").places for rank in place.ranks}
+        for rank, host in where.items():
+            if beats(rank, 0) is not None:
+                rack.hosts[host].peers = lambda job, rank=rank: [Peer(rank)]  # type: ignore[method-assign,misc]
+        for second in range(round(s)):
+            for rank, host in where.items():
+                if (beat := beats(rank, second)) is not None and (J1, 1) in rack.hosts[host].runner.running():
+                    rack.hosts[host].publish(HeartbeatHeard(J1, 1, rank, 100 + rank, *beat))
+            await asyncio.sleep(1.0)
+        view = await rack["h3"].call("job", id="j1")
+        rack.check()
+        rack.stop()
+        return rack, view
+
+    return play(story())
+
+
+def test_a_rank_that_hangs_in_its_imports_is_ended() -> None:
+    rack, _ = lived(lambda rank, s: (None, s, s) if rank == 0 else None)
+    host = rack.job("j1").places[1].host
+    stacks, (*ended, why), *_ = rack.hosts[host].runner.stuck
+    assert (
+        stacks == (J1, 1)
+        and ended == [J1, 1, 1, 101]
+        and "for rank 1 (--hang 20 s), and it has not joined its agent" in why
+    )
+
+
+def test_a_gang_that_stands_still_fails_with_the_reason() -> None:
+    rack, view = lived(lambda rank, s: (9, s, 0.0))
+    assert view.state == "failed" and "no rank did a step" in view.reason and "the newest is 9" in view.reason
+    assert all((J1, 1) in host.runner.stuck for host in (rack["h1"], rack["h2"])), "stacks are kept first"
+
+
+def test_and_runs_again_with_retries() -> None:
+    _, view = lived(lambda rank, s: (9, s, 0.0), s=40.0, retries=1)
+    assert (view.state, view.attempt, view.failures) == ("running", 2, 1)
+
+
+def test_one_that_steps_evaluates_or_says_nothing_is_left_alone() -> None:
+    _, view = lived(lambda rank, s: (s, 0.5, 0.0), s=90.0)
+    assert (view.state, view.hang_unseen) == ("running", "")
+    _, view = lived(lambda rank, s: None, s=90.0)
+    assert view.state == "running" and view.hang_unseen == "--hang sees nothing of this job: it reports no steps"
+    _, view = lived(lambda rank, s: (None, s, 0.0), s=90.0)
+    assert view.state == "running" and view.hang_unseen.endswith("it has reported no step yet")

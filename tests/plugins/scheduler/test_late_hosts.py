@@ -62,7 +62,7 @@ def test_what_gossip_says_of_it_is_short() -> None:
 
     async def story() -> bytes:
         rack = Rack({"h1": 2})
-        stuck = StuckRanks(rack["h1"], rack["h1"].service.queue, lambda _send: None)
+        stuck = StuckRanks("scheduler", rack["h1"], rack["h1"].service.queue, lambda _send: None)
         stuck.late.late = lambda: late  # type: ignore[method-assign]
         stuck.second()
         return rack.values[H1]["late"]
