@@ -10,8 +10,9 @@ with its host's agent, which may lead; a whole host, whose power fails, so that 
 kill: `agentctl move`. Agents are started again as systemd would, hosts once others have taken over. The next kill waits
 until all ranks have done a step: what is a rank's own is with two others. GAP: how much longer the step took in which
 it happened than the median step, by the clock of ranks that lived through it, ms; what a successor needs to start is in
-it, and to notice that a host is gone. OTHERS: processes of ranks that ended and were not killed. Afterwards the same
-script runs without kills. (Needs root and iproute2.)
+it, and to notice that a host is gone. OTHERS: processes of ranks that ended and were not killed. SAMPLES (heal_ddp):
+batches of other samples in another process of their rank, and samples that an epoch used not once: 0. Afterwards
+the same script runs without kills. (Needs root and iproute2.)
 """
 
 import os
@@ -57,6 +58,15 @@ import covey.job_state
 script, pause_s, *sys.argv[1:] = sys.argv[1:]
 open("/proc/self/comm", "w").write("rank" + os.environ["COVEY_RANK"])  # one that was a spare has it nowhere else
 done, log = covey.job_state.JobState.done, open(f"steps{os.environ['COVEY_RANK']}", "a")
+samples = open(f"samples{os.environ['COVEY_RANK']}", "a")
+if script.endswith("heal_ddp.py"):
+    from covey.torch_sampler import StepSampler
+    given = StepSampler._batch_at
+    def batch_at(sampler, number):
+        batch = given(sampler, number)
+        print(number, *batch, file=samples, flush=True)
+        return batch
+    StepSampler._batch_at = batch_at
 def noted(state):
     step = state.step
     done(state)
@@ -66,6 +76,8 @@ covey.job_state.JobState.done = noted
 sys.path[0] = os.path.dirname(script)
 runpy.run_path(script, run_name="__main__")
 """
+POINTS = 4096
+"""Samples of heal_ddp, all of which each epoch uses."""
 SCRIPTS = {"healing": "--steps {}", "heal_ddp": "--epochs {}", "heal_jax": "--steps {}"}
 """Of examples/, and how long they are."""
 RESULT = re.compile(r"(?:state sha256=|parameters )(\w+)")
@@ -102,16 +114,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         rack.wait_up()
         job = submit(rack, args.script, args.steps, PAUSE_S, args.spares)
         wait(lambda: all(len(each) > 20 for each in steps(rack)), lambda: told(rack, job), 120.0)
+        if args.spares:
+            wait(lambda: where_spares_wait(rack, job) > RANKS, lambda: told(rack, job), 120.0)
         kinds = (args.only,) if args.only else KINDS
         killed = Kills(rack, job, random.Random(args.seed)).all(args.kills, args.every, kinds)
         with_kills, times = digest(rack, job), steps(rack)
+        wrong = wrong_samples(rack) if args.script == "heal_ddp" else 0
         attempts = rack.hosts[0].shell(f"agentctl job {job} --json").stdout
         without = digest(rack, submit(rack, args.script, args.steps, 0.0))
     found = gaps(times, killed)
     deaths = Counter(rank for each in killed for rank in each.ranks)
     others = sum(abs(lost(each) - deaths[rank]) for rank, each in enumerate(times))
     same = with_kills == without and '"attempt": 1,' in attempts
-    print_head("killed | times | median step, ms | GAP, median | GAP, 9 of 10 | GAP, worst | OTHERS | the same bits")
+    gap_words = "GAP, median | GAP, 9 of 10 | GAP, worst"
+    print_head(f"killed | times | median step, ms | {gap_words} | OTHERS | SAMPLES | the same bits")
     for kind in (*dict.fromkeys(KINDS), ""):
         gap = sorted(
             1000 * (took_s - found["step_s"])
@@ -120,10 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if gap:
             words = f"{kind or 'all'} | {len(gap)} | {1000 * found['step_s']:.0f} | {statistics.median(gap):.0f}"
-            after = f"{others} | {'yes' if same else 'NO'}" if not kind else " | "
+            after = f"{others} | {wrong} | {'yes' if same else 'NO'}" if not kind else " | | "
             print(f"| {words} | {gap[len(gap) * 9 // 10]:.0f} | {gap[-1]:.0f} | {after} |")
-    keep(found | {"same": same, "kinds": [each.kind for each in killed], "others": others}, args.json)
-    return 0 if same and not others else 1
+    keep(found | {"same": same, "kinds": [each.kind for each in killed], "others": others, "samples": wrong}, args.json)
+    return 0 if same and not others and not wrong else 1
 
 
 def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int = 0) -> str:
@@ -142,6 +158,12 @@ def told(rack: AgentRack, job: str) -> str:
     return "\n".join(first.shell(words).stdout for words in (f"agentctl why {job}", f"agentctl logs {job} --rank 0"))
 
 
+def where_spares_wait(rack: AgentRack, job: str) -> int:
+    """Hosts on which some do, or did."""
+    said = rack.hosts[0].shell(f"agentctl why {job}").stdout
+    return len({line.split()[1] for line in said.splitlines() if "spares here" in line})
+
+
 def steps(rack: AgentRack) -> list[list[Done]]:
     """By rank, in the order in which it did them."""
     found: list[list[Done]] = [[] for _ in range(RANKS)]
@@ -152,6 +174,24 @@ def steps(rack: AgentRack) -> list[list[Done]]:
             words = [line.split() for line in lines]
             found[rank] += [Done(float(each[0]), int(each[1]), int(each[2])) for each in words if len(each) == 3]
     return found
+
+
+def wrong_samples(rack: AgentRack) -> int:
+    """Batches in which two processes of a rank took other samples, and samples that were not used once in an epoch."""
+    taken: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+    for host in rack.hosts:
+        for rank in range(RANKS):
+            file = host.folder / "root" / f"samples{rank}"
+            for line in file.read_text().splitlines() if file.exists() else ():
+                number, *samples = map(int, line.split())
+                taken.setdefault((number, rank), set()).add(tuple(samples))
+    wrong = sum(len(each) - 1 for each in taken.values())
+    used: Counter[tuple[int, int]] = Counter()
+    for (number, _), each in taken.items():
+        samples = min(each)
+        used.update((number * RANKS * len(samples) // POINTS, sample) for sample in samples)
+    epochs = {epoch for epoch, _ in used}
+    return wrong + sum(used[epoch, sample] != 1 for epoch in epochs for sample in range(POINTS))
 
 
 class Kills:

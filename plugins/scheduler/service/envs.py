@@ -17,7 +17,7 @@ then. When nobody who has it answers, the job goes back to the queue and says wh
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -60,6 +60,8 @@ class Envs:
         self._plugin, self._host, self._queue, self._log, self._copies = name, host, queue, log, copies
         self._kept: dict[str, float] = {}
         """Digest -> when it was first seen here."""
+        self.keeps_spares: Callable[[Job, HostId], bool] = lambda job, host: False
+        """Whether this host asked that one to keep spares of a job."""
         self._fetching: dict[JobId, None] = {}
         """Jobs whose environment is on its way here."""
 
@@ -180,7 +182,8 @@ class Envs:
         )
 
     async def give(self, sender: HostId, question: EnvOf) -> EnvAnswer:
-        """To hosts of the job and nobody else. Their log may be ahead of this one for a moment."""
+        """To hosts of the job, and the one that this host asked to keep spares of it, and nobody else. Their log may be
+        ahead of this one for a moment."""
         if not await self._log.until(lambda: self._may_have(sender, question), ASK_S / 2):
             return EnvAnswer(b"")
         try:
@@ -194,7 +197,7 @@ class Envs:
         if job is None or job.env is None or job.state not in HOLDING or job.epoch != question.epoch:
             return False
         runs = job.placed and job.place_on(host) is not None
-        return job.env.digest == question.digest and (runs or job.coordinator == host)
+        return job.env.digest == question.digest and (runs or job.coordinator == host or self.keeps_spares(job, host))
 
     # ---- the end ----
 

@@ -37,6 +37,7 @@ class JobSpares:
         self._send, self._free, self._look = send, free, look
         self.machine = SparesOfOthers(host.id)
         self._here: dict[tuple[JobId, int], SparesReady] = {}
+        envs.keeps_spares = lambda job, host: self.machine.chosen.get(job.id) == host
 
     # ---- what waits here ----
 
