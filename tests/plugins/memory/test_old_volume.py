@@ -44,10 +44,7 @@ async def old_volume(bench: Bench) -> list[int]:
     old.end(60)
     record = VolumeRecord(SHAPE.size_bytes, SHAPE.page_bytes, SHAPE.slab_bytes, LIFE)
     await checked.save(bench.env.disk, f"{NAME}/volume", record)
-    torn = (7 + PAGES) * PAGE + 2000
-    with open(folder / "pages", "r+b") as data:
-        data.seek(torn)
-        data.write(b"torn")
+    await bench.directory.write_at(f"{NAME}/pages", (7 + PAGES) * PAGE + 2000, b"torn")
     return words
 
 
