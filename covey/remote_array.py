@@ -90,10 +90,10 @@ class RemoteArray:
                 raise ValueError(f"{why}: expected a multiple of its page ({self.memory.page}) and room for the array")
             if way != "explicit":
                 self._take_faults(way == "faults")
-        except BaseException:
-            if self._mine:
+            self._closed = False
+        finally:
+            if self._mine and self._closed:
                 self.memory.close()
-            raise
 
     def _take_faults(self, insist: bool) -> None:
         step = max(self.memory.page, userfault.PAGE_BYTES)
@@ -278,7 +278,8 @@ class RemoteArray:
                 self.memory.close()
             self._closed = True
 
-    _closed = False
+    _closed = True
+    """Also of one that could not be opened."""
 
     def __enter__(self) -> "RemoteArray":
         return self

@@ -50,13 +50,14 @@ def unix_path(path: str) -> str:
 
 def bind_unix(path: str, kind: int = socket.SOCK_STREAM, uid: int = -1) -> socket.socket:
     """A bound and listening unix socket, mode 0600, of this process's user or handed to another. OSError when somebody
-    else listens there."""
+    else listens there, or could put a socket of his own in its place."""
     directory = os.path.dirname(unix_path(path)) or "."
     os.makedirs(directory, mode=0o700, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     bound = socket.socket(socket.AF_UNIX, kind)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _check_folder(directory, os.fstat(lock))
         _remove_stale(path)
         os.fchmod(bound.fileno(), 0o600)  # before binding: the file never exists with another mode
         bound.bind(path)
@@ -69,6 +70,16 @@ def bind_unix(path: str, kind: int = socket.SOCK_STREAM, uid: int = -1) -> socke
     finally:
         os.close(lock)
     return bound
+
+
+def _check_folder(directory: str, found: os.stat_result) -> None:
+    """OSError: whoever connects there, root perhaps, would talk to whomever that user likes."""
+    if found.st_uid not in (os.geteuid(), 0):
+        raise OSError(f"{directory} belongs to another user (uid {found.st_uid}), who could replace a socket there")
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise OSError(
+            f"everybody may write to {directory} (mode {found.st_mode & 0o7777:o}) and replace a socket there"
+        )
 
 
 def _remove_stale(path: str) -> None:

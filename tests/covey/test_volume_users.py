@@ -109,3 +109,27 @@ def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
         assert volume.run(OWN, uid=OWNER).startswith(str(OWNER))
         for name in ("vold-data.sock", "slabd.sock", "arr-data.sock.lock"):
             assert os.stat(f"{volume.run_dir}/{name}").st_mode & 0o077 == 0, name
+
+
+def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) -> None:
+    """`agentctl memory export --socket` takes any path: in his folder, where all may write, or through a link."""
+    his, open_to_all, ours = tmp_path / "his", tmp_path / "open", tmp_path / "ours"
+    for folder in (his, open_to_all, ours):
+        folder.mkdir(mode=0o700)
+    os.chown(his, THIRD, THIRD)
+    os.chmod(open_to_all, 0o777)
+    with pytest.raises(OSError, match=f"belongs to another user .uid {THIRD}., who could replace"):
+        bind_unix(str(his / "x.sock"))
+    with pytest.raises(OSError, match="everybody may write"):
+        bind_unix(str(open_to_all / "x.sock"))
+    os.chmod(open_to_all, 0o1777)
+    bind_unix(str(open_to_all / "x.sock")).close()
+    target = ours / "kept"
+    target.write_text("his")
+    (ours / "link.sock").symlink_to(target)
+    with pytest.raises(OSError, match="exists and is no socket"):
+        bind_unix(str(ours / "link.sock"))
+    (ours / "nowhere.sock").symlink_to(his / "x.sock")
+    with pytest.raises(OSError, match="exists and is no socket"):
+        bind_unix(str(ours / "nowhere.sock"))
+    assert target.read_text() == "his" and not os.path.lexists(his / "x.sock")

@@ -30,12 +30,6 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def overwrite(path: Path, at: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(at)
-        file.write(data)
-
-
 async def old_volume(bench: Bench) -> list[int]:
     """Words of its pages. Page 7 was half written in its newer place when the power failed; page 9 never was."""
     folder = Path(bench.env.disk.path(NAME))
@@ -50,8 +44,7 @@ async def old_volume(bench: Bench) -> list[int]:
     old.end(60)
     record = VolumeRecord(SHAPE.size_bytes, SHAPE.page_bytes, SHAPE.slab_bytes, LIFE)
     await checked.save(bench.env.disk, f"{NAME}/volume", record)
-    torn = (7 + PAGES) * PAGE + 2000
-    overwrite(folder / "pages", torn, b"torn")
+    await bench.directory.write_at(f"{NAME}/pages", (7 + PAGES) * PAGE + 2000, b"torn")
     return words
 
 
