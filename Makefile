@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -83,6 +83,9 @@ heal-test: $(READY) ## ranks of a job on four hosts are killed two hundred times
 
 heal-size: $(READY) ## a rank with the state of GPT-2 small and Adam is killed, links of 10 Gbit/s: how long until its successor has it (half a minute, 16 GB)
 	@$(BIN)/python bench/healing_size.py $(ARGS)
+
+heal-cost: $(READY) .venv/.torch ## what a step costs more because ranks may be lost, when nothing fails, attached and not by turns (some 10 minutes)
+	@$(BIN)/python bench/healing_cost.py $(ARGS)
 
 heal-rivals: $(READY) .venv/.torch ## a DDP script whose ranks are killed, with Covey, torchelastic and TorchFT (ARGS="--torchft DIR", where it was installed; some 6 minutes)
 	@$(BIN)/python bench/healing_rivals.py $(ARGS)

@@ -171,8 +171,8 @@ class AggregatorRounds:
         with self._changed:
             return self.rounds.tensors[label].fault
 
-    def wait(self, label: str, waits: Waits, out: Array) -> None:
-        """The Block's result, into `out`, flat. ValueError when the aggregator does not add it."""
+    def until(self, label: str, waits: Waits) -> None:
+        """The Block's result is here. ValueError when the aggregator does not add it."""
         self.say_held()
         with self._changed:
             tensor = self.rounds.tensors[label]
@@ -185,6 +185,11 @@ class AggregatorRounds:
                     self._changed.wait(waits.left_s)
             finally:
                 self._awaited[tensor.key] -= 1
+
+    def wait(self, label: str, waits: Waits, out: Array) -> None:
+        """The Block's result, into `out`, flat. Errors as of `until`."""
+        self.until(label, waits)
+        tensor = self.rounds.tensors[label]
         # only this Block's next round, which nobody can begin before this ends, would write here
         np.copyto(out, np.frombuffer(tensor.state, dtype=NUMBERS[tensor.declared.type].stored))
 

@@ -154,6 +154,11 @@ class BlockRounds:
             self._at[block.table].has_result(block_label(name, at)) for at, block in enumerate(self.known[name].blocks)
         )
 
+    def until(self, name: str, waits: Waits) -> None:
+        """The tensor's result is here. ValueError when an aggregator does not add it."""
+        for at, block in enumerate(self.known[name].blocks):
+            self._at[block.table].until(block_label(name, at), waits)
+
     def wait(self, name: str, waits: Waits, out: Array | None) -> Array:
         """The tensor's result. ValueError when an aggregator does not add it."""
         cut = self.known[name]

@@ -20,7 +20,7 @@ which nothing was lost, to the bit, as long as
   that was pushed in it has come back; a successor compares (`load` may get the very arrays that `get` gave it, with
   what is in them now),
 - what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before
-  (`state.drawn()` says when, if there is something to compute in between),
+  (with many ranks `state.drawn()` says when, if there is something to compute in between),
 - tensors are used only after `job.state` was called, to sum gradients: not `job.tensors.model`.
 """
 
@@ -64,8 +64,9 @@ class JobState:
             self.done()
 
     def drawn(self) -> None:
-        """What `own` gives is as it will be at the step's end: it goes to those that keep it while this rank computes,
-        so the first push of the step need not wait for that. Need not be called."""
+        """What `own` gives is as it will be at the step's end: where two neighbours keep it, it goes there while this
+        rank computes, so the first push of the step need not wait for that. Need not be called; nothing happens where
+        all ranks gather it."""
         self._healing.drawn(self._own)
 
     def done(self) -> None:

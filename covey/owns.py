@@ -30,6 +30,8 @@ ROOM = 240
 """Bytes, at first: as of a generator's counter."""
 CROWDED, CALM = 2, 8
 """After so many steps that need more room rows have more of it, and after so many that need half of it, half."""
+SKIPS = (64, 192, 1024, 4096)
+"""Bytes by which what is alike may be shorter than all."""
 DIGITS = 5
 HEAD = 3 * DIGITS
 """Characters before those that differ."""
@@ -106,7 +108,7 @@ def rows_of(rank: int, ranks: int, before: bytes, now: bytes | None, room: int) 
 
 
 def unchanged(before: bytes, now: bytes) -> tuple[int, int]:
-    """How many bytes at the beginning, and at the end, are as they were; none of few."""
+    """So many bytes at the beginning, and at the end, are as they were; none of few."""
     if len(now) <= ROOM:
         return 0, 0
     most = min(len(before), len(now))
@@ -115,16 +117,14 @@ def unchanged(before: bytes, now: bytes) -> tuple[int, int]:
 
 
 def _alike(before: bytes, now: bytes, most: int, at_end: bool) -> int:
-    """How many bytes, `most` at most, at either end. By halving, as all of it is often alike, and compared at once."""
-    low, high = 0, most + 1
-    middle = most
-    while low + 1 < high:
-        if before.endswith(now[len(now) - middle :]) if at_end else before.startswith(now[:middle]):
-            low = middle
-        else:
-            high = middle
-        middle = (low + high) // 2
-    return low
+    """How many bytes, `most` at most, are alike at either end, or a few less: mostly it is nearly all."""
+    for less in (0, *SKIPS, most // 2):
+        count = most - less
+        if count <= 0:
+            break
+        if before.endswith(now[len(now) - count :]) if at_end else before.startswith(now[:count]):
+            return count
+    return 0
 
 
 def room_needed(rows: bytes, ranks: int) -> tuple[int, bool]:

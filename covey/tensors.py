@@ -466,6 +466,7 @@ class TensorClient:
         patience = _Patience(self, name, give_up_s)
         try:
             if self._healing is not None:
+                self._far.until(name, patience)  # who waits for the last one to come is woken once
                 self._healing.gathered(lambda own: _Patience(self, own, give_up_s))
             while (way := self._ways[name]) is not None and self._shared is not None:
                 if self._shared.wait(way, patience.look):

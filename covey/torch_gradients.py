@@ -34,7 +34,7 @@ NAME_CHARACTERS = 60
 
 
 class Place(NamedTuple):
-    """Of a parameter's gradient in its tensor."""
+    """Of one or several gradients in their tensor."""
 
     tensor: int
     first: int
@@ -153,6 +153,8 @@ class Gradients:
         self._tensors, self._ends = tensors, ends
         self._cut = cut_of([(name, each.numel(), each.element_size(), each.dtype) for name, each in named])
         self._names = {id(each): name for name, each in named}
+        self._known: dict[tuple[int, ...], list[tuple[int, Place, int]]] = {}
+        """Parts of each bucket that came by now."""
         self._rounds: dict[int, _Round] = {}
         """Of this step, by tensor."""
         self._waiting: list[tuple[list[_Round], Any, Any]] = []
@@ -166,22 +168,18 @@ class Gradients:
         """A bucket; the future has its averages, or the error. CoveyError when one of these came before in this
         step."""
         flat: Array = bits(gradients).numpy()
-        start, touched = 0, dict[int, _Round]()
-        for parameter in parameters:
-            place = self._cut.places[self._names[id(parameter)]]
-            found = self._rounds.get(place.tensor)
+        touched = dict[int, _Round]()
+        for tensor, place, start in self._parts_of(parameters):
+            found = self._rounds.get(tensor)
             if found is None:
-                found = self._rounds[place.tensor] = _Round(self._cut.sizes[place.tensor])
+                found = self._rounds[tensor] = _Round(self._cut.sizes[tensor])
             if found.is_pushed:
-                why = (
-                    "gradients were averaged twice before one step of the optimizer, or a GradScaler skipped it unseen"
-                )
+                why = "gradients were averaged twice before one step of the optimizer, or a scaler skipped it unseen"
                 raise CoveyError(
                     CANNOT_HEAL, why, "use ddp.no_sync() for all passes but the last; attach(.., also=[scaler])"
                 )
             found.add(_Part(place, flat, start))
-            start += place.end - place.first
-            touched[place.tensor] = found
+            touched[tensor] = found
         for at, each in touched.items():
             if each.left <= 0:
                 each.push(self._tensors, self._cut.names[at], TYPES[gradients.dtype])
@@ -189,6 +187,22 @@ class Gradients:
         while self._waiting and all(each.is_pushed for each in self._waiting[0][0]):
             rounds, whole, done = self._waiting.pop(0)
             self._ends(partial(_end_all, rounds), whole, done)
+
+    def _parts_of(self, parameters: Sequence[Any]) -> list[tuple[int, Place, int]]:
+        """Of a bucket with these: tensor, what of it, and where it lies; those that go on where others end as one."""
+        key = tuple(map(id, parameters))
+        if key not in self._known:
+            found, start = list[tuple[int, Place, int]](), 0
+            for each in key:
+                place = self._cut.places[self._names[each]]
+                last = found[-1][1] if found else None
+                if last is not None and last.tensor == place.tensor and last.end == place.first:
+                    found[-1] = place.tensor, last._replace(end=place.end), found[-1][2]
+                else:
+                    found.append((place.tensor, place, start))
+                start += place.end - place.first
+            self._known[key] = found
+        return self._known[key]
 
 
 def _end_all(rounds: Sequence[_Round]) -> None:

@@ -40,14 +40,14 @@ class Generators(NamedTuple):
         _, words, gauss = self.python
         _, keys, at, has_gauss, cached = self.numpy
         head, bulk, tail = self.torch[:HEAD], self.torch[HEAD:-TAIL], self.torch[-TAIL:]
-        places = json.dumps([_packed(head + tail), words[-1], gauss, at, has_gauss, cached])
+        places = f'["{(head + tail).hex()}", {words[-1]}, {_number(gauss)}, {at}, {has_gauss}, {_number(cached)}]'
         bulks = f'"torch": {_bulk_of_torch(bulk)}, "numpy": {_bulk_of_numpy(keys)}, "python": {_bulk_of_python(words)}'
         return JsonText(f'{{"at": {places}, {bulks}}}')
 
 
 def generators() -> Generators:
     """Now."""
-    return Generators(torch.get_rng_state().numpy().tobytes(), _of_python.now(), _of_numpy.now())
+    return Generators(_torch_state().numpy().tobytes(), _of_python.now(), _of_numpy.now())
 
 
 class _OfObject:
@@ -57,6 +57,7 @@ class _OfObject:
     def __init__(self, here: Any) -> None:
         """`here`: the object."""
         self._here = here
+        self._place = id(here) + COUNTED_BYTES, type(here).__basicsize__ - COUNTED_BYTES
         self._state: tuple[Any, ...] = ()
         self._memory: list[Any] = []
 
@@ -70,8 +71,7 @@ class _OfObject:
         raise NotImplementedError
 
     def _read(self) -> list[Any]:
-        here = self._here
-        return [ctypes.string_at(id(here) + COUNTED_BYTES, type(here).__basicsize__ - COUNTED_BYTES)]
+        return [ctypes.string_at(*self._place)]
 
 
 class _OfPython(_OfObject):
@@ -87,18 +87,27 @@ class _OfPython(_OfObject):
 class _OfNumpy(_OfObject):
     """The words lie in another object, a normal number that is left over in this one."""
 
+    def __init__(self, here: Any) -> None:
+        super().__init__(here)
+        self._words: Any = None
+        self._words_place = 0, 0
+
     def _asked(self) -> tuple[Any, ...]:
         kind, keys, *rest = np.random.get_state(legacy=True)
         return (kind, np.asarray(keys, "<u4").tobytes(), *rest)
 
     def _read(self) -> list[Any]:
         words = numpy_random.get_bit_generator()
-        if not isinstance(words, np.random.MT19937):
-            what, why = "the state of numpy's random generator cannot be kept", f"it is a {type(words).__qualname__}"
-            raise CoveyError(what, why, "use numpy.random.default_rng in place of set_bit_generator")
-        return [*super()._read(), ctypes.string_at(words.ctypes.state_address, WORDS_BYTES)]
+        if words is not self._words:
+            if not isinstance(words, np.random.MT19937):
+                what = "the state of numpy's random generator cannot be kept"
+                why = f"it is a {type(words).__qualname__}"
+                raise CoveyError(what, why, "use numpy.random.default_rng in place of set_bit_generator")
+            self._words, self._words_place = words, (words.ctypes.state_address, WORDS_BYTES)
+        return [*super()._read(), ctypes.string_at(*self._words_place)]
 
 
+_torch_state: Any = torch.default_generator.get_state
 _of_python = _OfPython(getattr(random.getstate, "__self__"))  # noqa: B009
 _of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"))  # noqa: B009
 
@@ -106,7 +115,7 @@ _of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"))  # noqa: B009
 def set_generators(kept: Any) -> None:
     """To what `as_json` wrote."""
     ends, place, gauss, *rest = kept["at"]
-    head, tail = _unpacked(ends)[:HEAD], _unpacked(ends)[HEAD:]
+    head, tail = bytes.fromhex(ends)[:HEAD], bytes.fromhex(ends)[HEAD:]
     whole = head + _whole(kept["torch"]) + tail
     torch.set_rng_state(torch.frombuffer(bytearray(whole), dtype=torch.uint8))
     words = np.frombuffer(_unpacked(kept["python"]), "<u4").tolist()
@@ -151,6 +160,10 @@ class _BulkOfPython:
 
 
 _bulk_of_python = _BulkOfPython()
+
+
+def _number(value: float | None) -> str:
+    return "null" if value is None else repr(value)
 
 
 def _packed(data: bytes) -> str:

@@ -5,8 +5,8 @@
     kill -9 one of the workers (agentctl job shows their processes), any of them, as often as you like
 
 A worker that is killed is started again alone; the others wait for it, and nobody begins anew. Every run prints the
-same digest, however many workers were lost on the way: the state comes from the others, and each worker's own random
-generator from a neighbour. (On processors for which BLAS chooses the same kernel.)
+same digest, however many workers were lost on the way: the state comes from the others, and so does each
+worker's own random generator, which all gather in each step. (On processors for which BLAS chooses the same kernel.)
 """
 
 import argparse
