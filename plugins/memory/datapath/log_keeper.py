@@ -142,7 +142,7 @@ class LogKeeper:
 
     def segment_file(self, slot: int) -> str | None:
         """The file of the segment in this slot; None when there is none any more."""
-        return segment_name(self._prefix, slot) if any(each.slot == slot for each in self.log.segments) else None
+        return segment_name(self._prefix, slot) if self.log.has_slot(slot) else None
 
     async def connect(self) -> None:
         if not self.writer.is_up:
@@ -198,9 +198,8 @@ class LogKeeper:
 
     def _to_sync(self, batch: int) -> LogSync:
         """`batch`: the last one written then. While a segment is in doubt the mark stays where it is."""
-        segments = [each for each in self.log.on_disk() if each.unsynced and not each.doubted]
-        doubt = any(each.doubted for each in self.log.segments)
-        slots = {each.slot for each in segments}
+        doubt = self.log.owed
+        slots = {each.slot for each in self.log.to_sync()}
         if batch > self.log.batch and self.log.active is not None:
             slots.add(self.log.active.slot)
         return LogSync(tuple(sorted(slots)), self.log.mark if doubt else batch)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plugins.memory.datapath.slabwire import Versions
+from plugins.memory.policy import spilling
 from plugins.memory.policy.log_records import ROW, Rows
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PART_PAGES = 4096
 NOWHERE, ZERO, LOG, RING = 0, 1, 2, 1 << 31
+assert RING - LOG == spilling.PLACES_MAX
 _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 """The last is MAP_NORESERVE, which Python 3.11 has no name for."""
 _MADV_NOHUGEPAGE = 15

@@ -132,11 +132,11 @@ class Volume:
             await self._make_writable(record)
         except OSError as error:
             self._refuse_writes(record, error)
-        self._opened = True
         self._env.spawn("spill", self.spill.run())
         await Conversion(self._env, self._prefix, self.spill, self._says).run()
         self._count_written()
         self.lenders.find_again(self.places.all(), self.places.clean)
+        self._opened = True  # whoever ends before leaves the lenders to the next one
 
     def _says(self, what: str) -> None:
         if what and what != self.opening:

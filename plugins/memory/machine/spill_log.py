@@ -139,6 +139,12 @@ class SpillLog:
         self._worst: LogSegment | None = None
         self.owed = False
         """There was a segment in doubt, and not all that was in it is durable yet: no flush is true until then."""
+        self._slots: dict[int, LogSegment] = {}
+        """`segments` by their slot: there are tens of thousands."""
+        self._open: list[LogSegment] = []
+        """Those of them that are not sealed."""
+        self._touched: dict[int, LogSegment] = {}
+        """Those on disk that a sync would be about, by their id."""
         self._crowded = self._full = self._doubt = False
         """The log takes too much; it takes as much as it ever may; a segment is in doubt."""
 
@@ -164,8 +170,10 @@ class SpillLog:
         """What is on disk when the process begins. What is not sealed is not trusted."""
         self.segments = list(segments)
         self.last_id = max([self.last_id, *(segment.id for segment in self.segments)])
+        self._slots = {segment.slot: segment for segment in self.segments}
         for segment in self.segments:
             if not segment.sealed:
+                self._open.append(segment)
                 segment.doubted, segment.doubted_from = True, segment.found_durable + 1
                 self._doubt = self.owed = True
 
@@ -178,7 +186,17 @@ class SpillLog:
         """The next one in reserve is begun."""
         id, slot = self.reserved.pop(0)
         self.active = LogSegment(id, slot, self.batch + 1)
-        self.segments.append(self.active)
+        self._put_back(self.active)
+
+    def _put_back(self, segment: LogSegment) -> None:
+        self.segments.append(segment)
+        self._slots[segment.slot] = segment
+        if not segment.sealed:
+            self._open.append(segment)
+
+    def has_slot(self, slot: int) -> bool:
+        """Is there a segment in this slot, that may be read?"""
+        return slot in self._slots
 
     def appended(self, stop: int, blocks: int, rows: bytes, now_s: float) -> None:
         """The records before `stop` are in the active segment, as one batch."""
@@ -199,8 +217,9 @@ class SpillLog:
     def _added(self, blocks: int, rows: bytes, now_s: float) -> None:
         active = self.active
         assert active is not None
-        if not any(segment.unsynced for segment in self.segments):
+        if not self._touched:
             self._unsynced_s = now_s
+        self._touched[active.id] = active
         self.batch += 1
         active.last = self.batch
         active.used += blocks
@@ -212,9 +231,9 @@ class SpillLog:
 
     def did_sync(self) -> None:
         """All that was written before is durable, unless a segment is in doubt."""
-        for segment in self.on_disk():
-            if not segment.doubted:
-                segment.unsynced = 0
+        for segment in self.to_sync():
+            segment.unsynced = 0
+            del self._touched[segment.id]
         self._settle()
 
     def _settle(self) -> None:
@@ -230,15 +249,15 @@ class SpillLog:
         """What was written since the last sync is in doubt. Records that the ring still has are appended again: their
         first and last number (exclusive), the caller reads them from the ring from now on. Segments that were to go
         once their copies are durable stay: the copies may be gone."""
-        for segment in self.on_disk():
-            if segment.unsynced and not segment.doubted:
-                known = self.mark if segment.found_durable < 0 else segment.found_durable
-                segment.doubted, segment.doubted_from = True, known + 1
+        for segment in self.to_sync():
+            known = self.mark if segment.found_durable < 0 else segment.found_durable
+            segment.doubted, segment.doubted_from = True, known + 1
         self._doubt = self.owed = True
         self._worst = None
         back = [left for left in self.dropping if left.batch > self.mark]
         self.dropping = [left for left in self.dropping if left not in back]
-        self.segments += [left.segment for left in back]
+        for left in back:
+            self._put_back(left.segment)
         self.reserved = []  # the list says which segments are in doubt before another is begun
         self.active = None
         start, stop = max(self.synced, self.put - self.places), self.written
@@ -252,11 +271,16 @@ class SpillLog:
         segment.used += blocks
         segment.unsynced += blocks
         segment.rows = []
+        self._open.remove(segment)
+        self._touched[segment.id] = segment
         self._since_look += self.segment_blocks
 
     def emptied(self, segment: LogSegment) -> None:
         """All that lived in it is elsewhere."""
         self.segments.remove(segment)
+        del self._slots[segment.slot]
+        if not segment.sealed:
+            self._open.remove(segment)
         self.dropping.append(LeftSegment(segment, self.put, self.batch))
         self._worst, self._since_look = None, self.segment_blocks
         self._doubt = any(each.doubted for each in self.segments)
@@ -275,6 +299,8 @@ class SpillLog:
     def dropped(self, segments: Sequence[LogSegment]) -> None:
         """They are not listed any more."""
         self.dropping = [left for left in self.dropping if left.segment not in segments]
+        for segment in segments:
+            self._touched.pop(segment.id, None)
 
     # ---- what to do ----
 
@@ -290,7 +316,11 @@ class SpillLog:
     @property
     def unsynced(self) -> int:
         """Blocks that a sync would make durable."""
-        return sum([segment.unsynced for segment in self.on_disk() if not segment.doubted])
+        return sum([segment.unsynced for segment in self.to_sync()])
+
+    def to_sync(self) -> list[LogSegment]:
+        """What a sync would be about."""
+        return [segment for segment in self._touched.values() if segment.unsynced and not segment.doubted]
 
     @property
     def rows_max(self) -> int:
@@ -310,7 +340,7 @@ class SpillLog:
         compact = self._to_compact(live, now_s, zeros_died)
         if compact is not None and (self._full or ((self._crowded or compact.doubted) and turn % 2)):
             return self._compaction(compact)
-        full = [each for each in self._unsealed() if each is not self.active]
+        full = [each for each in self._open if each is not self.active and not each.doubted]
         if len(full) > spilling.UNSEALED_MAX:
             return SealNext(full[0])
         waiting = self.put - self.written
@@ -335,16 +365,14 @@ class SpillLog:
     def _compaction(self, segment: LogSegment) -> Next:
         return CompactNext(segment) if self.active is not None else StartSegment()
 
-    def _unsealed(self) -> list[LogSegment]:
-        return [each for each in self.segments if not each.sealed and not each.doubted]
-
     def _rest_until(self, waiting: int, unsynced: int, now_s: float) -> float:
         times = [self._oldest_s + spilling.GATHER_S] if waiting else []
         if unsynced:
             times.append(self._unsynced_s + spilling.SYNC_S)
         if self._since_look:
             times.append(self._looked_s + LOOK_S)
-        times += [each.aside_s for each in self.segments if each.doubted and each.aside_s > now_s]
+        if self._doubt:
+            times += [each.aside_s for each in self.segments if each.doubted and each.aside_s > now_s]
         return min(times, default=float("inf"))
 
     def _to_drop(self) -> tuple[LogSegment, ...]:
@@ -375,3 +403,6 @@ class SpillLog:
         assert self.synced <= self.written <= self.put <= self.written + self.places, "a place is used twice"
         assert len({each.slot for each in self.segments}) == len(self.segments), "two segments in one slot"
         assert self.mark <= self.batch, "the mark is ahead of what was written"
+        assert self._slots == {each.slot: each for each in self.segments}
+        assert self._open == [each for each in self.segments if not each.sealed]
+        assert {each.id for each in self.on_disk() if each.unsynced} <= set(self._touched)

@@ -9,6 +9,7 @@ import msgspec
 from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
+from plugins.memory.policy.spilling import volume_bytes_most
 
 SLABS_MAX = 1 << 14
 """Slabs of one volume, so 1 TiB of the default size; each is a line in a table of the agent. Larger volumes want larger
@@ -56,7 +57,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease: str = "60 s"
     """A slab that its borrower has not renewed for so long is an orphan and freed."""
     volume_max: str = "1 TiB"
-    """Largest volume."""
+    """Largest volume; with pages of 1 KiB or less 683 GiB or less, which is what its log can tell apart."""
 
     def __post_init__(self) -> None:
         for key in ("slab", "page", "spill_queue", "volume_max"):
@@ -102,7 +103,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def volume_max_bytes(self) -> int:
-        return parse_size(self.volume_max)
+        return min(parse_size(self.volume_max), volume_bytes_most(self.page_bytes))
 
     @property
     def headroom_kept(self) -> Headroom | None:

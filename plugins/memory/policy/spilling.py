@@ -8,6 +8,8 @@ SEGMENTS = 64
 SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX = 256 << 10, 32 << 20
 STRIDE = 2
 """How many times its length a segment may become: a batch that begins within its length is written as a whole."""
+PLACES_MAX = (1 << 31) - 2
+"""Blocks of a log that are told apart, whether they are in use or not."""
 BATCH_ROWS = 1024
 """Records of one batch, at most."""
 COPY_ROWS = 256
@@ -64,9 +66,9 @@ def takes_too_much(used: int, live: int, segment: int, times: float = TAKES_MAX)
     return used > times * live + SEGMENTS_SPARE * segment
 
 
-def volume_bytes_most(page_bytes: int, places: int) -> int:
-    """The largest volume whose log can be written again and again: `places` of blocks are told apart."""
-    return int(places / (STRIDE * TAKES_MOST)) * page_bytes
+def volume_bytes_most(page_bytes: int) -> int:
+    """The largest volume whose log can be written again and again."""
+    return int(PLACES_MAX / (STRIDE * TAKES_MOST)) * page_bytes
 
 
 def to_compact(full: Iterable[Fill], used: int, live: int, segment: int) -> int | None:

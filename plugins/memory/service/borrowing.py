@@ -109,7 +109,7 @@ class Borrowing:
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
         if not 1 <= size_bytes <= most:
             why = f"{size_bytes} bytes; a volume here has 1 B to {format_size(most)}"
-            raise Refused(2, what, why, "choose another size, or raise volume_max or slab in [memory] of agent.toml")
+            raise Refused(2, what, why, "choose another size, or raise volume_max, slab or page in agent.toml")
         found = self.volumes.get(name)
         if found is None:
             pages = -(-size_bytes // settings.page_bytes)

@@ -12,12 +12,13 @@ from covey import checked
 from plugins.memory.datapath import old_layout
 from plugins.memory.datapath.control import ListPlaces, No, PlaceList
 from plugins.memory.datapath.exports import Exports
+from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.spill import Spill
 from plugins.memory.datapath.vold import NOT_OPEN, VolumeControl
 from plugins.memory.datapath.volume import VolumeRecord
 from plugins.memory.service.open_volume import OpenVolume
 from tests.plugins.memory.old_volume import LIFE, OldVolume
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, QuietLog, a_bench, page, read, soon, write
 
 PAGES = SHAPE.pages
 NAME = "memory/volumes/data"
@@ -131,6 +132,26 @@ async def test_a_disk_without_room_holds_a_conversion_up_and_says_so() -> None:
         assert not work.done()
         bench.disk.fail = False
         assert await read(await work, 0, PAGES) == words
+
+
+async def test_a_volume_told_to_end_while_it_converts_leaves_its_lenders_to_the_next_process() -> None:
+    """It has not asked them yet what they hold that the disk has not."""
+    async with a_bench() as bench:
+        await old_volume(bench)
+        places = Places(bench.env.disk, QuietLog(), NAME)
+        await places.add(bench.register(0))
+        bench.disk.fail = True
+        work = asyncio.ensure_future(bench.volume())
+        await soon(lambda: bool(bench._volumes))
+        volume = bench._volumes[-1][0]
+        await soon(lambda: "no space left" in volume.opening)
+        bench.disk.fail = False
+        work.cancel()
+        await asyncio.wait([work])
+        await volume.end()
+        left = Places(bench.env.disk, QuietLog(), NAME)
+        await left.load(len(volume.slabs))
+        assert not left.clean and len(left.all()) == 1
 
 
 async def test_who_asks_a_volume_that_opens_is_told_why_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

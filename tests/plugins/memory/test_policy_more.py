@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from covey.core import HostId
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
-from plugins.memory.policy import headroom, lending, placement
+from plugins.memory.policy import headroom, lending, placement, spilling
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 from plugins.memory.policy.placement import LenderPeer
@@ -262,3 +262,14 @@ def test_headroom_may_be_a_size_or_a_share_in_the_settings() -> None:
     assert kept is not None
     assert kept.of(64 * GIB) == 8 * GIB
     assert MemorySettings(headroom="auto").headroom_kept is None
+
+
+@pytest.mark.parametrize("page", ["512 B", "1 KiB", "4 KiB", "64 KiB"])
+def test_no_volume_is_larger_than_its_log_can_become(page: str) -> None:
+    """Written again and again it takes 1.5 times its size, and segments are told apart by twice their length."""
+    settings = MemorySettings(page=page, slab="1 GiB")
+    pages = settings.volume_max_bytes // settings.page_bytes
+    length = spilling.segment_blocks(settings.volume_max_bytes, settings.page_bytes)
+    slots = spilling.PLACES_MAX // (spilling.STRIDE * length)
+    assert slots * length >= spilling.TAKES_MOST * pages - length
+    assert (settings.volume_max_bytes == 1 << 40) == (page in ("4 KiB", "64 KiB"))
