@@ -4,11 +4,12 @@
 
 Processes of this machine are the ranks of two jobs at once, with a connection each to one real aggregator, as between
 hosts: the same script attached (`job.state`, `covey.torch.attach(ddp, optimizer)`) and not (`covey.torch.attach(ddp)`),
-by turns, in blocks ABBA. Both push the same to the same aggregator; the attached one draws random numbers in each step,
-which are its rank's own. A step computes for so many ms: `busy` on the processor, an amount of work that takes as long
-when nothing else runs; `idle` sleeps, as a script that waits for its device does. MORE: the median step of rank 0
-attached, less the one not attached, and in % of that; in brackets how far single pairs of blocks lie apart (the
-quarters). CPU: processor time of a step more, of a rank and of the aggregator, ms.
+by turns of a few steps, ABBA, with a pause before each in which no rank computes. Both push the same to the same
+aggregator; the attached one draws random numbers in each step, which are its rank's own. A step computes for so many
+ms: `busy` on the processor, an amount of work that takes as long when nothing else runs; `idle` sleeps, as a script
+that waits for its device does. MORE: how much longer a step of rank 0 takes attached than not, the median over all
+ABBA, in ms and in % of the median step not attached; after +- the error of that median, by the quarters. CPU: processor
+time of a step more, of a rank and of the aggregator, ms, the median likewise.
 
     numpy   a generator's state is a rank's own, two sums of 40 KB and 40 bytes, momentum
     ddp     PyTorch: twelve layers with dropout, 26 tensors of 0.4 MB, Adam; needs PyTorch
@@ -34,9 +35,11 @@ from bench.live_command import json_option, keep, options, print_head  # noqa: E
 
 JOBS = ("plain", "healed")
 EPOCH, SECRET = (1 << 32) + 1, b"sixteen bytes !!"
-BLOCK_S = 0.3
-"""A turn, about."""
-CALIBRATED = 300
+BLOCK_S = 0.06
+"""A turn, about; the machine does something else a second later."""
+CALIBRATED = 20
+PAUSE_S = 0.002
+"""Before and after a turn: what ranks and the aggregator still do for the one before it is over then."""
 SIDE = 96
 """Of the matrices that are multiplied as work."""
 
@@ -64,12 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def row(found: dict[str, Any]) -> str:
-    plain, healed = (statistics.median(found[job]["ms"]) for job in JOBS)
-    pairs = [100 * (b / a - 1) for a, b in zip(*(found[job]["blocks"] for job in JOBS), strict=True)]
-    low, _, high = statistics.quantiles(pairs, n=4)
-    more = f"{plain:.2f} | {healed - plain:+.3f} | {100 * (healed / plain - 1):+.2f} ({low:+.2f} to {high:+.2f})"
-    cpu = [found["healed"][what] - found["plain"][what] for what in ("cpu_ms", "aggregator_ms")]
-    return f"{more} | {cpu[0]:+.3f} of {found['plain']['cpu_ms']:.2f} | {cpu[1]:+.3f}"
+    plain = statistics.median(found["plain"]["ms"])
+    more, error = median_of(found, "ms")
+    rank, aggregator = (median_of(found, what)[0] for what in ("cpu_ms", "aggregator_ms"))
+    cpu = statistics.median(found["plain"]["cpu_ms"])
+    return (
+        f"{plain:.2f} | {more:+.3f} | {100 * more / plain:+.2f} +- {100 * error / plain:.2f} | "
+        f"{rank:+.3f} of {cpu:.2f} | {aggregator:+.3f}"
+    )
+
+
+def median_of(found: dict[str, Any], what: str) -> tuple[float, float]:
+    """How much more it is attached, over all ABBA, and the error of that."""
+    plain, healed = (found[job][what] for job in JOBS)
+    more = [sum(healed[at : at + 2]) / 2 - sum(plain[at : at + 2]) / 2 for at in range(0, len(plain), 2)]
+    low, middle, high = statistics.quantiles(more, n=4)
+    return middle, 0.93 * (high - low) / len(more) ** 0.5
 
 
 def measure(kind: str, ranks: int, work: str, ms: float, seconds: float) -> dict[str, Any]:
@@ -100,7 +113,7 @@ def measure(kind: str, ranks: int, work: str, ms: float, seconds: float) -> dict
     found = {}
     for job in JOBS:
         found[job] = each[0][job]
-        found[job]["cpu_ms"] = statistics.mean(one[job]["cpu_ms"] for one in each)
+        found[job]["cpu_ms"] = [statistics.mean(of) for of in zip(*(one[job]["cpu_ms"] for one in each), strict=True)]
     return found
 
 
@@ -108,7 +121,7 @@ def calibrated() -> float:
     """Products that a ms has room for, when nothing else runs."""
     multiply(CALIBRATED)
     took_s = []
-    for _ in range(5):
+    for _ in range(200):
         began_s = time.perf_counter()
         multiply(CALIBRATED)
         took_s.append(time.perf_counter() - began_s)
@@ -239,19 +252,14 @@ def rank_main(rank: int, kind: str, ranks: int, ms: float, per_ms: float, second
         covey.torch.init_process_group(jobs["healed"])  # type: ignore[arg-type]
     script = {"numpy": numpy_script, "ddp": ddp_script}[kind]
     steps = {job: script(jobs[job], job == "healed", work_of(ms, per_ms)) for job in JOBS}
-    found: dict[str, dict[str, Any]] = {job: {"ms": [], "blocks": [], "cpu": 0.0, "aggregator": 0.0} for job in JOBS}
+    found: dict[str, dict[str, list[float]]] = {job: {"ms": [], "cpu_ms": [], "aggregator_ms": []} for job in JOBS}
     for job in JOBS:
-        for _ in range(10):
+        for _ in range(30):
             steps[job]()
-    count = max(4, round(1000 * BLOCK_S / (ms + 2)))
-    turns = max(4, round(seconds / (4 * count * (ms + 2) / 1000)))
-    for _ in range(turns):
+    count = max(2, round(1000 * BLOCK_S / (ms + 2)))
+    for _ in range(max(20, round(seconds / (4 * count * (ms + 2) / 1000)))):
         for job in (*JOBS, *reversed(JOBS)):
             block(jobs["plain"].tensors.barrier, steps[job], count, found[job])
-    for each in found.values():
-        each["cpu_ms"], each["aggregator_ms"] = (
-            1000 * each.pop(what) / len(each["ms"]) for what in ("cpu", "aggregator")
-        )
     for job in jobs.values():
         job.tensors.leave()
     print(json.dumps(found), flush=True)
@@ -259,18 +267,17 @@ def rank_main(rank: int, kind: str, ranks: int, ms: float, per_ms: float, second
         job.tensors.close()
 
 
-def block(barrier: Step, step: Step, count: int, found: dict[str, Any]) -> None:
+def block(barrier: Step, step: Step, count: int, found: dict[str, list[float]]) -> None:
+    """What a step of this turn took."""
     barrier()
-    cpu_s, aggregator_s, took = time.process_time(), aggregators_s(), []
+    time.sleep(PAUSE_S)
+    aggregator_s, cpu_s, began_s = aggregators_s(), time.process_time(), time.perf_counter()
     for _ in range(count):
-        began_s = time.perf_counter()
         step()
-        took.append(1000 * (time.perf_counter() - began_s))
-    found["cpu"] += time.process_time() - cpu_s
-    barrier()
-    found["aggregator"] += aggregators_s() - aggregator_s
-    found["ms"] += took
-    found["blocks"].append(statistics.median(took))
+    found["ms"].append(1000 * (time.perf_counter() - began_s) / count)
+    found["cpu_ms"].append(1000 * (time.process_time() - cpu_s) / count)
+    time.sleep(PAUSE_S)
+    found["aggregator_ms"].append(1000 * (aggregators_s() - aggregator_s) / count)
 
 
 def aggregators_s() -> float:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from covey import owns
 from covey.aggregator_rounds import Waits
-from covey.owns import Owns, Plan
+from covey.owns import Owns, RowPlan
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
 from covey.tensorwire import Declared
@@ -40,7 +40,7 @@ class OwnGather:
         self._own: bytes | None = None
         """What is under way, of which step."""
         self._step = 0
-        self._plan, self._reached = Plan(), step
+        self._plan, self._reached = RowPlan(), step
         """After the newest rows; of which step that is the beginning."""
         self._room = self._plan.room
         """Of the rows that are under way."""

@@ -10,7 +10,7 @@ gives it to a successor as a part of the state.
 Rows are added as float32, four characters in each. Characters of ASCII are below 128, so no four of them are infinite,
 no number, or minus zero, and what is added to them is zero: they arrive as they left.
 
-A row has room for `Plan.room` bytes that differ; where those of some rank are more, all of them see that in the sum,
+A row has room for `RowPlan.room` bytes that differ; where those of some rank are more, all of them see that in the sum,
 and push rows with more room in the same step. Whatever is decided here follows from sums, which all ranks have alike.
 Once a step it is only looked at how much room was needed; rows are read when somebody asks what is in them.
 """
@@ -41,7 +41,7 @@ class JsonText(str):
     """JSON, in ASCII, where a rank has its own so."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RowPlan(msgspec.Struct, frozen=True):
     """What all ranks push in a step."""
 
     room: int = ROOM
@@ -60,7 +60,7 @@ class Owns(msgspec.Struct, frozen=True):
     """Of which it is the beginning."""
     each: tuple[bytes, ...]
     """By rank; empty: it never had any."""
-    plan: Plan = Plan()
+    plan: RowPlan = RowPlan()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -142,7 +142,7 @@ def larger(room: int, needed: int) -> int:
     return room
 
 
-def next_plan(plan: Plan, needed: int, is_given: bool) -> Plan:
+def next_plan(plan: RowPlan, needed: int, is_given: bool) -> RowPlan:
     """After a step that needed so much room."""
     is_more, is_less = needed > plan.room, plan.room > ROOM and 2 * needed <= plan.room
     if is_given and not is_more and not is_less and not plan.crowded and not plan.calm:
@@ -153,7 +153,7 @@ def next_plan(plan: Plan, needed: int, is_given: bool) -> Plan:
         room, crowded = larger(room, needed), 0
     if calm == CALM:
         room, calm = room // 2, 0
-    return Plan(room, crowded, calm, plan.is_asked and is_given)
+    return RowPlan(room, crowded, calm, plan.is_asked and is_given)
 
 
 def merged(each: Sequence[bytes], rows: bytes) -> tuple[bytes, ...]:

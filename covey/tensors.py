@@ -486,9 +486,7 @@ class TensorClient:
         if self._undecided:
             return "the agent has not said yet whether the ranks share memory: not all have joined"
         way = self._ways.get(name)
-        if way is not None:
-            return way.why()
-        return self._far.why(name)
+        return self._far.why(name) if way is None else way.why()
 
     def tell(self, text: str) -> None:
         """People, on stderr: one line about this rank."""

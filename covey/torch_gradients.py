@@ -33,7 +33,7 @@ NAME_CHARACTERS = 60
 """Of a parameter's name in that of a tensor."""
 
 
-class Place(NamedTuple):
+class GradientPlace(NamedTuple):
     """Of one or several gradients in their tensor."""
 
     tensor: int
@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 
     names: list[str]
     """Of tensors."""
-    places: dict[str, Place]
+    places: dict[str, GradientPlace]
     """By the parameter's name."""
     sizes: list[int]
     """Of each tensor, elements."""
@@ -64,11 +64,11 @@ def cut_of(parameters: Sequence[tuple[str, int, int, object]]) -> Cut:
             room = TOGETHER_BYTES
         runs[-1].append((name, count))
         room, last = room - size, kind
-    places, sizes = dict[str, Place](), []
+    places, sizes = dict[str, GradientPlace](), []
     for at, run in enumerate(runs):
         first = 0
         for name, count in run:
-            places[name] = Place(at, first, first + count)
+            places[name] = GradientPlace(at, first, first + count)
             first += count
         sizes.append(first)
     return Cut([_name(at, [name for name, _ in run]) for at, run in enumerate(runs)], places, sizes)
@@ -83,7 +83,7 @@ def _name(at: int, run: Sequence[str]) -> str:
 class _Part(NamedTuple):
     """Of a tensor, in a bucket."""
 
-    place: Place
+    place: GradientPlace
     bucket: Array
     """Flat."""
     start: int
@@ -153,7 +153,7 @@ class Gradients:
         self._tensors, self._ends = tensors, ends
         self._cut = cut_of([(name, each.numel(), each.element_size(), each.dtype) for name, each in named])
         self._names = {id(each): name for name, each in named}
-        self._known: dict[tuple[int, ...], list[tuple[int, Place, int]]] = {}
+        self._known: dict[tuple[int, ...], list[tuple[int, GradientPlace, int]]] = {}
         """Parts of each bucket that came by now."""
         self._rounds: dict[int, _Round] = {}
         """Of this step, by tensor."""
@@ -188,11 +188,11 @@ class Gradients:
             rounds, whole, done = self._waiting.pop(0)
             self._ends(partial(_end_all, rounds), whole, done)
 
-    def _parts_of(self, parameters: Sequence[Any]) -> list[tuple[int, Place, int]]:
+    def _parts_of(self, parameters: Sequence[Any]) -> list[tuple[int, GradientPlace, int]]:
         """Of a bucket with these: tensor, what of it, and where it lies; those that go on where others end as one."""
         key = tuple(map(id, parameters))
         if key not in self._known:
-            found, start = list[tuple[int, Place, int]](), 0
+            found, start = list[tuple[int, GradientPlace, int]](), 0
             for each in key:
                 place = self._cut.places[self._names[each]]
                 last = found[-1][1] if found else None

@@ -8,6 +8,7 @@ import base64
 import ctypes
 import json
 import random
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -54,9 +55,9 @@ class _OfObject:
     """A generator that takes its time to say its state, and is asked twice a step: the memory in which that lies is
     compared with what it was."""
 
-    def __init__(self, here: Any) -> None:
-        """`here`: the object."""
-        self._here = here
+    def __init__(self, here: Any, ask: Callable[[], tuple[Any, ...]]) -> None:
+        """`here`: the object; `ask`: for its state."""
+        self._here, self._ask = here, ask
         self._place = id(here) + COUNTED_BYTES, type(here).__basicsize__ - COUNTED_BYTES
         self._state: tuple[Any, ...] = ()
         self._memory: list[Any] = []
@@ -64,11 +65,8 @@ class _OfObject:
     def now(self) -> tuple[Any, ...]:
         memory = self._read()
         if memory != self._memory or not self._state:
-            self._state, self._memory = self._asked(), memory
+            self._state, self._memory = self._ask(), memory
         return self._state
-
-    def _asked(self) -> tuple[Any, ...]:
-        raise NotImplementedError
 
     def _read(self) -> list[Any]:
         return [ctypes.string_at(*self._place)]
@@ -77,9 +75,6 @@ class _OfObject:
 class _OfPython(_OfObject):
     """The words lie in the object, a normal number that is left over in an attribute."""
 
-    def _asked(self) -> tuple[Any, ...]:
-        return random.getstate()
-
     def _read(self) -> list[Any]:
         return [*super()._read(), self._here.gauss_next]
 
@@ -87,14 +82,10 @@ class _OfPython(_OfObject):
 class _OfNumpy(_OfObject):
     """The words lie in another object, a normal number that is left over in this one."""
 
-    def __init__(self, here: Any) -> None:
-        super().__init__(here)
+    def __init__(self, here: Any, ask: Callable[[], tuple[Any, ...]]) -> None:
+        super().__init__(here, ask)
         self._words: Any = None
         self._words_place = 0, 0
-
-    def _asked(self) -> tuple[Any, ...]:
-        kind, keys, *rest = np.random.get_state(legacy=True)
-        return (kind, np.asarray(keys, "<u4").tobytes(), *rest)
 
     def _read(self) -> list[Any]:
         words = numpy_random.get_bit_generator()
@@ -107,9 +98,14 @@ class _OfNumpy(_OfObject):
         return [*super()._read(), ctypes.string_at(*self._words_place)]
 
 
+def _numpy_state() -> tuple[Any, ...]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return (kind, np.asarray(keys, "<u4").tobytes(), *rest)
+
+
 _torch_state: Any = torch.default_generator.get_state
-_of_python = _OfPython(getattr(random.getstate, "__self__"))  # noqa: B009
-_of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"))  # noqa: B009
+_of_python = _OfPython(getattr(random.getstate, "__self__"), random.getstate)  # noqa: B009
+_of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"), _numpy_state)  # noqa: B009
 
 
 def set_generators(kept: Any) -> None:

@@ -16,7 +16,7 @@ from covey import owns
 from covey.errors import StateLost
 from covey.healing import OWNS, Healing
 from covey.own_gather import UNREAD_MAX, OwnGather
-from covey.owns import CALM, ROOM, Owns, Plan
+from covey.owns import CALM, ROOM, Owns, RowPlan
 from covey.rounds import ToldByRank
 from covey.state_pieces import About, have_decoder
 from tests.covey.test_healing_words import Words, until, waits
@@ -70,16 +70,16 @@ def test_of_much_only_what_differs_travels() -> None:
 
 
 def test_rows_grow_once_more_is_needed_again_and_again_and_shrink_after_calm_steps() -> None:
-    once = owns.next_plan(Plan(), 7000, True)
+    once = owns.next_plan(RowPlan(), 7000, True)
     assert once.room == ROOM, "as at first, when all of it is new"
-    assert owns.next_plan(once, 10, True) == Plan()
+    assert owns.next_plan(once, 10, True) == RowPlan()
     grown = owns.next_plan(once, 7000, True)
     assert grown.room >= 7000
     plan = grown
     for _ in range(CALM):
         plan = owns.next_plan(plan, 20, True)
     assert plan.room == grown.room // 2
-    assert not owns.next_plan(Plan(), 0, False).is_asked
+    assert not owns.next_plan(RowPlan(), 0, False).is_asked
 
 
 def test_what_is_no_such_array_is_refused() -> None:
@@ -126,14 +126,10 @@ def gathers(ranks: int) -> tuple[PlayedSums, list[OwnGather]]:
     return sums, [OwnGather(rank, ranks, 0, sums.of_a_rank()) for rank in range(ranks)]
 
 
-def nothing(name: str) -> Any:
-    """Nobody waits."""
-
-
 def stepped(each: list[OwnGather], step: int, said: list[bytes | None]) -> None:
     for gather, own in zip(each, said, strict=True):
         gather.begin(step, own)
-    threads = [threading.Thread(target=gather.end, args=(nothing,)) for gather in each]
+    threads = [threading.Thread(target=gather.end, args=(lambda name: None,)) for gather in each]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,8 +171,11 @@ def test_a_normal_number_that_is_left_over_is_a_part_of_a_generators_state() -> 
 
     np.random.seed(1)
     random.seed(1)
-    draws: list[tuple[Any, str]] = [(np.random.standard_normal, "numpy"), (lambda: random.gauss(0, 1), "python")]
-    for draw, of in draws:
+    each: list[tuple[Callable[[], float], str]] = [
+        (lambda: np.random.standard_normal(), "numpy"),
+        (lambda: random.gauss(0, 1), "python"),
+    ]
+    for draw, of in each:
         draw()
         before = getattr(generators(), of)
         assert before == getattr(generators(), of)
