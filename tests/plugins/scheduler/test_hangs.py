@@ -437,7 +437,7 @@ def test_one_that_steps_evaluates_or_says_nothing_is_left_alone() -> None:
     assert view.state == "running" and view.hang_unseen.endswith("it has reported no step yet")
 
 
-def test_a_rank_that_waits_for_a_neighbour_is_not_ended_on_the_word_of_an_aggregator() -> None:
+def test_a_rank_that_waits_for_a_neighbour_is_not_ended_for_an_aggregator() -> None:
     """It has not pushed, since a neighbour of its does not keep what is its own; an aggregator sees no difference."""
 
     async def story() -> Any:
@@ -459,7 +459,7 @@ def test_a_rank_that_waits_for_a_neighbour_is_not_ended_on_the_word_of_an_aggreg
     assert set(play(story())) == {1}
 
 
-def test_what_an_aggregator_asks_for_in_vain_keeps_nobody_from_the_rank_that_is_stuck() -> None:
+def test_what_an_aggregator_asks_for_in_vain_hides_nobody_who_is_stuck() -> None:
     it = Answering(hang_s=5.0)
     for _ in range(3):
         assert asked(it.wait(0, 3, after_s=6.0)) == [(H1, 0)], "it waits for rank 3, and its host leaves it alone"
