@@ -25,6 +25,8 @@ class CallTimes:
         """Spent in calls, without threads in the background."""
         self.last_s = time.monotonic()
         """When a call last began or ended."""
+        self.rounds = 0
+        """Whose result was taken."""
         self._here = threading.local()
         self._began: dict[int, float] = {}
         """By thread."""
@@ -74,6 +76,8 @@ class Heartbeats:
         self._now_s, self._sign_s, self._said_s = now_s, now_s(), 0.0
         self._step: int | None = None
         self._at_work = False
+        self._excused_s = now_s()
+        """When it last was not to blame for standing still."""
 
     def sign(self, step: int | None = None) -> None:
         """The script is alive, and did this step, if one is named."""
@@ -111,12 +115,15 @@ class Heartbeats:
 
     def now(self) -> Heartbeat:
         """Where those that add what it pushes are out of reach, nobody can say for whom it waits."""
-        now_s, step, sign_s, waits_s = self._now_s(), self._step, self._sign_s, 0.0
+        now_s, step, sign_s, waits_s, rounds = self._now_s(), self._step, self._sign_s, 0.0, 0
         if self.seen is not None:
             seen, at_s = self.seen()
             step, sign_s = seen if step is None else step, max(sign_s, at_s)
         if self._tensors is not None:
-            sign_s, waits_s = max(sign_s, self._tensors.calls.last_s), self._tensors.calls.waits_s(now_s)
+            calls = self._tensors.calls
+            sign_s, waits_s, rounds = max(sign_s, calls.last_s), calls.waits_s(now_s), calls.rounds
         if self._at_work or not (self._tensors is None or self._tensors.reaches()):
-            sign_s, waits_s = now_s, 0.0
-        return Heartbeat(step, max(0.0, now_s - sign_s), max(0.0, waits_s))
+            self._excused_s = now_s
+        sign_s, waits_s = max(sign_s, self._excused_s), min(waits_s, now_s - self._excused_s)
+        begun = step is not None or rounds > 0
+        return Heartbeat(step, max(0.0, now_s - sign_s), max(0.0, waits_s), begun)

@@ -287,8 +287,7 @@ class TensorClient:
         return result
 
     def in_background(self) -> None:
-        """From now on what this thread waits for here is not counted in `communicate_s`: the script computes
-        meanwhile."""
+        """The script computes while this thread waits here, from now on: that is not counted in `communicate_s`."""
         self.calls.in_background()
 
     @property
@@ -460,7 +459,9 @@ class TensorClient:
     def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:
         """The tensor's result. TimeoutError after `give_up_s`."""
         with contextlib.nullcontext() if self._healing is None else self._healing.waiting():
-            return self._come(name, give_up_s, out)
+            found = self._come(name, give_up_s, out)
+        self.calls.rounds += 1
+        return found
 
     def _come(self, name: str, give_up_s: float | None, out: Array | None) -> Array:
         patience = _Patience(self, name, give_up_s)

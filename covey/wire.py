@@ -172,6 +172,8 @@ class Heartbeat(Frame, frozen=True, tag="Heartbeat"):
     """Since its last sign of life: a step, a batch, a call of `tensors` that began or ended."""
     waits_s: float
     """For so long it has waited for other ranks, in `tensors`; 0: it does not."""
+    begun: bool = False
+    """It did a step, or had the result of a tensor: it is through with what comes before."""
 
 
 HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125

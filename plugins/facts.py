@@ -291,6 +291,7 @@ class HeartbeatHeard(Fact, frozen=True):
     step: int | None
     quiet_s: float
     waits_s: float
+    begun: bool = False
 
 
 class RankShares(Fact, frozen=True):

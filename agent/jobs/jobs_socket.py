@@ -325,7 +325,7 @@ class JobSocket:
         if peer.job is None or not good or not 0 <= (frame.step or 0) <= STEP_MAX:
             raise FrameError("Heartbeat from outside a job, or with an impossible step or time")
         of = peer.job, peer.epoch, peer.rank, peer.pid
-        self._tell(HeartbeatHeard(*of, frame.step, frame.quiet_s, frame.waits_s))
+        self._tell(HeartbeatHeard(*of, frame.step, frame.quiet_s, frame.waits_s, frame.begun))
 
     def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
         """A rank says it once after it joined, and again when that changes."""

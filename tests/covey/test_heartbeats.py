@@ -38,19 +38,19 @@ def test_a_step_or_a_word_of_the_script_is_a_sign_of_life(clock: Clock) -> None:
     assert script.now() == Heartbeat(None, 7.0, 0.0)
     script.sign(3)
     clock.s += 2.0
-    assert script.now() == Heartbeat(3, 2.0, 0.0)
+    assert script.now() == Heartbeat(3, 2.0, 0.0, True)
     script.sign()
-    assert script.now() == Heartbeat(3, 0.0, 0.0)
+    assert script.now() == Heartbeat(3, 0.0, 0.0, True)
 
 
 def test_what_covey_attach_saw_counts_but_not_before_what_the_script_says(clock: Clock) -> None:
     script = Heartbeats(clock)
     clock.s += 50.0
     script.seen = lambda: (41, 140.0)
-    assert script.now() == Heartbeat(41, 10.0, 0.0)
+    assert script.now() == Heartbeat(41, 10.0, 0.0, True)
     script.sign(3)
     clock.s += 1.0
-    assert script.now() == Heartbeat(3, 1.0, 0.0)
+    assert script.now() == Heartbeat(3, 1.0, 0.0, True)
 
 
 def test_calls_of_tensors_say_for_how_long_others_are_waited_for() -> None:
@@ -90,12 +90,18 @@ def test_nothing_is_said_of_waiting_where_those_that_add_are_out_of_reach(clock:
     tensors: Any = SimpleNamespace(calls=calls, reaches=lambda: reached)
     script.uses(tensors)
     with calls.timed():
-        calls.last_s, calls._began = 90.0, {1: 90.0}
-        assert script.now() == Heartbeat(None, 0.0, 10.0)
+        calls.last_s, calls._began = 110.0, {1: 110.0}
+        clock.s += 20.0
+        assert script.now() == Heartbeat(None, 10.0, 10.0)
         clock.s += 5.0
-        assert script.now() == Heartbeat(None, 5.0, 15.0)
+        assert script.now() == Heartbeat(None, 15.0, 15.0)
+        calls.rounds = 1
+        assert script.now() == Heartbeat(None, 15.0, 15.0, True), "it has had the sum of a tensor"
         reached = False
-        assert script.now() == Heartbeat(None, 0.0, 0.0)
+        assert script.now() == Heartbeat(None, 0.0, 0.0, True)
+        reached = True
+        clock.s += 2.0
+        assert script.now() == Heartbeat(None, 2.0, 2.0, True), "what was before is nobody's fault"
 
 
 def test_who_takes_over_from_a_lost_rank_has_a_limit_of_its_own(clock: Clock) -> None:

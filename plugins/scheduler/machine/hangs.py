@@ -35,8 +35,9 @@ class Hangs:
 
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue
-        self.asked: dict[tuple[JobId, int], Asked] = {}
-        """By job and epoch."""
+        self.asked: dict[tuple[JobId, int, bool], Asked] = {}
+        """By job, epoch, and whether ranks themselves show it: an aggregator takes a rank that waits for a neighbour
+        before its push for one that is stuck, and its host knows better."""
         self.over_s: dict[tuple[JobId, int, HostId], float] = {}
         """Since when a host is known to have reported the end of its ranks."""
 
@@ -44,9 +45,9 @@ class Hangs:
         job = self._looked_after(event.job, event.epoch)
         if job is None or job.spec.hang_s is None:
             return ()
-        recent = self._recent(job, now_s)
+        recent = self._recent(job, False, now_s)
         rank = stuck(event.ranks, job.spec.workers, event.waits_s, job.spec.hang_s, recent)
-        return () if rank is None else self._told(job, rank, event.waits_s, "", now_s)
+        return () if rank is None else self._told(job, StuckRank(rank, event.waits_s, ""), now_s)
 
     def answered(self, id: JobId, epoch: int, answers: Mapping[HostId, GangNowAnswer], now_s: float) -> Sequence[Send]:
         """What the hosts of a gang say of its ranks. One that is missing, or cannot say: nothing is decided."""
@@ -55,11 +56,10 @@ class Hangs:
             return ()
         ranks = [rank for answer in answers.values() if answer.known for rank in answer.ranks]
         ranks += self._over(job, now_s)
-        stepped = any(answer.stepped for answer in answers.values())
-        found = judged(ranks, job.spec.workers, job.spec.hang_s, stepped, gang_of(job.spec) in self.queue.models.steps)
+        found = judged(ranks, job.spec.workers, job.spec.hang_s, gang_of(job.spec) in self.queue.models.steps)
         match found:
-            case StuckRank(rank, waits_s, why):
-                return self._told(job, rank, waits_s, why, now_s)
+            case StuckRank():
+                return self._told(job, found, now_s)
             case StuckGang():
                 return self._all_told(job, found, now_s)
             case None:
@@ -76,34 +76,36 @@ class Hangs:
         ]
 
     def _looked_after(self, id: JobId, epoch: int) -> Job | None:
-        self.asked = {key: asked for key, asked in self.asked.items() if self._runs(*key)}
+        self.asked = {key: asked for key, asked in self.asked.items() if self._runs(*key[:2])}
         self.over_s = {key: at_s for key, at_s in self.over_s.items() if self._runs(*key[:2])}
         job = self.queue.jobs.get(id)
         if job is None or job.spec.hang_s is None or not steady(job, epoch) or is_beside(job):
             return None
         return job
 
-    def _recent(self, job: Job, now_s: float) -> Asked:
-        known = self.asked.get((job.id, job.epoch), {})
+    def _recent(self, job: Job, shown: bool, now_s: float) -> Asked:
+        known = self.asked.get((job.id, job.epoch, shown), {})
         return {rank: at_s for rank, at_s in known.items() if now_s - at_s < (job.spec.hang_s or 0.0)}
 
-    def _told(self, job: Job, rank: int, waits_s: float, why: str, now_s: float) -> Sequence[Send]:
-        recent = self._recent(job, now_s)
+    def _told(self, job: Job, found: StuckRank, now_s: float) -> Sequence[Send]:
+        """`why` is empty when who sums says so."""
+        rank, waits_s, why = found
+        shown = bool(why)
+        recent = self._recent(job, shown, now_s)
         if rank in recent or any(now_s - at_s < NEXT_S for at_s in recent.values()):
             return ()
         place = next((place for place in job.places if rank in place.ranks), None)
         if place is None:
             return ()
-        self.asked[job.id, job.epoch] = {**recent, rank: now_s}
+        self.asked[job.id, job.epoch, shown] = {**recent, rank: now_s}
         hangs = RankHangs(job.id, job.epoch, rank, waits_s, why)
         return [*self._stacks(job, place.host), Send(place.host, hangs, HEARD_S)]
 
     def _all_told(self, job: Job, found: StuckGang, now_s: float) -> Sequence[Send]:
-        recent = self._recent(job, now_s)
-        if recent:
+        if self._recent(job, True, now_s):
             return ()
         place = min((place for place in job.places if place.host not in job.codes), key=lambda place: place.ranks)
-        self.asked[job.id, job.epoch] = {place.ranks[0]: now_s}
+        self.asked[job.id, job.epoch, True] = {place.ranks[0]: now_s}
         stands = GangStands(job.id, job.epoch, found.quiet_s, found.why)
         return [*self._stacks(job, place.host), Send(place.host, stands, HEARD_S)]
 

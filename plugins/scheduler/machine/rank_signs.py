@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from covey.core import HostId, JobId
-from covey.wire import heartbeat_s
 from plugins.facts import HeartbeatHeard
 from plugins.scheduler.machine.job_table import JobTable
 from plugins.scheduler.machine.jobs import Job
@@ -20,9 +19,6 @@ from plugins.scheduler.policy.shared import is_part
 
 STOOD_S = 5.0
 """Between two seconds of an agent that was not suspended."""
-SILENT = 3.0
-"""Heartbeats that may be missing before a process is taken to be silent: then nobody knows for whom it waits."""
-
 Grant = tuple[JobId, int]
 Rank = tuple[JobId, int, int]
 """Job, epoch, number."""
@@ -42,6 +38,7 @@ class Signs(msgspec.Struct, frozen=True):
     sign_s: float
     waits_since_s: float | None
     heard_s: float
+    begun: bool
 
 
 def is_beside(job: Job) -> bool:
@@ -65,7 +62,7 @@ class RankSigns:
 
     def heard(self, fact: HeartbeatHeard, now_s: float) -> None:
         waits_since_s = now_s - fact.waits_s if fact.waits_s > 0 else None
-        signs = Signs(fact.step, now_s - fact.quiet_s, waits_since_s, now_s)
+        signs = Signs(fact.step, now_s - fact.quiet_s, waits_since_s, now_s, fact.begun)
         self.signs.setdefault((fact.job, fact.epoch, fact.rank), {})[fact.pid] = signs
 
     def second(self, now_s: float, running: Mapping[Grant, Mapping[int, int]], led: bool) -> None:
@@ -95,11 +92,13 @@ class RankSigns:
         return known
 
     def now(self, job: Job, connected: Collection[int], now_s: float) -> GangNowAnswer:
-        """`connected`: ranks of it with a process that has joined."""
+        """`connected`: ranks of it with a process that has joined. One that said that it waits is believed for as long
+        as it may stand still: on a busy machine heartbeats are late, and one that is suspended while it waits says no
+        more."""
         place, calm = job.place_on(self.here), self._calm.get((job.id, job.epoch))
         if place is None or calm is None or self._calm_s is None or not steady(job, job.epoch):
             return GangNowAnswer(False)
-        since_s, silent_s = max(calm[1], self._calm_s), SILENT * heartbeat_s(job.spec.hang_s)
+        since_s, silent_s = max(calm[1], self._calm_s), job.spec.hang_s or 0.0
         found = []
         for rank in place.ranks:
             key = job.id, job.epoch, rank
@@ -113,7 +112,7 @@ class RankSigns:
             waits = [
                 now_s - max(new_s, each.waits_since_s)
                 for each in signs
-                if each.waits_since_s is not None and now_s - each.heard_s <= silent_s and says
+                if each.waits_since_s is not None and now_s - each.heard_s < silent_s and says
             ]
             found.append(
                 RankNow(
@@ -124,9 +123,10 @@ class RankSigns:
                     step=max(steps, default=None),
                     quiet_s=None if quiet_s is None else max(0.0, quiet_s),
                     waits_s=max(0.0, *waits) if waits else 0.0,
+                    begun=any(each.begun for each in signs),
                 )
             )
-        return GangNowAnswer(True, tuple(found), any(each.step is not None for each in found))
+        return GangNowAnswer(True, tuple(found))
 
 
 def steady(job: Job, epoch: int) -> bool:

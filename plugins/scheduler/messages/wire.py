@@ -202,6 +202,8 @@ class RankNow(msgspec.Struct, frozen=True):
     """Since its last sign of life; None: it does not say."""
     waits_s: Age = 0.0
     """For so long it has waited for other ranks; 0: it does not, or does not say."""
+    begun: bool = False
+    """It did a step, or had the result of a tensor."""
 
 
 class GangNow(Message, frozen=True, tag="GangNow"):
@@ -215,8 +217,6 @@ class GangNowAnswer(Message, frozen=True, tag="GangNowAnswer"):
     known: bool
     """False: nothing can be said now; they are on their way, or are ended there."""
     ranks: Annotated[tuple[RankNow, ...], Meta(max_length=4096)] = ()
-    stepped: bool = False
-    """Some rank there did a step under this epoch."""
 
 
 class GangStands(Message, frozen=True, tag="GangStands"):

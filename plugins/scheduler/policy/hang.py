@@ -23,7 +23,8 @@ LATE_SHARE = 0.1
 LATE_BEYOND = 3.0
 """So many times as long as for any other host: where all are waited for in turn none is to blame."""
 FIRST_STEP = 3.0
-"""So many times as long a gang may take for the first step of a start: what it compiles, loads and reads again."""
+"""So many times as long a gang may take for the first step or sum of a start: for what it compiles, loads and prepares,
+often on one rank for all."""
 
 
 class RankSeen(Protocol):
@@ -43,6 +44,8 @@ class RankSeen(Protocol):
     def quiet_s(self) -> float | None: ...
     @property
     def waits_s(self) -> float: ...
+    @property
+    def begun(self) -> bool: ...
 
 
 class StuckRank(NamedTuple):
@@ -70,35 +73,33 @@ def stuck(
     return min((rank for rank in missing if rank not in asked), default=None)
 
 
-def judged(
-    ranks: Sequence[RankSeen], workers: int, hang_s: float, stepped: bool, stepped_before: bool
-) -> StuckRank | StuckGang | None:
-    """Who is stuck, of a gang of which every host answered; None: nobody, or nothing can be said. `stepped`: a rank did
-    a step in this start; `stepped_before`: in an earlier start of the job."""
+def judged(ranks: Sequence[RankSeen], workers: int, hang_s: float, steps_before: bool) -> StuckRank | StuckGang | None:
+    """Who is stuck, of a gang of which every host answered; None: nobody, or nothing can be said. `steps_before`: an
+    earlier one like it reported steps."""
     if len(ranks) < workers:
         return None
-    waiting = [rank for rank in ranks if rank.waits_s >= hang_s]
-    rest = [rank for rank in ranks if rank.waits_s < hang_s]
+    limit_s = hang_s if any(rank.begun for rank in ranks) else FIRST_STEP * hang_s
+    waiting = [rank for rank in ranks if rank.waits_s >= limit_s]
+    rest = [rank for rank in ranks if rank.waits_s < limit_s]
     if waiting and rest:
-        return _awaited(waiting, rest, hang_s)
+        return _awaited(waiting, rest, limit_s)
     if waiting:
         waits_s = min(rank.waits_s for rank in waiting)
         return StuckGang(waits_s, f"all ranks have waited {format_seconds(waits_s)} for one another in tensors")
-    if stepped or stepped_before:
-        return _still(ranks, hang_s if stepped else FIRST_STEP * hang_s)
-    return None
+    stepped = any(rank.step is not None for rank in ranks)
+    return _still(ranks, limit_s) if stepped or steps_before else None
 
 
-def _awaited(waiting: Sequence[RankSeen], rest: Sequence[RankSeen], hang_s: float) -> StuckRank | StuckGang | None:
+def _awaited(waiting: Sequence[RankSeen], rest: Sequence[RankSeen], limit_s: float) -> StuckRank | StuckGang | None:
     waits_s = min(rank.waits_s for rank in waiting)
     for rank in sorted(rest, key=lambda rank: rank.rank):
-        if rank.age_s < hang_s or not rank.runs:
+        if rank.age_s < limit_s or not rank.runs:
             continue
         if not rank.says:
             return StuckRank(rank.rank, waits_s, "it has not joined its agent")
-        if rank.quiet_s is not None and rank.quiet_s >= hang_s:
+        if rank.quiet_s is not None and rank.quiet_s >= limit_s:
             return StuckRank(rank.rank, waits_s, f"its last sign of life is {format_seconds(rank.quiet_s)} old")
-    if all(not rank.runs and rank.age_s >= hang_s for rank in rest):
+    if all(not rank.runs and rank.age_s >= limit_s for rank in rest):
         gone = ", ".join(str(rank.rank) for rank in rest)
         return StuckGang(waits_s, f"the others wait for rank {gone}, of which there is no process any more")
     return None

@@ -134,7 +134,7 @@ class StuckRanks:
         age, hang_s = self.signs.ages.get(key), job.spec.hang_s
         if age is None or not age.pid or hang_s is None or min(said.waits_s, now_s - age.since_s) < hang_s:
             return
-        if self._is_alive(job, hang_s, said.rank):
+        if self._is_alive(job, hang_s, said.rank) or self._waits_itself(job, said.rank):
             return
         self.signs.ages[key] = RankAge(age.pid, now_s)  # what ends it is on its way
         waited = format_seconds(said.waits_s)
@@ -165,6 +165,10 @@ class StuckRanks:
         ranks = self.gang_now(job.id, job.epoch).ranks
         each = [found for found in ranks if rank in (None, found.rank) and found.says]
         return any(found.quiet_s is not None and found.quiet_s < hang_s for found in each)
+
+    def _waits_itself(self, job: Job, rank: int) -> bool:
+        """Whether this rank here says that it waits for another one."""
+        return any(found.rank == rank and found.waits_s > 0 for found in self.gang_now(job.id, job.epoch).ranks)
 
     async def _keep_stacks(self, job: Job) -> None:
         now_s = self.host.env.clock.now_s()

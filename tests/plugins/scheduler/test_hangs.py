@@ -138,7 +138,7 @@ def test_a_rank_is_not_ended_on_the_word_of_another_host(
 
 
 def says(rank: int, quiet_s: float = 60.0, step: int | None = 7, waits_s: float = 0.0, age_s: float = 900.0) -> RankNow:
-    return RankNow(rank, True, age_s, True, step, quiet_s, waits_s)
+    return RankNow(rank, True, age_s, True, step, quiet_s, waits_s, step is not None)
 
 
 def waits(rank: int, waits_s: float = 40.0) -> RankNow:
@@ -155,7 +155,7 @@ def over(rank: int, age_s: float = 900.0) -> RankNow:
 
 
 def verdict(*ranks: RankNow, hang_s: float = 30.0, before: bool = False) -> StuckRank | StuckGang | None:
-    return judged(ranks, len(ranks), hang_s, any(rank.step is not None for rank in ranks), before)
+    return judged(ranks, len(ranks), hang_s, before)
 
 
 def named(found: StuckRank | StuckGang | None) -> int | None:
@@ -194,6 +194,13 @@ def test_where_all_stand_still_the_one_behind_is_stuck() -> None:
 
 
 def test_a_first_step_may_take_three_times_as_long() -> None:
+    loads = says(1, step=None, quiet_s=80.0)
+    waiting = RankNow(0, True, 900.0, True, None, 80.0, 80.0)
+    assert verdict(waiting, loads) is None, "one rank prepares the data for all"
+    waiting = RankNow(0, True, 900.0, True, None, 95.0, 95.0)
+    assert named(verdict(waiting, says(1, step=None, quiet_s=91.0))) == 1
+    assert named(verdict(waiting, silent(1))) == 1
+    assert named(verdict(waiting, msgspec.structs.replace(loads, begun=True))) == 1, "it has had a sum"
     new = [says(rank, step=None, quiet_s=80.0) for rank in range(2)]
     assert verdict(*new, before=True) is None, "it may compile"
     late = [says(rank, step=None, quiet_s=91.0) for rank in range(2)]
@@ -203,7 +210,7 @@ def test_a_first_step_may_take_three_times_as_long() -> None:
 
 def test_of_a_gang_that_says_nothing_nothing_is_known() -> None:
     assert verdict(silent(0), silent(1)) is None and verdict(silent(0), silent(1), before=True) is None
-    assert judged([says(0)], 2, 30.0, True, True) is None, "a host did not answer"
+    assert judged([says(0)], 2, 30.0, True) is None, "a host did not answer"
 
 
 @given(
@@ -217,13 +224,14 @@ def test_of_a_gang_that_says_nothing_nothing_is_known() -> None:
             step=st.none() | st.integers(0, 3),
             quiet_s=st.none() | st.floats(0, 1e3),
             waits_s=st.floats(0, 29.0),
+            begun=st.booleans(),
         ),
         min_size=1,
         max_size=6,
     )
 )
 def test_nobody_younger_than_the_limit_is_ever_stuck(ranks: list[RankNow]) -> None:
-    assert judged(ranks, len(ranks), 30.0, True, True) is None
+    assert judged(ranks, len(ranks), 30.0, True) is None
 
 
 # ---- the machine of a gang's first host ------------------------------------------------------------------------------
@@ -234,11 +242,7 @@ class Answering(Waiting):
 
     def answer(self, *ranks: RankNow, after_s: float = 1.0, but: HostId | None = None) -> list[Send]:
         self.now_s += after_s
-        answers = {
-            host: GangNowAnswer(True, of, any(rank.step is not None for rank in of))
-            for host, of in ((H1, ranks[:2]), (H2, ranks[2:]))
-            if host != but
-        }
+        answers = {host: GangNowAnswer(True, of) for host, of in ((H1, ranks[:2]), (H2, ranks[2:])) if host != but}
         return list(self.machine.answered(self.told.id, 1, answers, self.now_s))
 
 
@@ -302,7 +306,7 @@ class Watched:
             self.signs.second(self.now_s, running, led)
 
     def hear(self, rank: int, quiet_s: float, waits_s: float = 0.0, pid: int = 0, step: int | None = 5) -> None:
-        said = HeartbeatHeard(self.told.id, 1, rank, pid or 100 + rank, step, quiet_s, waits_s)
+        said = HeartbeatHeard(self.told.id, 1, rank, pid or 100 + rank, step, quiet_s, waits_s, True)
         self.signs.heard(said, self.now_s)
 
     def now(self, *connected: int) -> dict[int, RankNow]:
@@ -314,9 +318,11 @@ def test_a_host_counts_on_from_what_it_heard_last() -> None:
     it = Watched()
     it.hear(0, quiet_s=3.0, waits_s=2.0)
     it.pass_s(5)
-    assert it.now(0) == {0: RankNow(0, True, 104.0, True, 5, 8.0, 7.0), 1: RankNow(1, True, 104.0, False)}
-    it.pass_s(10)
-    assert it.now(0)[0] == RankNow(0, True, 114.0, True, 5, 18.0, 0.0), "silent: nobody knows for whom it waits"
+    assert it.now(0) == {0: RankNow(0, True, 104.0, True, 5, 8.0, 7.0, True), 1: RankNow(1, True, 104.0, False)}
+    it.pass_s(24)
+    assert it.now(0)[0].waits_s == 31.0, "its heartbeats are late"
+    it.pass_s(1)
+    assert it.now(0)[0] == RankNow(0, True, 129.0, True, 5, 33.0, 0.0, True), "silent: nobody knows for whom it waits"
     it.hear(0, quiet_s=2.0, pid=77)
     assert it.now(0)[0].quiet_s == 2.0, "another process of this rank"
     assert not it.now()[0].says, "it closed its connection"
@@ -369,6 +375,10 @@ class Peer:
         self.rank, self.epoch = rank, epoch
 
 
+def heartbeat(rank: int, step: int | None, quiet_s: float, waits_s: float) -> HeartbeatHeard:
+    return HeartbeatHeard(J1, 1, rank, 100 + rank, step, quiet_s, waits_s, step is not None)
+
+
 def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
     """A gang with a rank on each of h1 and h2. `beats(rank, now_s)`: each second, a heartbeat's step, quiet and waits
     or None."""
@@ -386,7 +396,7 @@ def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
         for second in range(round(s)):
             for rank, host in where.items():
                 if (beat := beats(rank, second)) is not None and (J1, 1) in rack.hosts[host].runner.running():
-                    rack.hosts[host].publish(HeartbeatHeard(J1, 1, rank, 100 + rank, *beat))
+                    rack.hosts[host].publish(heartbeat(rank, *beat))
             await asyncio.sleep(1.0)
         view = await rack["h3"].call("job", id="j1")
         rack.check()
@@ -397,7 +407,7 @@ def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
 
 
 def test_a_rank_that_hangs_in_its_imports_is_ended() -> None:
-    rack, _ = lived(lambda rank, s: (None, s, s) if rank == 0 else None)
+    rack, _ = lived(lambda rank, s: (None, s, s) if rank == 0 else None, s=80.0)
     host = rack.job("j1").places[1].host
     stacks, (*ended, why), *_ = rack.hosts[host].runner.stuck
     assert (
@@ -425,3 +435,32 @@ def test_one_that_steps_evaluates_or_says_nothing_is_left_alone() -> None:
     assert view.state == "running" and view.hang_unseen == "--hang sees nothing of this job: it reports no steps"
     _, view = lived(lambda rank, s: (None, s, 0.0), s=90.0)
     assert view.state == "running" and view.hang_unseen.endswith("it has reported no step yet")
+
+
+def test_a_rank_that_waits_for_a_neighbour_is_not_ended_for_an_aggregator() -> None:
+    """It has not pushed, since a neighbour of its does not keep what is its own; an aggregator sees no difference."""
+
+    async def story() -> Any:
+        rack = Rack({"h1": 2, "h2": 0, "h3": 0})
+        await rack.start()
+        spec = {"argv": ["train"], "workers": 2, "gpus_per_worker": 1, "hang_s": 20.0, "pack": "host"}
+        await rack["h3"].call("submit", spec=spec)
+        await until(lambda: rack["h1"].machine.ranks)
+        rack["h1"].peers = lambda job: [Peer(0), Peer(1)]  # type: ignore[method-assign]
+        for second in range(26):
+            rack["h1"].publish(heartbeat(0, 7, second, second + 0.1))
+            await asyncio.sleep(1.0)
+        for rank in (0, 1):
+            await rack["h2"].send("scheduler", H1, RankHangs(J1, 1, rank, 24.0), 1.0)
+        await asyncio.sleep(STACKS_S + 1.0)
+        rack.stop()
+        return [said[2] for said in rack["h1"].runner.stuck if len(said) > 2]
+
+    assert set(play(story())) == {1}
+
+
+def test_what_an_aggregator_asks_for_in_vain_hides_nobody_who_is_stuck() -> None:
+    it = Answering(hang_s=5.0)
+    for _ in range(3):
+        assert asked(it.wait(0, 3, after_s=6.0)) == [(H1, 0)], "it waits for rank 3, and its host leaves it alone"
+    assert asked(it.answer(waits(0), waits(1), waits(2), says(3))) == [(H2, 3)]
