@@ -54,8 +54,8 @@ from covey.wire import AggregatorAt
 
 BARRIER, LEAVE = "covey/barrier", "covey/leave"
 LEAVE_S = 60.0
-"""How long a rank that is done waits for the others, seconds. Longer than any takeover by another aggregator; it runs
-out only when an aggregator dies after it told some ranks, and not all, that every rank is done."""
+"""How long a rank that is done waits for the others, s. Longer than any takeover; it runs out only when an aggregator
+dies after it told some ranks, and not all, that every rank is done."""
 
 
 class TensorError(RuntimeError):
