@@ -11,8 +11,8 @@
 
 Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly
 one contribution per rank, in a fixed order of additions (`covey.sum_order`), in whatever order they arrive and however
-often the aggregator is replaced. Rounds of different names may be under way at once, from several threads. Tensors are
-of float32, float64, float16 or bfloat16; the last two are added in float32 and rounded once (`covey.tensor_types`).
+often the aggregator is replaced. Rounds of different names may be under way at once, from several threads. Of types:
+float32, float64, float16 or bfloat16; the last two are added in float32 and rounded once (`covey.tensor_types`).
 
 Where all ranks of the job are on one host they need no aggregator: they add in memory that they share. Otherwise, or
 where a rank cannot, tensors go to an aggregator by TCP. The bits are the same.
@@ -59,8 +59,7 @@ dies after it told some ranks, and not all, that every rank is done."""
 
 
 class TensorError(RuntimeError):
-    """This tensor is not added (shapes differ between ranks, the aggregator has no memory, shared memory was
-    overwritten), or the client was closed."""
+    """This tensor is not added (shapes differ, no memory, shared memory was overwritten), or the client was closed."""
 
 
 class TensorHandle:
