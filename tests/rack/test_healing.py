@@ -17,7 +17,7 @@ from tests.rack.living_rack import EXAMPLES, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 
-STEPS, STEP_S = 400, 0.01
+STEPS, STEP_S = 600, 0.01
 SCRIPT = EXAMPLES / "healing.py"
 OPTIONS = f"--steps={STEPS}", f"--step-seconds={STEP_S}"
 
