@@ -98,10 +98,8 @@ class FaultedMemory:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, _F_SETSIG, LOST_SIGNAL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-    def _stop_watching(self) -> None:
-        lifeline = self._lifeline.fileno()
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) & ~os.O_ASYNC)
+        self._stop_watching = weakref.finalize(self, _unwatched, lifeline)
+        """Also before anything of this is closed because nobody uses it any more, or the script ends."""
 
     def ask(self, question: AskArray) -> ArrayDone:
         """One at a time. It is asked again of a pager that took over. RemoteMemoryError without an answer in time."""
@@ -163,7 +161,7 @@ class FaultedMemory:
         with contextlib.suppress(OSError):
             self._kept.close()
         if not _take_addresses(self._at, len(self.view)):
-            _never_unmapped.append(self.view)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.view))  # never unmapped: something else lies there by now
 
     def __del__(self) -> None:
         """Nobody has a view of it any more: the pager hears that, and brings home what was written."""
@@ -177,6 +175,11 @@ def _address(view: mmap.mmap) -> int:
     return int(numpy.frombuffer(view, numpy.uint8).ctypes.data)
 
 
+def _unwatched(lifeline: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) & ~os.O_ASYNC)
+
+
 _served: "weakref.WeakSet[FaultedMemory]" = weakref.WeakSet()
 
 
@@ -187,18 +190,26 @@ def _in_the_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_the_child)
-_never_unmapped: list[mmap.mmap] = []
 _ONLY_IF_FREE, _NO_RESERVE, _PRIVATE_ANONYMOUS = 0x100000, 0x4000, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 """MAP_FIXED_NOREPLACE, MAP_NORESERVE."""
 
 
 def _take_addresses(address: int, size: int) -> bool:
-    """Memory that nobody may touch, there; False: something else is there already."""
+    """Memory that nobody may touch, there; False: something came to lie in a part of it already, and the rest is
+    taken."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     flags = _ONLY_IF_FREE | _NO_RESERVE | _PRIVATE_ANONYMOUS
-    there = libc.mmap(ctypes.c_void_p(address), ctypes.c_size_t(size), 0, flags, -1, ctypes.c_long(0))
-    return bool(there == address)
+    parts, whole = [(address, size)], True
+    while parts:
+        at, length = parts.pop()
+        there = libc.mmap(ctypes.c_void_p(at), ctypes.c_size_t(length), 0, flags, -1, ctypes.c_long(0))
+        if there != at:
+            whole = False
+            half = length // 2 // mmap.PAGESIZE * mmap.PAGESIZE
+            if half:
+                parts += [(at, half), (at + half, length - half)]
+    return whole
 
 
 def _forbid(view: mmap.mmap) -> None:

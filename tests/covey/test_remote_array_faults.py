@@ -89,7 +89,7 @@ def test_a_script_may_keep_the_array_alone() -> None:
 import gc
 x = RemoteArray(PATH, 2_000_000, "uint8", local_budget="1 MiB").array
 gc.collect()
-signal.alarm(20)                     # a thread that waits for nobody is ended by that, with its script
+signal.alarm(60)                     # a thread that waits for nobody is ended by that, with its script
 x[:] = 7
 assert (x == 7).all()
 half = x[1_000_000:]
@@ -108,11 +108,11 @@ for _ in range(100):
 print("all there", len(os.listdir("/proc/self/fd")))
 """
     with LiveVolume() as volume:
-        assert volume.run(said).startswith("all there")
+        assert volume.run(said, within_s=90.0).startswith("all there")
         until(lambda: len(volume.pagers()) == 1)
 
 
-@pytest.mark.parametrize("kept", ["array = ", "x = "], ids=["the object", "a view alone"])
+@pytest.mark.parametrize("kept", ["array = ", "x = "], ids=["object", "view"])
 def test_nothing_of_a_childs_own_comes_to_lie_where_the_array_was(kept: str) -> None:
     """Its memory is not there after a fork; whatever came there instead would go with the array, or be read as it."""
     said = f"""
