@@ -460,6 +460,21 @@ async def test_what_a_process_before_left_unsynced_is_written_anew_before_a_flus
         await die(again)
 
 
+async def test_the_writer_is_told_to_sync_a_segment_that_is_about_to_go() -> None:
+    """A flush was about what is in it; what is newer stands in the ring alone."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p3=1)
+        await spill.written(1)
+        RUNNING[id(spill)].cancel()
+        await asyncio.sleep(0)
+        segment = spill.log.segments[0]
+        put(spill, 2, p3=2)
+        spill.log.emptied(segment)
+        assert segment.slot in spill.keeper._to_sync(spill.log.batch).slots
+        await die(spill)
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
