@@ -134,7 +134,7 @@ async def test_a_disk_without_room_holds_a_conversion_up_and_says_so() -> None:
         assert await read(await work, 0, PAGES) == words
 
 
-async def test_a_volume_told_to_end_while_it_converts_leaves_its_lenders_to_the_next_process() -> None:
+async def test_a_volume_told_to_end_while_it_converts_leaves_its_lenders_to_the_next() -> None:
     """It has not asked them yet what they hold that the disk has not."""
     async with a_bench() as bench:
         await old_volume(bench)

@@ -236,7 +236,7 @@ async def test_a_page_that_rotted_moves_along_as_lost_and_heals_when_it_is_writt
         assert (await look(await opened(bench, 4, pages=64), 64))[50] == 1
 
 
-async def test_a_sector_that_cannot_be_read_for_a_while_stops_nothing_and_is_not_given_up() -> None:
+async def test_a_sector_that_cannot_be_read_now_stops_nothing_and_is_not_given_up() -> None:
     async with a_bench() as bench:
         read_at, bad = bench.directory.read_at, -1
 
@@ -445,7 +445,7 @@ async def test_copies_that_a_failed_sync_dropped_are_made_again() -> None:
         assert (await look(await opened(bench, 2, pages=64), 64))[50:52] == [46, 47]
 
 
-async def test_what_a_process_before_left_unsynced_is_written_anew_before_a_flush_is_true() -> None:
+async def test_what_a_process_left_unsynced_is_written_anew_before_a_flush_is_true() -> None:
     """Its kernel may have failed to sync that, and will not say so again: it reads well until the power is gone."""
     async with a_bench() as bench:
         spill = await opened(bench, 1)
@@ -458,6 +458,21 @@ async def test_what_a_process_before_left_unsynced_is_written_anew_before_a_flus
         assert again.table.segment_of(again.table.places[3]) != left
         assert (await look(again))[3] == 1
         await die(again)
+
+
+async def test_the_writer_is_told_to_sync_a_segment_that_is_about_to_go() -> None:
+    """A flush was about what is in it; what is newer stands in the ring alone."""
+    async with a_bench() as bench:
+        spill = await opened(bench, 1)
+        put(spill, 1, p3=1)
+        await spill.written(1)
+        RUNNING[id(spill)].cancel()
+        await asyncio.sleep(0)
+        segment = spill.log.segments[0]
+        put(spill, 2, p3=2)
+        spill.log.emptied(segment)
+        assert segment.slot in spill.keeper._to_sync(spill.log.batch).slots
+        await die(spill)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
