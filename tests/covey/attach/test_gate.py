@@ -29,7 +29,7 @@ async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str
     async with running(agent, SATURATED, COVEY_GATE=gate if built else "/nonexistent") as rank:
         told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
         assert told.to.endswith("gate per operator" if built else "gate per module") and told.problem == ""
-        assert await rank.ran(0.5) > 0.8
+        assert await rank.ran_freely() > 0.8
         for epoch, share in enumerate([0.5, 0.1, 1e-9, 0.0], 1):
             await rank.obeyed(RankLimits(epoch, idle=1.0, busy=share, lease_ns=lease(), failsafe=0.5))
             assert await rank.used(1.0) <= share * 1.2 + 0.04
@@ -37,13 +37,13 @@ async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str
         rank.obey(RankLimits(9, idle=0.1, busy=0.1, failsafe=0.5, lease_ns=lease(0.2)))
         await asyncio.sleep(0.3)
         assert await rank.used(1.0) <= 0.63 and await rank.ran(1.0) >= 0.25, "after the lease the failsafe holds"
-        free_ns = lease(2.0)  # longer than a busy machine keeps this test from looking
+        free_ns = lease(3.0)  # longer than a busy machine keeps this test from looking
         await rank.obeyed(RankLimits(10, failsafe=0.5, lease_ns=free_ns))
-        assert await rank.ran(0.5) > 0.8
+        assert await rank.ran_freely() > 0.8
         await asyncio.sleep(max(0.0, (free_ns - time.monotonic_ns()) / 1e9) + 0.2)
         assert await rank.used(1.0) <= 0.63, "who was free for a lease is not free for ever"
         await rank.obeyed(RankLimits(11))
-        assert await rank.ran(0.5) > 0.8
+        assert await rank.ran_freely() > 0.8
         await rank.batches()
         assert not any(batch.gated_ns for batch in (await rank.batches()).batches[-3:])
 
@@ -55,7 +55,7 @@ async def test_a_rank_that_is_stopped_acknowledges_and_goes_on_at_once(agent: Ag
         assert await rank.used(0.5) < 0.05
         await rank.obeyed(RankLimits(2, idle=0.0, busy=0.0, lease_ns=lease()))
         await rank.obeyed(RankLimits(3))
-        assert await rank.ran(0.5) > 0.8
+        assert await rank.ran_freely() > 0.8
 
 
 TELLS = """
