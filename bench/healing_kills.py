@@ -125,6 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = gaps(times, killed)
     deaths = Counter(rank for each in killed for rank in each.ranks)
     others = sum(abs(lost(each) - deaths[rank]) for rank, each in enumerate(times))
+    for rank, each in enumerate(times):
+        if lost(each) != deaths[rank]:
+            newest = [done.incarnation for done in each[-1:]]
+            print(f"  rank {rank}: {lost(each)} processes ended, {deaths[rank]} were killed {newest}", file=sys.stderr)
     same = with_kills == without and '"attempt": 1,' in attempts
     gap_words = "GAP, median | GAP, 9 of 10 | GAP, worst"
     print_head(f"killed | times | median step, ms | {gap_words} | OTHERS | SAMPLES | the same bits")
