@@ -237,21 +237,20 @@ class SimProcesses:
         self._process = process
 
     async def start(self, command: Command) -> "SeenProcess":
-        host = self._process.host
-        await _fork(host)
-        program = host.world.user_program(command.argv)
-        if program is None:
-            raise FileNotFoundError(2, "no such simulated program", command.argv[0] if command.argv else "")
-        await asyncio.sleep(host.world.chance.uniform(0.002, 0.02))
-        child = SimProcess(host, f"{command.argv[0].rpartition('/')[2]}", "user", self._process)
-        host.processes[child.id.pid] = child
-        host.commands[child.id.pid] = command
+        child, program = await self._child(command)
         if command.run:
-            host.runs[command.run] = child
+            self._process.host.runs[command.run] = child
         child.begin(_call(program, child.env, command))
         return SeenProcess(self._process, child, kept=bool(command.run))
 
     async def start_waiting(self, command: Command) -> SimSpare:
+        child, program = await self._child(command)
+        spare = SimSpare(self._process, child)
+        child.begin(spare.work(program))
+        return spare
+
+    async def _child(self, command: Command) -> tuple[SimProcess, UserProgram]:
+        """A process that does nothing yet, and what it is to do."""
         host = self._process.host
         await _fork(host)
         program = host.world.user_program(command.argv)
@@ -261,9 +260,7 @@ class SimProcesses:
         child = SimProcess(host, f"{command.argv[0].rpartition('/')[2]}", "user", self._process)
         host.processes[child.id.pid] = child
         host.commands[child.id.pid] = command
-        spare = SimSpare(self._process, child)
-        child.begin(spare.work(program))
-        return spare
+        return child, program
 
     @property
     def own(self) -> ProcessId:
