@@ -78,6 +78,22 @@ class PageTable:
         slabs = np.unique((parts[:, None] + wide) // slab_pages).tolist()
         return [slab for slab in slabs if places[slab * slab_pages : (slab + 1) * slab_pages].any()]
 
+    def are_zeros(self, first: int, count: int) -> bool:
+        if count == 1:
+            return self.places[first] < LOG
+        return bool(self.all_places[first : first + count].max() < LOG)
+
+    def zero_runs(
+        self, first: int, count: int, most: int, but: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int, bool]]:
+        """A run of pages, `count` of them at least one, cut where zeros begin or end: first page, pages, zeros or not;
+        at most `most` of them. What lies in one of `but`, first page and end of each, is not called zeros."""
+        zeros = self.all_places[first : first + count] < LOG
+        for start, end in but:
+            zeros[max(0, start - first) : max(0, end - first)] = False
+        cuts = [0, *(np.flatnonzero(zeros[1:] != zeros[:-1])[:most] + 1).tolist(), count]
+        return [(first + start, end - start, bool(zeros[start])) for start, end in pairwise(cuts[: most + 1])]
+
     def use(self, page: int) -> None:
         """It is about to be written, by what came before the log."""
         self._used[page // PART_PAGES] = 1

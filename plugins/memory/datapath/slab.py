@@ -150,6 +150,10 @@ class Slabs:
             self._used[index] = found
         return found
 
+    def used(self, first: int, end: int) -> list[SlabMemory]:
+        """Those of numbers `first` to `end` - 1 that were used."""
+        return [slab for index in range(first, end) if (slab := self._used.get(index)) is not None]
+
     def _touched(self, slab: SlabMemory) -> None:
         """One that changed already since somebody was told keeps its stamp."""
         if slab.stamp <= self._told:

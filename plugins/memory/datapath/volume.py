@@ -374,6 +374,21 @@ class Volume:
         slab = self.slabs[first // self.shape.slab_pages]
         return bool(slab.unsure) or self.spill.ever_written(first, count)
 
+    def are_zeros(self, first: int, count: int) -> bool:
+        """Is it known now, without a look at the disk, that all of these pages read as zeros?"""
+        if not self.spill.table.are_zeros(first, 1):
+            return False
+        slab = self._slab_of(first, count)
+        return slab is not None and not slab.unsure and self.spill.table.are_zeros(first, count)
+
+    def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
+        """Runs of these pages that follow one another, at most `most` of them: first page, pages, whether they are
+        known to read as zeros. What a lender may hold newer is not."""
+        size = self.shape.slab_pages
+        slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
+        unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.unsure]
+        return self.spill.table.zero_runs(first, count, most, unsure)
+
     def never_written(self, first: int, count: int) -> bool:
         """Is it known now, without a look at the disk, that none of these pages ever was?"""
         slab = self._slab_of(first, count)
