@@ -249,6 +249,30 @@ class WaitView(msgspec.Struct, frozen=True):
     why: str
 
 
+class LatencyView(msgspec.Struct, frozen=True):
+    """Requests of one kind in the last minute."""
+
+    op: str
+    """`read` or `write`."""
+    answered: str
+    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    requests: int
+    p50_s: float
+    p99_s: float
+
+
+class LinksView(msgspec.Struct, frozen=True):
+    """Places of a volume at lenders, by how their links are."""
+
+    open: int = 0
+    reopening: int = 0
+    """The link ended, and is tried again."""
+    recovering: int = 0
+    """It may hold what the disk does not, and has not answered since the volume's process began anew."""
+    leaving: int = 0
+    """The disk is being brought up to date with what it holds."""
+
+
 class VolumeView(msgspec.Struct, frozen=True):
     volume: str
     host: HostId
@@ -267,6 +291,8 @@ class VolumeView(msgspec.Struct, frozen=True):
     """Reads of what these may hold newer wait, then fail."""
     trouble: str = ""
     """What its disk refuses now, in words."""
+    latencies: tuple[LatencyView, ...] = ()
+    links: LinksView = LinksView()
 
 
 class AggregatorJobView(msgspec.Struct, frozen=True):

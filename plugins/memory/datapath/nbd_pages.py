@@ -139,10 +139,10 @@ class NbdPages:
             await self._write_part(end * page, memoryview(bytes(offset + length - end * page)))
 
     async def _fill(self, offset: int, length: int) -> None:
-        zeros = memoryview(bytes(min(length, REQUEST_PAGES_MAX * self._page)))
-        end = offset + length
+        most, end = REQUEST_PAGES_MAX * self._page, offset + length
+        zeros = memoryview(bytes(min(length, most)))
         while offset < end:
-            run = min(end - offset, len(zeros) - offset % self._page)
+            run = min(end - offset, most - offset % self._page)
             await self._write_part(offset, zeros[:run])
             offset += run
 

@@ -26,6 +26,7 @@ from plugins.memory.messages import (
     ToLender,
 )
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service import measured
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.record import SlabRecord
@@ -154,7 +155,8 @@ class MemoryService(PluginService):
                 "lenders": sorted({place.lender for place in given_up})}  # fmt: skip
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
-        return self.borrowing.volume_views()
+        views = self.borrowing.volume_views()
+        return [measured.completed(view, self.borrowing.volumes[view.volume]) for view in views]
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
         """This host's; with `all` those of every host that answers."""
@@ -174,7 +176,8 @@ class MemoryService(PluginService):
         return answer.slabs if isinstance(answer, SlabsAre) else ()
 
     def metrics(self) -> Mapping[str, float]:
-        return {**self.lending.metrics(), **self.borrowing.metrics()}
+        volumes = self.borrowing.volumes.values()
+        return {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
 
 
 def _volume_name(name: object) -> str:

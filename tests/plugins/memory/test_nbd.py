@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from covey.headers import WireError
 from plugins.memory.datapath import nbdwire
 from plugins.memory.datapath.exports import CLIENTS_MAX
-from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NbdAnswer, NbdCommand, NbdError, NbdOption
+from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdAnswer, NbdCommand, NbdError, NbdOption
 from tests.plugins.memory.nbd import SIZE, connected, exported
 from tests.plugins.memory.ports import PAGE, SHAPE, page, soon
 
@@ -30,7 +30,8 @@ async def test_whatever_is_written_at_whatever_offset_is_read_again(lent: bool) 
             length = min(SIZE - offset, rng.choice((1, 100, PAGE, 3 * PAGE, 20 * PAGE, rng.randrange(1, 60_000))))
             match rng.randrange(4):
                 case 0:
-                    assert await client.ask(NbdCommand.WRITE_ZEROES, offset, length) == 0
+                    flags = rng.choice((0, NO_HOLE))
+                    assert await client.ask(NbdCommand.WRITE_ZEROES, offset, length, flags=flags) == 0
                     model[offset : offset + length] = bytes(length)
                 case 1:
                     assert await client.ask(NbdCommand.TRIM, offset, length) == 0
