@@ -85,7 +85,8 @@ class Map(SlabMessage, frozen=True, tag="Map"):
     """Borrower: I take one."""
 
     slab_bytes: Bytes
-    page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
+    page_bytes: Annotated[int, Meta(ge=512, le=(1 << 16) + 32)]
+    """At most 64 KiB and its seal."""
 
 
 class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):

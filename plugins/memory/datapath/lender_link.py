@@ -19,6 +19,7 @@ from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import LenderLane
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slab_session import Greeting
 from plugins.memory.datapath.slabwire import ATTACHED_BYTES, SESSION_BYTES, SlabHello, SlabOp, Versions
 
@@ -75,6 +76,8 @@ class LenderLinks:
     def __init__(self, env: Env, volume: str, pages: int, page_bytes: int, deadline_s: float) -> None:
         self._env, self._volume = env, volume
         self._pages, self._page_bytes, self._deadline_s = pages, page_bytes, deadline_s
+        self.seal: PageSeal | None = None
+        """What pages are sealed with before they leave; None: nothing."""
         self._links: dict[str, LenderLink] = {}
         self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
 
@@ -134,7 +137,7 @@ class LenderLinks:
 
     def _slab(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:
         short, long = link.lanes
-        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused)
+        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused, self.seal)
         link.slabs[place.index, place.epoch] = slab
         return slab
 
@@ -157,7 +160,8 @@ class LenderLinks:
         return greeting
 
     def _check_size(self, place: OpenPlace, page_bytes: int, slab_bytes: int) -> None:
-        if (page_bytes, slab_bytes) != (self._page_bytes, self._pages * self._page_bytes):
+        size = self._page_bytes if self.seal is None else self.seal.sealed_bytes
+        if (page_bytes, slab_bytes) != (size, self._pages * size):
             raise SlabGone(f"{place.lender} lends {slab_bytes} bytes in pages of {page_bytes}")
 
     async def _attach(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:

@@ -16,6 +16,8 @@ class VolumeRecord(msgspec.Struct, frozen=True):
     slab_bytes: int
     generation: int
     """Counts starts of its process."""
+    key: bytes = b""
+    """Pages are sealed with it before they leave this host; empty: they are not sealed."""
 
 
 record_decoder = msgspec.msgpack.Decoder(VolumeRecord)

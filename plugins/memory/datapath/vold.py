@@ -60,6 +60,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
     """For one request to a lender."""
+    sealed: bool = False
+    """Pages are sealed before they leave this host."""
     uid: int = -1
     """Whose processes may use it; -1: whoever has the token."""
 
@@ -211,7 +213,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
         if server is not None:
             server.tell(frame)
 
-    volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell)
+    volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell, config.sealed)
     exports = Exports(env, volume)
     asked = VolumeControl(volume, exports)
     server = ControlServer(env, config.secret, asked.answer)

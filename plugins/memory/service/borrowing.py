@@ -34,7 +34,7 @@ from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service.open_volume import OpenVolume
+from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
 from plugins.views import SlabView, VolumeView, WaitView
@@ -121,6 +121,7 @@ class Borrowing:
                 token=self._env.entropy(TOKEN_BYTES),
                 uid=owner,
                 process=KnownProcess(self._env.entropy(TOKEN_BYTES)),
+                sealed=settings.seal,
             )
         known = found.known
         self._check_owner(known, owner, what)
@@ -160,6 +161,7 @@ class Borrowing:
             queue_pages=settings.spill_queue_pages,
             deadline_s=settings.remote_deadline_s,
             uid=known.uid,
+            sealed=known.sealed,
         )
 
         async def remember(process: ProcessId) -> None:
@@ -201,12 +203,13 @@ class Borrowing:
             for place in answer.places:
                 after = (place.index, place.epoch)
                 if place.index < slabs:
-                    places.append((place.index, _place(place)))
+                    places.append((place.index, slab_place(place)))
         self._opens(known.volume, "")
         await self._export_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
-        self.dispatch(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, tuple(places)))
+        sizes = known.lent_slab_bytes, known.lent_page_bytes
+        self.dispatch(events.VolumeFound(known.volume, slabs, *sizes, tuple(places)))
 
     async def _export_again(self, name: str, process: ByteProcess) -> None:
         volume = self.volumes.get(name)
@@ -493,7 +496,3 @@ class Borrowing:
             "covey_slabs_unrecovered_total": sum(counts.unrecovered for counts in counted),
             "covey_volumes_in_trouble": sum(bool(counts.trouble) for counts in counted),
         }
-
-
-def _place(place: OpenPlace) -> SlabPlace:
-    return SlabPlace(place.epoch, HostId(place.lender), place.address, place.secret)

@@ -1,6 +1,7 @@
 """Real ports in one process, for tests of the byte path: loopback sockets, files in a directory, a real clock."""
 
 import asyncio
+import os
 import random
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -24,10 +25,13 @@ from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
 from plugins.memory.datapath.volume import Volume
+from plugins.memory.policy.settings import SEAL_BYTES
 
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
 SECRET = b"s" * 16
+SEALED = os.environ.get("COVEY_TEST_SEALED") == "1"
+"""Whether volumes of a bench seal their pages, unless it says otherwise."""
 
 
 class QuietLog:
@@ -148,6 +152,7 @@ class Bench:
         self.store = SlabStore(1 << 30)
         self.server = SlabServer(self.env, self.store)
         self.address = ""
+        self.sealed = SEALED
         self.told: list[Told] = []
         self._listener: Any = None
         self._volumes: list[tuple[Volume, Tasks]] = []
@@ -185,15 +190,16 @@ class Bench:
         await self.lend()
 
     def register(self, index: int, epoch: int = 1, secret: bytes = SECRET) -> OpenPlace:
-        size = SHAPE.slab_bytes
-        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, PAGE, secret))
+        page_bytes = PAGE + SEAL_BYTES * self.sealed
+        size = SHAPE.slab_pages * page_bytes
+        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, page_bytes, secret))
         return OpenPlace(index, epoch, "h2", self.address, secret)
 
     async def volume(self, deadline_s: float = 5.0, queue_pages: int = 512) -> Volume:
         """A process of its own as far as tasks go: `die` ends them without a word."""
         tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
         env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
-        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append)
+        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append, self.sealed)
         self._volumes.append((volume, tasks))
         await volume.open()
         return volume
