@@ -43,6 +43,7 @@ from plugins.memory.machine.members import search_timer
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold, Migrating, counted, rate_text
 from plugins.memory.messages import (
+    AboutSlab,
     Activity,
     CheckActivity,
     Done,
@@ -56,6 +57,7 @@ from plugins.memory.messages import (
     SlabRef,
     ToBorrower,
     ToLender,
+    Unrenewed,
     in_parts,
 )
 from plugins.memory.policy import eviction, placement
@@ -92,6 +94,7 @@ class Borrower:
         self.me, self.hot, self.lease_s = me, hot, lease_s
         self._cold_share, self._drawn, self._choices = cold_share, drawn, choices
         self.volumes: dict[str, BorrowedVolume] = {}
+        self.awaited: set[str] = set()  # volumes whose processes have not said yet which places they have
         self._rng = rng
         self._epoch = boot << 32
         self._peers: tuple[LenderPeer, ...] = ()
@@ -203,14 +206,14 @@ class Borrower:
         if now_s < self._renewed_s + self.lease_s / 3:
             return []
         self._renewed_s = now_s
-        by_lender: dict[HostId, list[SlabRef]] = {}
+        by_lender: dict[tuple[HostId, int], list[SlabRef]] = {}
         for slab in self._all():
             for place in slab.places:
-                by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
+                by_lender.setdefault((place.lender, slab.members), []).append(slab.ref(place.epoch))
             for epoch, lender in slab.left.items():
-                by_lender.setdefault(lender, []).append(slab.ref(epoch))
-        renewed = [(lender, part) for lender, slabs in sorted(by_lender.items()) for part in in_parts(slabs)]
-        return [Send(lender, Renew(part), self.lease_s / 3) for lender, part in renewed]
+                by_lender.setdefault((lender, slab.members), []).append(slab.ref(epoch))
+        renewed = [(*to, part) for to, slabs in sorted(by_lender.items()) for part in in_parts(slabs)]
+        return [Send(lender, Renew(part, members), self.lease_s / 3) for lender, members, part in renewed]
 
     # ---- finding a place ----
 
@@ -241,8 +244,8 @@ class Borrower:
         slab.retries += 1
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s
-        stays = "stays on disk" if slab.members == 1 else "it has a member less"
-        actions: Actions = [LogEvent(slab.subject, event, f"{reason}; {stays}, next try in {pause_s:g} s")]
+        why = f"{reason}; {members.without(slab)}, next try in {pause_s:g} s"
+        actions: Actions = [LogEvent(slab.subject, event, why)]
         return actions + leave_if_evicted(slab)
 
     def _offered(self, slab: BorrowedSlab, host: HostId, slabs: int, now_s: float) -> Actions:
@@ -263,7 +266,7 @@ class Borrower:
         if chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
         slab.search_on(search.requesting(chosen))
-        taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
+        taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes, volume.members)
         equal = sorted(search.offers.values())[-2:] == [search.offers[chosen]] * 2
         best = f"no less room, and {counted(ours[chosen])} of {slab.volume}" if equal else "the most room"
         note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")
@@ -332,8 +335,7 @@ class Borrower:
             return [note, CloseSlab(slab.volume, slab.index, epoch), *leave_if_evicted(slab)]
         if slab.place is None or slab.place.epoch != epoch or slab.is_closing:
             return []
-        instead = members.instead(self.volumes[slab.volume])
-        note = lost_note(slab, slab.place, why, f"{instead}, until another place is found")
+        note = lost_note(slab, slab.place, why, f"{members.instead(slab)}, until another place is found")
         return [note, close(slab, lost=True)]
 
     def _host_lost(self, host: HostId) -> Actions:
@@ -397,18 +399,19 @@ class Borrower:
         match message:
             case CheckActivity():
                 return [Send(sender, self._activity(message), ANSWER_S)]
-            case FreeMem() | MrInfo() | Evict():
+            case FreeMem() | MrInfo() | Evict() | Unrenewed():
                 return self._heard_about_slab(sender, message, now_s)
             case _:
                 assert_never(message)
 
-    def _heard_about_slab(self, sender: HostId, message: FreeMem | MrInfo | Evict, now_s: float) -> Actions:
+    def _heard_about_slab(self, sender: HostId, message: AboutSlab, now_s: float) -> Actions:
         slab = self._slab(message.volume, message.index)
         if slab is None:
-            stale = isinstance(message, Evict) or (isinstance(message, MrInfo) and not message.refused)
-            return [give_back(sender, message)] if stale else []
+            return [] if message.volume in self.awaited else members.not_ours(sender, message)
         search = slab.search
         match message:
+            case Unrenewed():
+                return [members.still_used(slab, sender, message)]
             case Evict():
                 return self._evict(slab, sender, message, now_s)
             case FreeMem():
@@ -461,13 +464,10 @@ class Borrower:
 
     def _volume_found(self, event: VolumeFound, now_s: float) -> Actions:
         """The places are those that the process has open; what it does not have is given back."""
+        self.awaited.discard(event.volume)
         known = self.volumes.get(event.volume)
         if known is None:
-            hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
-            slabs = [BorrowedSlab(event.volume, n, event.members) for n in range(event.slabs * event.members)]
-            cold = self._cold_share * hot or None if event.members == 1 else None
-            known = BorrowedVolume(event.slab_bytes, event.page_bytes, slabs, hot, cold, members=event.members)
-            self.volumes[event.volume] = known
+            known = self.volumes[event.volume] = members.new_volume(event, self.hot, self._cold_share)
         open_now: dict[int, list[SlabPlace]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)
@@ -478,6 +478,7 @@ class Borrower:
         return actions
 
     def _volume_detached(self, name: str) -> Actions:
+        self.awaited.discard(name)
         volume = self.volumes.pop(name, None)
         actions: Actions = []
         for slab in volume.slabs if volume else ():

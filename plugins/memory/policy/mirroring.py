@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 MEMBERS = 2
 """Of each slab of a mirrored volume (`--mirror 2`)."""
+ORPHAN_LEASES = 10
+"""Leases for which a member is kept that nobody renews: the agent that renews it may be away while programs use it, and
+there is no disk to fall back on. A lender that is short of memory does not wait for them."""
 SEARCHES_MAX = 256
 """Searches of one volume that may be under way: a new volume looks for all of its places at once."""
 REBUILD_BYTES_S = 64 << 20
@@ -80,6 +83,11 @@ def acknowledged(whole: Collection[int], has: Collection[int]) -> list[int] | No
 def may_leave(epoch: int, whole: Collection[int], empty: bool) -> bool:
     """May the slab do without this member now? Not without the last whole one, unless nothing was ever written."""
     return empty or any(other != epoch for other in whole) or epoch not in whole
+
+
+def orphan_after_s(lease_s: float, members: int) -> float:
+    """Without a word from its borrower's agent, after which a slab is an orphan."""
+    return lease_s if members == 1 else ORPHAN_LEASES * lease_s
 
 
 def next_pace(old_s: float | None, answered_s: float) -> float:

@@ -25,6 +25,7 @@ from plugins.memory.messages import (
     ToBorrower,
     ToLender,
 )
+from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.lending import Lending
@@ -153,8 +154,9 @@ class MemoryService(PluginService):
         """`volume`."""
         name = _volume_name(arguments.get("volume"))
         given_up = await self.borrowing.give_up(name)
-        return {"volume": name, "slabs": [place.index for place in given_up],
-                "lenders": sorted({place.lender for place in given_up})}  # fmt: skip
+        members = self.borrowing.volumes[name].known.members
+        return {"volume": name, "slabs": sorted({mirroring.slab_of(place.index, members) for place in given_up}),
+                "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
         return self.borrowing.volume_views()

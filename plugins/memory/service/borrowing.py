@@ -80,6 +80,7 @@ class Borrowing:
 
     async def start(self) -> None:
         """Every volume's process is found again, or started again."""
+        self.machine.awaited.update(known.volume for known in self._record.now.volumes)
         for known in self._record.now.volumes:
             self._keep(known)
 
@@ -356,8 +357,7 @@ class Borrowing:
             given_up += answer.places if isinstance(answer, PlaceList) else ()
             more = isinstance(answer, PlaceList) and answer.more
         for place in given_up:
-            why = f"slab {place.index} waits no longer for {place.lender}; pages written there last may read older"
-            self._host.note(f"volume/{name}", "given up", why)
+            self._host.note(f"volume/{name}", "given up", views.given_up_told(place, volume.known.members))
         return given_up
 
     async def export(self, name: str, path: str, end: bool) -> None:

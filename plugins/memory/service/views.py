@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from covey.core import HostId
-from plugins.memory.datapath.control import SlabCounts
+from plugins.memory.datapath.control import OpenPlace, SlabCounts
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import mirroring
 from plugins.memory.service.open_volume import OpenVolume
@@ -66,3 +66,10 @@ def trouble_told(trouble: str, members: int) -> tuple[str, str]:
     if members == 1:
         return ("disk refuses", trouble) if trouble else ("disk well again", "it takes pages")
     return ("not whole", trouble) if trouble else ("whole again", f"every slab in use has {members} whole members")
+
+
+def given_up_told(place: OpenPlace, members: int) -> str:
+    """What the event log of a volume says when a person does not want to wait for a lender."""
+    slab = mirroring.slab_of(place.index, members)
+    cost = "pages written there last may read older" if members == 1 else "what no other member has is lost"
+    return f"slab {slab} waits no longer for {place.lender}; {cost}"
