@@ -1,7 +1,7 @@
 """A volume without a disk under one fault after another, each over and its members whole again before the next: a
 lender or the volume's process dies, a host loses power, is cut off, stops or needs its memory, links are reset, the
-disk that says who is whole refuses. No acknowledged page is lost, older or another's, no two members of a slab lie
-on one host, and afterwards nothing unused is lent."""
+disk that says who is whole refuses; and often the volume's process dies in the middle of that. No acknowledged page is
+lost, older or another's, no two members of a slab lie on one host, and afterwards nothing unused is lent."""
 
 from collections.abc import Callable
 
@@ -50,6 +50,10 @@ def play(rack: SimRack) -> None:
     for _ in range(rack.rng.randint(2, 4)):
         rack.run(rack.rng.uniform(0.5, 8.0))
         strike_one(rack)
+        if rack.rng.random() < 0.5:  # and what its process knows is gone, in the middle of whatever it does about that
+            rack.run(rack.rng.uniform(0.0, 6.0))
+            killed = faults.Kill("program", BORROWER, 0.0, "vol"), faults.Kill("agent", BORROWER, 1.0)
+            faults.strike(rack.world, killed[rack.rng.random() < 0.3])
         rack.run(rack.rng.uniform(6.0, 12.0))
         rack.until(lambda: whole(rack), WHOLE_S, "every slab has two members again")
     rack.until(lambda: not pager.alive, 200.0, "the pager reads everything back")
