@@ -25,7 +25,7 @@ from agent.ports.datagrams import ip_port_text
 from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
 from covey.driven import Driven
-from covey.ports import Address, ByteStream, HeldPort, Listener, Logger, SharedPage
+from covey.ports import ANYBODY, Address, ByteStream, HeldPort, Listener, Logger, SharedPage
 
 SPILL_BYTES = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -37,6 +37,9 @@ SILENCE_MS = 5000
 """TCP_USER_TIMEOUT: bytes that a peer's kernel leaves unacknowledged, or refuses for want of room, this long end the
 connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy host whose
 process is paused for a few seconds must keep its connections."""
+BULK_BYTES = 1 << 20
+"""What the kernel keeps on its way of a unix socket for bulk bytes: with its 208 KB both ends sleep and wake all the
+time. It allows what net.core.wmem_max says."""
 CONNECTIONS_MAX = 2048
 """Accepted per listener; what comes beyond is closed at once."""
 
@@ -280,6 +283,11 @@ class SocketStream(asyncio.BufferedProtocol):
         if self._connected is not None:
             self._connected(self)
 
+    def widen(self) -> None:
+        """It carries bulk bytes over a unix socket."""
+        assert self._transport is not None
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_BYTES)
+
     def eof_received(self) -> bool:
         self._end_with(ConnectionResetError(f"{self.peer} closed the connection"))
         return False
@@ -310,6 +318,8 @@ class SocketListener:
 
     def __init__(self, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], log: Logger) -> None:
         self._accept, self._log = accept, log
+        self.bulk = False
+        """Its unix sockets carry bulk bytes."""
         self._server: asyncio.Server | None = None
         self._tasks: dict[asyncio.Task[None], SocketStream] = {}
         self._unix_path: str | None = None
@@ -323,6 +333,8 @@ class SocketListener:
         if len(self._tasks) >= CONNECTIONS_MAX or self._server is None:
             stream.close()
             return
+        if self.bulk:
+            stream.widen()
         task = asyncio.get_running_loop().create_task(self._serve(stream), name=f"accept {self.address}")
         self._tasks[task] = stream
         task.add_done_callback(self._served)
@@ -376,6 +388,7 @@ class SocketBytes:
         """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
         listener is replaced; a lock on the directory serialises two processes that try at the same moment."""
         listener = SocketListener(accept, self._log)
+        listener.bulk = uid == ANYBODY
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
             bound = bind_unix(bind.removeprefix("unix:"), uid=uid)
