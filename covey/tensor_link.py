@@ -8,7 +8,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 
-from covey.tensorwire import Frame
+from covey.page_pipe import PagePipe
+from covey.splicing import LEAST_BYTES
+from covey.tensorwire import Frame, Payload, is_lasting
 from covey.units import format_seconds
 
 CONNECT_S = 2.0
@@ -95,6 +97,8 @@ class TensorLink:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._read = self._buffer[:0]
         """What came, and was not asked for yet."""
+        self._pipe: PagePipe | None = None
+        self._may_pipe = True
         self._waiting = 0
         """Posted and not sent."""
         self._counting = threading.Lock()
@@ -141,13 +145,37 @@ class TensorLink:
                     continue
                 self.sock.sendall(small, socket.MSG_MORE)
                 small.clear()
-                self.sock.sendall(payload)
+                self._send_large(head, payload)
             if small:
                 self.sock.sendall(small)
             whole = True
         finally:
             if not whole:  # also when a person pressed Ctrl-C
                 self.shut()
+
+    def _send_large(self, head: bytes, payload: Payload) -> None:
+        if not self.near or len(payload) < LEAST_BYTES or not is_lasting(head) or (pipe := self._page_pipe()) is None:
+            self.sock.sendall(payload)
+            return
+        view, descriptor = memoryview(payload), self.sock.fileno()
+        while view.nbytes:
+            try:
+                count = pipe.fill(view)
+            except OSError:  # such memory, a device's perhaps, is copied
+                self._may_pipe = False
+                self.sock.sendall(view)
+                return
+            view = view[count:]
+            while count:
+                count -= pipe.drain(descriptor, count, waits=True)
+
+    def _page_pipe(self) -> PagePipe | None:
+        if self._pipe is None and self._may_pipe:
+            try:
+                self._pipe = PagePipe()
+            except OSError:
+                self._may_pipe = False
+        return self._pipe if self._may_pipe else None
 
     def await_byte(self, ping: Callable[[], Frame]) -> None:
         """Until something arrives. TimeoutError when the peer is silent although asked."""
@@ -194,3 +222,6 @@ class TensorLink:
             self._poster.close()
         with self.lock:
             self.sock.close()
+            if self._pipe is not None:
+                self._pipe.close()
+            self._pipe, self._may_pipe = None, False

@@ -135,6 +135,7 @@ _LENGTH_MAX = {
 }
 _OPS = {int(op): op for op in TensorOp}
 _NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
+_LASTING = frozenset((TensorOp.PUSH, TensorOp.RESULT))
 _WITH_TYPE = frozenset((TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
 
 
@@ -208,6 +209,12 @@ def verify(head: Payload, payload: Payload, near: bool = False) -> None:
     crc = _checksum(memoryview(head)[:_COVERED], payload, near)
     if crc != int.from_bytes(memoryview(head)[_COVERED:], "little"):
         raise TensorWireError("checksum of a frame does not match")
+
+
+def is_lasting(head: Payload) -> bool:
+    """Whether the payload of this frame stays as it is until the other end has read it: what was pushed stays until its
+    result is here, and a result until the round after the next one, for which its rank has to push."""
+    return head[_OP_AT] in _LASTING
 
 
 def _checksum(head: Payload, payload: Payload, near: bool) -> int:

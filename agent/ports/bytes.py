@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent.ports.datagrams import ip_port_text
+from agent.ports.page_lender import PageLender
 from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
 from covey.driven import Driven
@@ -61,6 +62,8 @@ class SocketStream(asyncio.BufferedProtocol):
         self._direct = self._reading_paused = self._writing_paused = False
         self._driver: Driven | None = None
         self._polite = self._held = False
+        self._lender: PageLender | None = None
+        self._lends = True
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
         self.uid = -1
@@ -233,6 +236,31 @@ class SocketStream(asyncio.BufferedProtocol):
         if sent < len(data):
             await self.write(data[sent:])
 
+    async def lend(self, head: bytes, pages: memoryview) -> None:
+        """`covey.splicing.PageStream`."""
+        if self._lender is None and self._lends and self.uid >= 0 and self._transport is not None:
+            try:
+                self._lender = PageLender(self._transport.get_extra_info("socket").fileno())
+            except OSError:
+                self._lends = False
+        if self._lender is None or self._ended is not None:
+            await self.write(head, pages)
+            return
+        await self.write(head)
+        done = False
+        try:
+            await self._lender.send(pages)
+            done = True
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise ConnectionResetError(f"{self.peer} cannot be given pages: {error}") from error
+        finally:
+            if not done:
+                self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+                if self._transport is not None:
+                    self._transport.abort()
+
     def _held_up(self) -> bool:
         return self._writing_paused and self._ended is None
 
@@ -302,6 +330,8 @@ class SocketStream(asyncio.BufferedProtocol):
             self._ended = error
         if self._reader is not None and not self._reader.done():
             self._reader.set_exception(self._ended)
+        if self._lender is not None:
+            self._lender.close()
         for writer in self._writers:
             if not writer.done():
                 writer.set_result(None)

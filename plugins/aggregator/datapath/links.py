@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from covey.ports import ByteStream, Env
+from covey.splicing import LEAST_BYTES, PageStream
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
@@ -24,6 +25,7 @@ from covey.tensorwire import (
     TensorOp,
     TensorWireError,
     frame,
+    is_lasting,
     job_hash,
     parse,
     unpack_opening,
@@ -355,7 +357,11 @@ class WorkerLink:
             self._small += payload
             return
         small, self._small = self._small, bytearray()
-        await self._stream.write(small, head, payload)
+        stream = self._stream
+        if self._near and len(payload) >= LEAST_BYTES and is_lasting(head) and isinstance(stream, PageStream):
+            await stream.lend(bytes(small + head), memoryview(payload))
+        else:
+            await stream.write(small, head, payload)
 
     async def _write_small(self) -> None:
         small, self._small = self._small, bytearray()
