@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from agent.ports.bytes import SocketBytes
 from covey import page_pipe
-from covey.core import HostId, JobId
 from covey.early_copy import EarlyCopy
 from covey.page_pipe import PagePipe
 from covey.ports import ANYBODY, ByteStream
@@ -31,14 +31,12 @@ from covey.tensorwire import (
     parse,
     verify,
 )
-from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.memory import Arena
 from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
 from tests.plugins.aggregator.harness import added
-from tests.plugins.aggregator.loopback import SECRET, AggdThread, Quiet
+from tests.plugins.aggregator.loopback import AggdThread, Quiet
 
 SHAPE = (300_000,)
-FAR = AggregatorAt(JobId("j1"), EPOCH + 1, HostId("h1"), "127.0.0.1:9", SECRET)
 
 
 @pytest.fixture
@@ -106,10 +104,27 @@ def test_an_aggregator_that_is_lost_between_changes_no_bit(near: AggdThread, tmp
         assert results[rank, round] == expected.tobytes(), (rank, round)
 
 
+def test_ranks_here_and_elsewhere_get_each_its_checksum(near: AggdThread) -> None:
+    ranks = Ranks(2)
+    at = near.serve("j1", EPOCH + 1, 2)
+    ranks.clients[0].moved(at)
+    ranks.clients[1].moved(msgspec.structs.replace(at, near=""))
+    results: dict[int, bytes] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        for _ in range(3):
+            results[rank] = client.push_pull("g", deltas(rank, 0, SHAPE)).tobytes()
+        assert near_links(ranks) == [True, False]
+
+    ranks.end(ranks.start(script))
+    expected = added([deltas(each, 0, SHAPE) for each in range(2)], "tree").tobytes()
+    assert set(results.values()) == {expected} and not ranks.lost
+
+
 def test_where_there_is_no_such_socket_ranks_come_over_tcp(near: AggdThread) -> None:
     ranks = Ranks(1)
     at = near.serve("j1", EPOCH + 1, 1)
-    ranks.moved(AggregatorAt(at.job, at.epoch, at.host, at.address, at.secret, near=at.near + ".other"))
+    ranks.moved(msgspec.structs.replace(at, near=at.near + ".other"))
     ranks.end(ranks.start(lambda rank, client: client.barrier()))
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = TensorLink(f"127.0.0.1:{server.getsockname()[1]}", near="/nowhere")
