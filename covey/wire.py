@@ -226,6 +226,8 @@ class Attach(Frame, frozen=True, tag="Attach"):
 
     volume: str
     size_bytes: int
+    mirror: int = 0
+    """2: without a disk, each slab on two other hosts; 0: as it is, or with a disk."""
 
 
 class VolumeAt(Frame, frozen=True, tag="VolumeAt"):

@@ -32,7 +32,7 @@ _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 _MADV_NOHUGEPAGE = 15
 
 
-def _lazy(size: int) -> memoryview:
+def lazy_zeros(size: int) -> memoryview:
     """Zeros that take no memory until they are written. No huge pages: a volume may be used here and there."""
     memory = mmap.mmap(-1, max(mmap.PAGESIZE, size), flags=_LAZY)
     try:
@@ -48,7 +48,7 @@ class PageTable:
 
     def __init__(self, pages: int, stride: int) -> None:
         self.pages, self.stride = pages, stride
-        versions, places, sums = _lazy(8 * pages), _lazy(4 * pages), _lazy(4 * pages)
+        versions, places, sums = lazy_zeros(8 * pages), lazy_zeros(4 * pages), lazy_zeros(4 * pages)
         self._version_bytes = versions
         self.versions, self.places, self.sums = versions.cast("Q"), places.cast("I"), sums.cast("I")
         self.all_versions: NDArray[np.uint64] = np.frombuffer(versions, np.uint64)

@@ -101,7 +101,7 @@ class Volume:
     ):
         self.shape = shape
         self.spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
-        self.slabs = Slabs(shape.pages, shape.slab_pages)
+        self.slabs = Slabs(shape.pages, shape.slab_pages, SlabMemory)
         self.places = Places(env.disk, env.log, prefix)
         self.lenders = Lenders(
             env, self.places, self.spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
@@ -423,6 +423,10 @@ class Volume:
         """Returns when no request uses it and every page it holds is on disk as well."""
         await self._restore()
         await self.lenders.close(self.slab(index), epoch)
+
+    async def give_up(self, index: int, epoch: int, why: str) -> None:
+        """The lender of this place has lost it. ValueError when there is no such slab."""
+        await self.lenders.give_up(self.slab(index), epoch, why)
 
     def slab(self, index: int) -> SlabMemory:
         """ValueError when there is none."""
