@@ -2,13 +2,14 @@
 
     python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases 1 MB,DDP] [--json FILE]
 
-Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
-so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a
-job on several hosts has them (`covey.blocks`), each rank pushing its own; that of its own host by its unix socket. *Together*: so, after the ranks of a host
-have added theirs in memory that they share (`covey.host_rounds`), which is what jobs do. With one rank a host there is
-nothing to add; with several, one owner is left out. In each window the same ranks do a block of rounds through each,
-and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all
-ranks and aggregators together, ms. (Needs root, iproute2 and PyTorch.)
+Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator
+and so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them,
+as a job on several hosts has them (`covey.blocks`), each rank pushing its own; that of its own host by its unix
+socket. *Together*: so, after the ranks of a host have added theirs in memory that they share (`covey.host_rounds`),
+which is what jobs do. With one rank a host there is nothing to add; with several, one owner is left out. In each
+window the same ranks do a block of rounds through each, and again in the other order. ms: median round of rank 0, and
+in times of gloo's. CPU: processor time of a round, all ranks and aggregators together, ms. (Needs root, iproute2 and
+PyTorch.)
 """
 
 import json
