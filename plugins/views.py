@@ -228,7 +228,8 @@ class SlabView(msgspec.Struct, frozen=True):
     borrower: HostId
     state: str
     """`cold` (on disk only), `asking`, `mapped` (a lender serves it), `moving`; `reopening`: its link ended, and is
-    tried again; `recovering`: its volume's process began anew, and its lender has not said yet what it holds; `lost`:
+    tried again; `filling`: it lacks pages that the other member has; `recovering`: its volume's process began anew, and
+    its lender has not said yet what it holds; `lost`:
     no link any more, the disk is being brought up to date."""
     lender: HostId | None
     size_bytes: int
@@ -239,6 +240,9 @@ class SlabView(msgspec.Struct, frozen=True):
     """EWMA of page activity (Infiniswap 2.4.1)."""
     epoch: int
     age_s: float = 0.0
+    member: int = 0
+    """Of a volume without a disk: which of its places for this slab; the state is that one's."""
+    members: int = 1
 
 
 class WaitView(msgspec.Struct, frozen=True):
@@ -290,7 +294,11 @@ class VolumeView(msgspec.Struct, frozen=True):
     waits_for: tuple[WaitView, ...] = ()
     """Reads of what these may hold newer wait, then fail."""
     trouble: str = ""
-    """What its disk refuses now, in words."""
+    """What its disk refuses now, or which slabs lack a member, in words."""
+    members: int = 1
+    """Of each slab; with several there is no disk."""
+    slabs_whole: int = 0
+    """Of a volume without a disk: slabs whose members all hold everything."""
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
 

@@ -21,9 +21,10 @@ Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
-PlaceState = Literal["open", "reopening", "recovering", "leaving"]
-"""Has a working link; its link ended and is being opened again; its lender may hold what the disk does not, and has not
-answered since this process began; the disk is being brought up to date with what it held."""
+PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
+"""Has a working link; likewise, but lacks pages that a member of a slab without a disk must have; its link ended and is
+being opened again; its lender may hold what nobody else does, and has not answered since this process began; the disk
+is being brought up to date with what it held."""
 Secret = Annotated[bytes, Meta(max_length=64)]
 
 

@@ -81,6 +81,11 @@ class LenderLinks:
         self._links: dict[str, LenderLink] = {}
         self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
 
+    @property
+    def refused(self) -> int:
+        """Pages that came back and were not what had been sealed."""
+        return 0 if self.seal is None else self.seal.refused
+
     async def open(self, place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
         """`within_s`: for each step of making a link, when it is less than the deadline of requests."""
         while True:

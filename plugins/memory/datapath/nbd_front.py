@@ -22,6 +22,7 @@ from covey.driven import Part, driven
 from covey.headers import WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import nbdwire
+from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.nbd_pages import NbdPages
 from plugins.memory.datapath.nbdwire import (
     FAST_ZERO,
@@ -38,7 +39,6 @@ from plugins.memory.datapath.nbdwire import (
     NbdOption,
     NbdRequest,
 )
-from plugins.memory.datapath.volume import Volume
 from plugins.memory.datapath.write_buffers import LONG_BYTES
 
 UNDER_WAY_MAX = 256
@@ -65,7 +65,9 @@ class ServedClients:
 class NbdFront:
     """`Driven`."""
 
-    def __init__(self, env: Env, volume: Volume, stream: ByteStream, pages: NbdPages, clients: ServedClients) -> None:
+    def __init__(
+        self, env: Env, volume: AnyVolume, stream: ByteStream, pages: NbdPages, clients: ServedClients
+    ) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._env, self._volume, self._pages, self._clients = env, volume, pages, clients
         self._stream = driven(stream)

@@ -10,8 +10,9 @@ from typing import Any
 
 from covey.ports import Env
 from plugins.memory.datapath import nbdwire
+from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.nbdwire import Extents
-from plugins.memory.datapath.volume import Done, Volume, settle
+from plugins.memory.datapath.volume import Done, settle
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 STATUS_PAGES_MAX = 1 << 19
@@ -22,7 +23,7 @@ _EMPTY = nbdwire.HOLE | nbdwire.ZERO
 class NbdPages:
     """Of one volume, for all connections. `done` of every method is called once, with None or why not."""
 
-    def __init__(self, env: Env, volume: Volume) -> None:
+    def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume
         self._page, self._slab_pages = volume.shape.page_bytes, volume.shape.slab_pages
         self._edges = asyncio.Lock()

@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from plugins.memory.datapath.write_buffers import WriteBuffers
 from plugins.memory.policy.settings import SEAL_BYTES
 
-KEY_BYTES = 32
 TAG_BYTES, SALT_BYTES = 16, 12
 _TRAILER = struct.Struct(f">{SALT_BYTES}sI")
 assert TAG_BYTES + _TRAILER.size == SEAL_BYTES

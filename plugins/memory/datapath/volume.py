@@ -34,8 +34,8 @@ from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.old_layout import Conversion
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.sealing import KEY_BYTES, PageSeal
-from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, record_decoder
+from plugins.memory.datapath.sealing import PageSeal
+from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
 from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill, named
@@ -73,7 +73,7 @@ class Volume:
     ):
         self.shape = shape
         self.spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
-        self.slabs = Slabs(shape.pages, shape.slab_pages)
+        self.slabs = Slabs(shape.pages, shape.slab_pages, SlabMemory)
         self.places = Places(env.disk, env.log, prefix)
         self.lenders = Lenders(
             env, self.places, self.spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
@@ -98,7 +98,8 @@ class Volume:
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size, or are
         damaged. A disk that can be read but not written is no reason not to serve reads."""
-        record = await self._load_record()
+        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
+        record = next_life(known, self.shape, self._sealed, self._env.entropy)
         self._version = self._ours = record.generation << (64 - GENERATION_BITS)
         self._links.seal = PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None
         await self.spill.open(record.generation)
@@ -125,18 +126,6 @@ class Volume:
             slab = self.slabs[index]
             slab.written = self.spill.count_written(slab.first, slab.pages)
             slab.touch()
-
-    async def _load_record(self) -> VolumeRecord:
-        shape = self.shape
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
-        generation, key = 1, self._env.entropy(KEY_BYTES) if self._sealed else b""
-        if known is not None:
-            if (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
-                raise ValueError(f"the disk holds {shape.name} with other sizes: {known}")
-            if bool(known.key) != self._sealed:
-                raise ValueError(f"the disk holds {shape.name} {'' if known.key else 'not '}sealed")
-            generation, key = known.generation + 1, known.key
-        return VolumeRecord(shape.size_bytes, shape.page_bytes, shape.slab_bytes, generation, key)
 
     async def _make_writable(self, record: VolumeRecord) -> None:
         """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
@@ -441,6 +430,10 @@ class Volume:
         await self._restore()
         await self.lenders.close(self.slab(index), epoch)
 
+    async def give_up(self, index: int, epoch: int, why: str) -> None:
+        """The lender of this place has lost it. ValueError when there is no such slab."""
+        await self.lenders.give_up(self.slab(index), epoch, why)
+
     def slab(self, index: int) -> SlabMemory:
         """ValueError when there is none."""
         try:
@@ -474,7 +467,7 @@ class Volume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
-            pages_refused=self._links.seal.refused if self._links.seal is not None else 0,
+            pages_refused=self._links.refused,
         )
 
     @property

@@ -1,11 +1,12 @@
 """A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from covey.core import HostId
 from plugins.memory.datapath.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
 from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.policy import mirroring
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
 
@@ -50,6 +51,20 @@ class OpenVolume:
     def slabs(self) -> int:
         return -(-self.known.size_bytes // self.known.slab_bytes)
 
+    @property
+    def numbers(self) -> int:
+        """Of slabs, as lenders count: each member has its own."""
+        return self.slabs * self.known.members
+
+    def formed(self) -> int:
+        """Slabs whose members all hold everything, as its process said last."""
+        whole = Counter(
+            mirroring.slab_of(number, self.known.members)
+            for number, places in self.places.items()
+            if any(place.state == "open" for place in places)
+        )
+        return sum(count >= self.known.members for count in whole.values())
+
     def since(self) -> tuple[int, int]:
         """What its process is asked to go on from."""
         return (0, 0) if self.counts is None else (self.counts.life, self.counts.upto)
@@ -65,9 +80,9 @@ class OpenVolume:
             self.older.append(counts.latencies)
         self._answers += 1
         self.counts = counts
-        requested = [0] * self.slabs
+        requested = [0] * self.numbers
         for slab in counts.slabs:
-            if slab.index < self.slabs:
+            if slab.index < self.numbers:
                 before = self.counted.get(slab.index)
                 requested[slab.index] = slab.requests - (0 if before is None else before.requests)
             self.counted[slab.index] = slab

@@ -37,6 +37,10 @@ class KnownVolume(msgspec.Struct, frozen=True):
     """Its pages are sealed before they leave this host."""
     exports: tuple[str, ...] = ()
     """Unix sockets where it is offered as a block device."""
+    members: int = 1
+    """Of each slab; with several it has no disk."""
+    formed: bool = False
+    """Of one without a disk: every slab once had all of its members."""
 
     @property
     def lent_page_bytes(self) -> int:

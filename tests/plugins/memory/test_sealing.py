@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from covey.checked import load, save
 from plugins.memory.datapath import sealing
 from plugins.memory.datapath.control import SlabLost
-from plugins.memory.datapath.sealing import KEY_BYTES, SALT_BYTES, PageSeal
-from plugins.memory.datapath.shape import VolumeRecord, record_decoder
+from plugins.memory.datapath.sealing import SALT_BYTES, PageSeal
+from plugins.memory.datapath.shape import KEY_BYTES, VolumeRecord, record_decoder
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.settings import SEAL_BYTES
 from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, page, read, soon, write

@@ -200,7 +200,7 @@ def test_a_process_of_before_that_tells_everything_each_time_is_understood() -> 
 
 
 class Known:
-    size_bytes, slab_bytes = HUGE.size_bytes, HUGE.slab_bytes
+    size_bytes, slab_bytes, members = HUGE.size_bytes, HUGE.slab_bytes, 1
 
 
 # ---- the index -------------------------------------------------------------------------------------------------------
