@@ -1,6 +1,7 @@
 """Real ports in one process, for tests of the byte path: loopback sockets, files in a directory, a real clock."""
 
 import asyncio
+import os
 import random
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -14,16 +15,22 @@ from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.pages import MemfdPages
+from agent.ports.verbs import PyVerbs
 from agent.tasks import Tasks
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
+from covey.verbs import NO_VERBS_HERE
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
+from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
 from plugins.memory.datapath.volume import Shape, Volume
 
+RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
+"""Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
 SECRET = b"s" * 16
@@ -118,6 +125,18 @@ class LocalProcesses:
         return found if found.alive else None
 
 
+def one_sided_first(links: LenderLinks) -> None:
+    """A slab is open when its pages go one-sided, so that no test says something about TCP alone."""
+    opened = links.open
+
+    async def open(place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
+        slab = await opened(place, within_s)
+        await soon(lambda: slab.one_sided or slab.why, 20.0)
+        return slab
+
+    links.open = open  # type: ignore[method-assign]
+
+
 class Bench:
     """Ports, a lender in the same process, and volumes made on demand."""
 
@@ -141,6 +160,7 @@ class Bench:
             probes=cast(Probes, None),
             pages=MemfdPages(),
             run_dir=directory,
+            verbs=PyVerbs() if RDMA else NO_VERBS_HERE,
         )
         self.processes = LocalProcesses(self)
         self.env = Env(**{**self.env.__dict__, "processes": self.processes})
@@ -169,6 +189,9 @@ class Bench:
         """Over the connections there are now: their requests arrive and nothing is done about them."""
         for user in [user for slab in self.store.slabs.values() for user in slab.users]:
             cast(SlabSession, user)._do = lambda asked, slab: None  # type: ignore[method-assign]
+            end = cast(SlabSession, user)._verbs._pair
+            if end is not None:
+                end.pair.close()  # nobody is told
 
     async def mute_lender(self) -> None:
         """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""
@@ -194,6 +217,8 @@ class Bench:
         env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
         volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append)
         self._volumes.append((volume, tasks))
+        if RDMA:
+            one_sided_first(volume._links)
         await volume.open()
         return volume
 
