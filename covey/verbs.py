@@ -102,17 +102,37 @@ STEPS_MAX = 256
 """Of one pair, under way at once."""
 
 
+class VerbsFound(NamedTuple):
+    """`why` there is no RDMA, and what is next; empty: `device` is what there is."""
+
+    device: str
+    why: str
+
+
 class Verbs(Protocol):
+    def look(self, needs_bytes: int) -> VerbsFound:
+        """Without loading or opening anything. `needs_bytes`: of one registration."""
+
     def open(self) -> VerbsDevice:
         """The device that this host has, with a domain of its own; loads what is needed for it. NoVerbs says why there
         is none."""
 
 
+NOT_GIVEN = "this process was given no RDMA"
+
+
 class NoVerbsHere:
-    """Where nobody gave a port."""
+    """Where there is none, and why."""
+
+    def __init__(self, why: str = NOT_GIVEN) -> None:
+        self._why = why
+
+    def look(self, needs_bytes: int) -> VerbsFound:
+        return VerbsFound("", self._why)
 
     def open(self) -> VerbsDevice:
-        raise NoVerbs("this process was given no RDMA")
+        raise NoVerbs(self._why)
 
 
 NO_VERBS_HERE = NoVerbsHere()
+SWITCHED_OFF = NoVerbsHere("it is switched off ([memory] rdma)")

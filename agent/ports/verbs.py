@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from agent.ports.verbs_found import RdmaPort, look, pyverbs_spec
-from covey.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbStep
+from covey.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbsFound, VerbStep
 
 EVENT_FILE = "anon_inode:[infinibandevent]"
 """What the kernel calls the descriptor of a completion channel; pyverbs does not tell its number."""
+CHANNEL_TRIES = 8
 POLLED = 64
 """Completions taken at once."""
 RESPONDER = 4
@@ -34,6 +35,10 @@ class PyVerbs:
 
     def __init__(self) -> None:
         self._opened: OpenedDevice | None = None
+
+    def look(self, needs_bytes: int) -> VerbsFound:
+        found = look(needs_bytes=needs_bytes)
+        return VerbsFound("" if found.port is None else found.port.device, found.why)
 
     def open(self) -> VerbsDevice:
         found = look()
@@ -233,26 +238,19 @@ class PyPair:
 
 
 def _channel(context: Any) -> tuple[Any, int]:
-    """A completion channel and its descriptor: the one of its kind that there was not before."""
+    """A completion channel and its descriptor, which is the lowest that is free."""
     from pyverbs.cq import CompChannel
 
-    before = _event_files()
-    channel = CompChannel(context)
-    new = _event_files() - before
-    if len(new) != 1:
-        raise NoVerbs("the descriptor of a completion channel cannot be told from others")
-    descriptor = new.pop()
-    os.set_blocking(descriptor, False)
-    return channel, descriptor
-
-
-def _event_files() -> set[int]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
+    for _ in range(CHANNEL_TRIES):
+        free = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        os.close(free)
+        channel = CompChannel(context)
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") == EVENT_FILE:
-                found.add(int(name))
-    return found
+            if os.readlink(f"/proc/self/fd/{free}") == EVENT_FILE:
+                os.set_blocking(free, False)
+                return channel, free
+        channel.close()  # something else was closed between, such as garbage
+    raise NoVerbs("the descriptor of a completion channel cannot be found")
 
 
 def _gid_text(gid: bytes) -> str:

@@ -63,7 +63,7 @@ class LenderLink:
         slab = self.slabs.pop((index, epoch), None)
         if slab is not None:
             slab.lost(f"{self.lender} does not lend this slab under epoch {epoch} any more")
-            if self.paired is not None:
+            if self.paired is not None and slab.is_paired:
                 slab.when_idle(self.paired.detach)
             self._close_unused()
 
@@ -72,7 +72,7 @@ class LenderLink:
             del self.slabs[slab.place.index, slab.place.epoch]
             for lane in self.lanes:
                 lane.detach(slab.place)
-            if self.paired is not None:
+            if self.paired is not None and slab.is_paired:
                 self.paired.detach(slab.place)
             self._close_unused()
 

@@ -42,6 +42,8 @@ class RingBytes:
 
     def take(self, size: int) -> int | None:
         """Where `size` bytes in a row are free, and are taken now; None: not now."""
+        if self._begin == self._end:
+            self._begin = self._end = -(-self._end // self._size) * self._size  # all of it is free: in a row
         at = self._end % self._size
         skipped = self._size - at if at + size > self._size else 0
         if self._end + skipped + size - self._begin > self._size:
@@ -210,7 +212,7 @@ class LenderPair:
             return
         left_s = self._posted[0].sent_s + self._deadline_s - self._env.clock.now_s()
         if left_s <= 0:
-            self.end(f"nothing within {self._deadline_s:g} s")
+            self.end(f"did not answer within {self._deadline_s:g} s")
         else:
             self._timed = True
             self._loop.call_later(left_s, self._look)

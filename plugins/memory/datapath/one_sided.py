@@ -81,11 +81,10 @@ class OneSided:
         self._behind: list[SlabAsk] = []
         """In order; each waits for what came before it."""
         self._ended = False
-        self.starts()
 
-    def starts(self) -> None:
-        """What the lender holds by now may be nowhere else."""
-        self._records[:] = self._disk.marks()[0] & MASK
+    def starts(self, held: bytes | bytearray) -> None:
+        """1 in `held` for each page whose newest content the lender has by now: that may be nowhere else."""
+        self._records[np.frombuffer(bytes(held), np.uint8) == 1] = self._disk.marks()[0] & MASK
 
     def ask(self, asked: SlabAsk) -> None:
         if self._blocked(asked):

@@ -84,6 +84,8 @@ class RemoteSlab:
         """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
         """No new requests; those under way may finish."""
+        self.is_paired = False
+        """It was attached over the connection of the queue pair too."""
         self._short, self._long = lanes
         self._broken, self._unused = broken, unused
         self._under_way = self._over_lanes = 0
@@ -225,14 +227,14 @@ class RemoteSlab:
 
     def adopted(self) -> None:
         """The volume uses it from now on."""
-        for each in (self._one_sided, self._joining):
-            if each is not None:
-                each.starts()
+        if self._one_sided is not None:
+            self._one_sided.starts(self.held.flags)
 
     def _join(self) -> None:
         if self._joining is None or self._over_lanes or self.why:
             return
         self._one_sided, self._joining = self._joining, None
+        self._one_sided.starts(self.held.flags)
         gate, self._gate = self._gate, []
         for asked in gate:
             self._one_sided.ask(asked)

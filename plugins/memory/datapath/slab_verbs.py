@@ -81,11 +81,11 @@ class RegisteredSlab:
 class LenderVerbs:
     """The device is opened when the first volume asks. `why` says why one got none; empty: all who asked did."""
 
-    def __init__(self, env: Env, wanted: bool = True) -> None:
+    def __init__(self, env: Env) -> None:
         self.why = self.name = ""
         self.pairs = 0
         """That live."""
-        self._env, self._wanted = env, wanted
+        self._env = env
         self._domains: dict[tuple[str, str], LenderDomain] = {}
         """Borrower and volume ->"""
 
@@ -137,8 +137,6 @@ class LenderVerbs:
             await asyncio.sleep(0)
 
     def _domain(self, borrower: str, volume: str) -> LenderDomain:
-        if not self._wanted:
-            raise NoVerbs("switched off here ([memory] rdma)")
         key = (borrower, volume)
         if key not in self._domains:
             device = self._env.verbs.open()

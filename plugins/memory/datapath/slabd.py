@@ -7,6 +7,7 @@ costs a task and a few hundred bytes, and few such connections are admitted. Aft
 """
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 
@@ -15,6 +16,7 @@ from covey.driven import driven
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.headers import Status, Welcome, WireError
 from covey.ports import Address, ByteStream, Env
+from covey.verbs import SWITCHED_OFF
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.control import Answer, ControlServer, No, Question, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
@@ -40,9 +42,9 @@ class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
 class SlabServer:
     """The byte path: two connections for each volume that has slabs here."""
 
-    def __init__(self, env: Env, store: SlabStore, rdma: bool = True) -> None:
+    def __init__(self, env: Env, store: SlabStore) -> None:
         self._env, self._store = env, store
-        self.verbs = LenderVerbs(env, rdma)
+        self.verbs = LenderVerbs(env)
         self.strangers: Strangers[ByteStream] = Strangers()
         self._nobodys = env.entropy(NONCE_BYTES)
         """The key of slabs that are not here: strangers cannot tell them from others."""
@@ -105,7 +107,7 @@ class SlabServer:
 async def run_slabd(env: Env, config: SlabdConfig) -> None:
     """The program. Ends when the agent says `Stop`, or by SIGTERM; the slabs go with it."""
     store, stopped = SlabStore(config.lend_bytes), asyncio.Event()
-    slabs = SlabServer(env, store, config.rdma)
+    slabs = SlabServer(env if config.rdma else replace(env, verbs=SWITCHED_OFF), store)
 
     async def answer(question: Question) -> Answer:
         match question:

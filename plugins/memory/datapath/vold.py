@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -16,6 +17,7 @@ from covey import headers, volumewire
 from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env
+from covey.verbs import SWITCHED_OFF
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
 from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_token
@@ -61,6 +63,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For one request to a lender."""
     uid: int = -1
     """Whose processes may use it; -1: whoever has the token."""
+    rdma: bool = True
+    """May pages be read and written one-sided, where there is a device?"""
 
 
 def control_name(volume: str) -> str:
@@ -210,6 +214,8 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
         if server is not None:
             server.tell(frame)
 
+    if not config.rdma:
+        env = replace(env, verbs=SWITCHED_OFF)
     volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell)
     exports = Exports(env, volume)
     asked = VolumeControl(volume, exports)

@@ -74,6 +74,8 @@ class PairedLink:
         self.greeting: Greeting | None = None
         self.first: OpenPlace | None = None
         """The slab that the connection was made for, attached by its hello."""
+        self.is_tried = False
+        """A READ arrived over it, so pages may be under way."""
         self.turn = asyncio.Lock()
         """One question at a time over the connection."""
         self.since_s = env.clock.now_s()
@@ -171,8 +173,10 @@ class VolumeVerbs:
                 paired = await self._paired(link, slab.place, control)
         assert paired.pair is not None and self._disk is not None
         async with paired.turn:
+            slab.is_paired = True
             there = await self._region(paired, slab.place)
             await paired.pair.probe(there)
+            paired.is_tried = True
         if slab.why or paired.why:
             raise NoVerbs(slab.why or paired.why)
         first = slab.place.index * self._pages
@@ -190,7 +194,7 @@ class VolumeVerbs:
 
         def lost(why: str) -> None:
             """The queue pair, or the connection on which it depends, is no more."""
-            was_up = link.paired is paired and not paired.why
+            was_up = paired.is_tried and not paired.why
             paired.end(why)
             if was_up and not link.why:
                 self._count(link, paired, why)
@@ -236,6 +240,7 @@ class VolumeVerbs:
         before = 0 if now_s - paired.since_s > WELL_S else self._failures.get(link.address, (0, 0.0))[0]
         pause_s = min(FAILED_MAX_S, FAILED_S * 2 ** (before - 1)) if before else 0.0
         self._failures[link.address] = (before + 1, now_s + pause_s)
+        self.why = f"{link.lender}: its queue pair failed, {why}"
         self._env.log.warning("a queue pair failed", lender=link.lender, why=why, next_try_s=pause_s)
 
     def _say(self, link: PairableLink, why: str) -> None:

@@ -160,6 +160,7 @@ class Borrowing:
             queue_pages=settings.spill_queue_pages,
             deadline_s=settings.remote_deadline_s,
             uid=known.uid,
+            rdma=settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:
