@@ -1,4 +1,4 @@
-"""Faults of real processes whose pages go over RDMA, in the guest (`make rdma`). The name keeps them out of the gate."""
+"""Faults of real processes whose pages go over RDMA, in the guest (`make rdma`). Not in the gate, by its name."""
 
 import os
 import random
