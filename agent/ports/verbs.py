@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from agent.ports.verbs_found import RdmaPort, look, pyverbs_spec
 from covey.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbsFound, VerbStep
 
@@ -113,6 +111,7 @@ class PyRegion:
     """`covey.verbs.Region`."""
 
     def __init__(self, device: PyVerbsDevice, memory: memoryview, remote: bool) -> None:
+        import numpy as np
         import pyverbs.enums as e
         from pyverbs.mr import MR
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # First process of the guest: an RDMA device over a virtual Ethernet, then what the second disk says (`run.sh`).
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYTHONUNBUFFERED=1
 mount -t proc none /proc
 mount -t sysfs none /sys
 mkdir -p /dev/pts /dev/shm

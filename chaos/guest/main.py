@@ -17,7 +17,7 @@ from chaos.guest.image import NoGuest, made
 TESTS = (
     "tests/plugins/memory/test_volume.py",
     "tests/plugins/memory/test_slabd.py",
-    "tests/plugins/memory/test_read_your_writes.py",
+    "tests/guest/one_sided_faults.py",
 )
 WITHIN_S = 1500.0
 
@@ -26,10 +26,11 @@ def main() -> None:
     parser = argparse.ArgumentParser("chaos.guest.main", description="Tests over RDMA in an emulated guest.")
     parser.add_argument("--run", default="", help="a shell command instead of tests")
     parser.add_argument("--within", type=float, default=WITHIN_S, help="seconds (%(default)g)")
+    parser.add_argument("-x", dest="first", action="store_true", help="end with the first test that fails")
     parser.add_argument("tests", nargs="*", help="arguments of pytest")
     options = parser.parse_args()
-    tests = " ".join(map(shlex.quote, options.tests or TESTS))
-    script = options.run or f"COVEY_TEST_RDMA=1 python3 -m pytest -p no:cacheprovider -v --maxfail=12 {tests}"
+    tests = " ".join(map(shlex.quote, [*(options.tests or TESTS), *(["-x"] if options.first else [])]))
+    script = options.run or f"COVEY_TEST_RDMA=1 python3 -m pytest -p no:cacheprovider -v --color=no {tests}"
     try:
         code = run(made(), f"set -e\nrdma link\n{script}\n", options.within)
     except NoGuest as why:

@@ -85,7 +85,7 @@ class GuestVolume(LiveVolume):
         assert isinstance(counts, PageCounts), counts
         return counts
 
-    def one_sided(self, slabs: int = SLABS, within_s: float = 60.0) -> None:
+    def one_sided(self, slabs: int = SLABS, within_s: float = 10.0) -> None:
         until(lambda: self._counted(lambda counts: counts.rdma_slabs == slabs), within_s)
 
     def _counted(self, what: Callable[[PageCounts], bool]) -> bool:
@@ -231,14 +231,14 @@ def test_a_network_of_the_device_that_fails_leaves_pages_to_tcp_until_it_is_back
     def harm(volume: GuestVolume) -> None:
         volume.one_sided()
         subprocess.run(("ip", "link", "set", "va", "down"), check=True)
-        until(lambda: volume._counted(lambda counts: counts.rdma_failed >= 1 and counts.rdma_slabs == 0), 30.0)
+        until(lambda: volume._counted(lambda counts: counts.rdma_failed >= 1 and counts.rdma_slabs == 0))
         time.sleep(5.0)
         assert volume.counts().rdma_why
         subprocess.run(("ip", "link", "set", "va", "up"), check=True)
 
     with GuestVolume() as volume:
         said = rig_works(volume, harm, 1)
-        volume.one_sided(within_s=120.0)
+        volume.one_sided(within_s=20.0)
         assert volume.counts().rdma_failed == 1
     assert said.startswith("well"), said
     print(said)

@@ -2,6 +2,7 @@
 that real ones do the same is seen over SoftRoCE by `make rdma`."""
 
 import asyncio
+import os
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,15 +16,27 @@ from hypothesis import strategies as st
 from covey.headers import WireError
 from covey.verbs import SWITCHED_OFF, PairPlace, VerbsFound
 from plugins.memory.datapath import slab_verbs, slabwire
-from plugins.memory.datapath.control import PageCounts, RdmaLent, RegisterSlabFrame, SlabCopiedFrame
+from plugins.memory.datapath.control import (
+    ControlClient,
+    FreeSlabFrame,
+    ListSlabs,
+    OpenPlace,
+    PageCounts,
+    RdmaLent,
+    RegisterSlabFrame,
+    SlabCopiedFrame,
+    SlabList,
+    Yes,
+)
 from plugins.memory.datapath.lender_pair import LenderPair, RingBytes
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_verbs import LenderVerbs
+from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
 from plugins.memory.datapath.slabwire import LentRegion, SlabOp
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.service import one_sided
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, borrowers_links, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SECRET, SHAPE, Bench, a_bench, borrowers_links, page, read, soon, write
 from tests.plugins.memory.stand_in_verbs import StandInNetwork, StandInVerbs
 
 
@@ -183,6 +196,47 @@ async def test_memory_is_given_back_once_its_borrower_has_nothing_under_way(monk
         await write(each.volume, 16, 1)
         assert other.usable and other.one_sided and bytes(each.lent(1).has(0, 1)) == page(1)
         assert each.volume.counts(1).rdma_failed == 0
+
+
+async def test_an_agent_hears_that_a_slab_is_free_when_no_device_reaches_it() -> None:
+    """Until then its memory is locked, and nobody else's."""
+    network = StandInNetwork()
+    async with a_bench(StandInVerbs(network)) as bench:
+        config = SlabdConfig(bind="127.0.0.1:0", secret=b"c", lend_bytes=1 << 20)
+        program = asyncio.ensure_future(run_slabd(bench.env, config))
+        await soon(lambda: os.path.exists(f"{bench.env.run_dir}/slabd.sock"))
+        agent = await ControlClient.connect(bench.env, "slabd", b"c", lambda told: None)
+        register = RegisterSlabFrame(agent.next_id, "h1", "data", 0, 1, SHAPE.slab_bytes, PAGE, SECRET)
+        assert isinstance(await agent.ask(register, 5.0), Yes)
+        listed = await agent.ask(ListSlabs(agent.next_id), 5.0)
+        assert isinstance(listed, SlabList)
+        place = OpenPlace(0, 1, "h2", listed.address, SECRET)
+        remote = await borrowers_links(bench.env, always=True).open(place)
+        network.held = True
+        remote.send_write(3, 1, 5, memoryview(page(5)), lambda did: None)
+        said = await agent.ask(ListSlabs(agent.next_id), 5.0)
+        assert isinstance(said, SlabList) and said.rdma == RdmaLent("stand-in", 1, "")
+        assert isinstance(await agent.ask(FreeSlabFrame(agent.next_id, "h1", "data", 0, 1), 5.0), Yes)
+        assert [region for region in network.regions.values() if region.remote] == []
+        agent.close()
+        program.cancel()
+        await asyncio.wait([program])
+
+
+async def test_what_a_lender_held_when_its_link_was_opened_again_is_durable_first() -> None:
+    """Half done, a one-sided write would leave nowhere what the ring and the lender have alone."""
+    async with a_one_sided_bench() as each:
+        await each.open()
+        each.bench.disk.gate.clear()
+        await write(each.volume, 3, 7)
+        first = each.link()
+        each.bench.break_links()
+        await soon(lambda: each.volume.slabs[0].link not in (None, first) and each.link().one_sided)
+        assert each.link().held.flags[3] == 1
+        asked = each.asked()
+        await write(each.volume, 3, 8)
+        assert asked == [SlabOp.COPY]
+        each.bench.disk.gate.set()
 
 
 async def test_what_a_dead_process_left_on_its_way_cannot_land_one_sided() -> None:
