@@ -65,6 +65,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "cold_share": (0.0, 0.99),
         "drawn": (2, 16),
         "remote_deadline": ("50 ms", "20 s"),
+        "rdma": ("off",),
         "grace": ("0.1 s", "60 s"),
         "lease": ("5 s", "600 s"),
     },

@@ -451,6 +451,9 @@ class MirrorVolume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
+            rdma_slabs=self._links.one_sided,
+            rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
         )
 
     @property

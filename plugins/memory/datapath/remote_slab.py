@@ -14,6 +14,7 @@ from covey.driven import Part
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import Answered, LenderLane
+from plugins.memory.datapath.one_sided import OneSided, SlabAsk
 from plugins.memory.datapath.slabwire import SlabOp, Versions
 
 SHORT_BYTES = 32 << 10
@@ -83,9 +84,17 @@ class RemoteSlab:
         """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
         """No new requests; those under way may finish."""
+        self.is_paired = False
+        """It was attached over the connection of the queue pair too."""
         self._short, self._long = lanes
         self._broken, self._unused = broken, unused
-        self._under_way = 0
+        self._under_way = self._over_lanes = 0
+        self._one_sided: OneSided | None = None
+        self._joining: OneSided | None = None
+        """In use once what is under way over the lanes is answered."""
+        self._then: Callable[[OpenPlace], None] | None = None
+        self._gate: list[SlabAsk] = []
+        """Wait for that."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -165,12 +174,70 @@ class RemoteSlab:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
+                then, self._then = self._then, None
+                if then is not None:
+                    then(self.place)
             answered(did and not self.why, versions)
 
         short = op is not SlabOp.COPY and count * self.page_bytes <= SHORT_BYTES
+        lane = self._short if short else self._long
+
+        def by_lane(then: Answered) -> None:
+            lane.ask(self.place, op, first, count, version, parts, into, then)
+
         self._under_way += 1
         self._idle.clear()
-        (self._short if short else self._long).ask(self.place, op, first, count, version, parts, into, over)
+        asked = SlabAsk(op, first, count, version, parts, into, over, by_lane)
+        if op is SlabOp.VERSIONS:
+            by_lane(over)
+        elif self._one_sided is not None:
+            self._one_sided.ask(asked)
+        elif self._joining is not None:
+            self._gate.append(asked)
+        else:
+            self._ask_lane(asked)
+
+    def _ask_lane(self, asked: SlabAsk) -> None:
+        self._over_lanes += 1
+
+        def answered(did: bool, versions: Versions) -> None:
+            self._over_lanes -= 1
+            asked.answered(did, versions)
+            self._join()
+
+        asked.by_lane(answered)
+
+    # ---- one-sided ----
+
+    @property
+    def one_sided(self) -> bool:
+        return self._one_sided is not None
+
+    def go_one_sided(self, one_sided: OneSided) -> None:
+        """From now on, or as soon as nothing is under way over the lanes: the two ways have no order between them."""
+        self._joining = one_sided
+        self._join()
+
+    def when_idle(self, then: Callable[[OpenPlace], None]) -> None:
+        """Call it when no request is under way."""
+        if self._under_way:
+            self._then = then
+        else:
+            then(self.place)
+
+    def adopted(self) -> None:
+        """The volume uses it from now on."""
+        if self._one_sided is not None:
+            self._one_sided.starts(self.held.flags)
+
+    def _join(self) -> None:
+        if self._joining is None or self._over_lanes or self.why:
+            return
+        self._one_sided, self._joining = self._joining, None
+        self._one_sided.starts(self.held.flags)
+        gate, self._gate = self._gate, []
+        for asked in gate:
+            self._one_sided.ask(asked)
 
     # ---- the end ----
 
@@ -199,5 +266,10 @@ class RemoteSlab:
             self._over()
 
     def _over(self) -> None:
+        gate, self._gate = self._gate, []
+        for asked in gate:
+            asked.answered(False, array("Q"))
+        if self._one_sided is not None:
+            self._one_sided.end()
         if self.ended is not None:
             self.ended(self)

@@ -73,7 +73,7 @@ class Volume:
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
         self._env, self._prefix = env, prefix
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
+        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s, self.spill)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self.opening = "it reads its log"
         """Why it does not answer yet, for people."""
@@ -467,6 +467,9 @@ class Volume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
+            rdma_slabs=self._links.one_sided,
+            rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
         )
 
     @property

@@ -184,6 +184,7 @@ class Borrowing:
             deadline_s=settings.remote_deadline_s,
             uid=known.uid,
             members=known.members,
+            rdma=settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:
