@@ -83,6 +83,8 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     """Of which Blocks it is the owner (`covey.blocks`)."""
     handed_over: bool = False
     """The owner before goes on until it ends the rank's connection, between two iterations."""
+    near: str = ""
+    """Path of a unix socket of the same process, where that is on the rank's host; empty: there is none."""
 
 
 class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):

@@ -253,6 +253,30 @@ class WaitView(msgspec.Struct, frozen=True):
     why: str
 
 
+class LatencyView(msgspec.Struct, frozen=True):
+    """Requests of one kind in the last minute."""
+
+    op: str
+    """`read` or `write`."""
+    answered: str
+    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    requests: int
+    p50_s: float
+    p99_s: float
+
+
+class LinksView(msgspec.Struct, frozen=True):
+    """Places of a volume at lenders, by how their links are."""
+
+    open: int = 0
+    reopening: int = 0
+    """The link ended, and is tried again."""
+    recovering: int = 0
+    """It may hold what the disk does not, and has not answered since the volume's process began anew."""
+    leaving: int = 0
+    """The disk is being brought up to date with what it holds."""
+
+
 class VolumeView(msgspec.Struct, frozen=True):
     volume: str
     host: HostId
@@ -275,6 +299,8 @@ class VolumeView(msgspec.Struct, frozen=True):
     """Of each slab; with several there is no disk."""
     slabs_whole: int = 0
     """Of a volume without a disk: slabs whose members all hold everything."""
+    latencies: tuple[LatencyView, ...] = ()
+    links: LinksView = LinksView()
 
 
 class AggregatorJobView(msgspec.Struct, frozen=True):

@@ -33,11 +33,14 @@ def play(rack: SimRack) -> None:
         leaves, to = rack.rng.sample(hosts, 2)
         move(rack, job, leaves, to)
         rack.run(rack.rng.choice((0.0, rack.rng.uniform(0.0, 0.3), rack.rng.uniform(0.0, 3.0))))
-        if rack.rng.random() < 0.7:
+        disturbed = rack.rng.random() < 0.7
+        if disturbed:
             disturb(rack, rack.rng.choice((leaves, to, to, str(rack.leader() or to))))
         rack.until(lambda: over(rack, job) or whole(rack, job, workers), JOINED_S, f"all ranks of {job} run once")
         rack.run(rack.rng.uniform(0.0, 5.0))
         assert len(hosts) == 2 or known(rack, job).attempt == 1, f"{job} began anew"
+        if disturbed:
+            break
     ended(rack, {job: ("done",)})
 
 

@@ -174,6 +174,18 @@ class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
     """Why nobody knows yet what a `recovering` one holds; of the first few only."""
 
 
+class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of one kind since the process began, by how long they took (`policy.latencies`)."""
+
+    op: Name
+    """`read` or `write`."""
+    answered: Name
+    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
+    """Of each bucket; those that are left out at the end are empty."""
+    sum_s: float = 0.0
+
+
 class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     id: Id
     slabs: tuple[SlabCounts, ...]
@@ -203,6 +215,7 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Connections of block device clients."""
     clients_refused: Count = 0
     """Of them, those that broke the protocol or were one too many."""
+    latencies: tuple[LatencyCounts, ...] = ()
 
 
 class ExportVolume(Question, frozen=True, tag="Export"):

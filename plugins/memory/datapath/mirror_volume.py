@@ -17,22 +17,23 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from covey import checked
 from covey.ports import Env
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
+from plugins.memory.datapath.latencies import Latencies
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.mirror_lenders import MirrorLenders
 from plugins.memory.datapath.mirror_read import Found, LenderPaces, MirrorRead
 from plugins.memory.datapath.mirror_slab import MirrorSlab
-from plugins.memory.datapath.page_table import lazy_zeros
+from plugins.memory.datapath.page_table import lazy_zeros, runs_of
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, record_decoder
 from plugins.memory.datapath.slab import Slabs
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import GENERATION_BITS, WRITABLE_S, Done, Shape, Volume, VolumeRecord, settle
+from plugins.memory.datapath.volume import WRITABLE_S, Done, Volume, settle
 from plugins.memory.datapath.write_buffers import WriteBuffers
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.mirroring import MEMBERS
@@ -44,7 +45,6 @@ WAIT_S = 30.0
 """How long a request is tried anew while links end and begin; then it fails."""
 AGAIN_S = 0.05
 """Pause before that."""
-_volume = msgspec.msgpack.Decoder(VolumeRecord)
 
 
 class MirrorVolume:
@@ -65,6 +65,7 @@ class MirrorVolume:
         self.opening = "it reads its record"
         """Why it does not answer yet, for people."""
         self.buffers = WriteBuffers()
+        self.latencies = Latencies()
         self._env, self._prefix = env, prefix
         self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
         self._version = 0
@@ -77,7 +78,7 @@ class MirrorVolume:
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the members. ValueError when it is of another size, or damaged."""
         shape = self.shape
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", _volume)
+        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
         if known is not None and (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
             raise ValueError(f"the disk holds {shape.name} with other sizes: {known}")
         record = VolumeRecord(*shape[1:], generation=1 if known is None else known.generation + 1)
@@ -127,9 +128,12 @@ class MirrorVolume:
             self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
 
+        began_s = self._env.clock.now_s()
+
         def over(did: bool) -> None:
             if did:
                 self._written_bytes += count * self.shape.page_bytes
+                self.latencies.writes["lender"].add(self._env.clock.now_s() - began_s)
                 done(None)
             else:
                 self.buffers.spoil(pages)
@@ -148,6 +152,7 @@ class MirrorVolume:
             return
         slab.requests += count
         slab.touch()
+        began_s = self._env.clock.now_s()
 
         def over(data: bytearray | None, versions: Versions) -> None:
             if data is None:
@@ -155,6 +160,7 @@ class MirrorVolume:
                 return
             into[:] = data
             self._read_bytes += len(into)
+            self.latencies.reads["lender"].add(self._env.clock.now_s() - began_s)
             done(None)
 
         self._ask(slab, holders, first, count, over)
@@ -174,11 +180,12 @@ class MirrorVolume:
         could be reached for so long: then it may or may not be what later reads find, until it is written again."""
         if self.read_only:
             raise OSError(errno.EROFS, f"volume {self.shape.name} is read-only: {self.read_only}")
-        size = self.shape.page_bytes
+        size, began_s = self.shape.page_bytes, self._env.clock.now_s()
         for slab, start, run in self._parts(first, count):
             part = None if pages is None else pages[(start - first) * size : (start - first + run) * size]
             await self._write_part(slab, start, run, part)
         self._written_bytes += count * size
+        self.latencies.writes["lender"].add(self._env.clock.now_s() - began_s)
 
     async def _write_part(self, slab: MirrorSlab, first: int, count: int, pages: memoryview | None) -> None:
         give_up_s = self._env.clock.now_s() + WAIT_S
@@ -267,15 +274,17 @@ class MirrorVolume:
     async def read(self, first: int, into: memoryview) -> None:
         """Fill `into` with a run of pages. OSError when no member that holds one can be reached for so long, or when
         all who held it were lost."""
-        size = self.shape.page_bytes
+        size, began_s, is_there = self.shape.page_bytes, self._env.clock.now_s(), False
         count = len(into) // size
         for slab, start, run in self._parts(first, count):
             slab.requests += run
             slab.touch()
             if slab.mirror.asks:
                 await self.lenders.known(slab)
-            await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
+            versions = await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
+            is_there = is_there or any(versions)
         self._read_bytes += count * size
+        self.latencies.reads["lender" if is_there else "zeros"].add(self._env.clock.now_s() - began_s)
 
     async def _fetch(self, slab: MirrorSlab, first: int, into: memoryview) -> Versions:
         """Fill `into` from wherever the newest content is; the versions of what is in it."""
@@ -361,6 +370,17 @@ class MirrorVolume:
             return False
         return not self._newest[first : first + count].any()
 
+    def are_zeros(self, first: int, count: int) -> bool:
+        """As of `Volume`."""
+        return all(self.never_written(start, run) for _, start, run in self._parts(first, count))
+
+    def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
+        """As of `Volume`."""
+        size = self.shape.slab_pages
+        slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
+        unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.mirror.asks or slab.mirror.lost]
+        return runs_of(self._newest[first : first + count] == 0, first, most, unsure)
+
     async def flush(self) -> None:
         """OSError while something that was acknowledged cannot be read: nobody may hear of it otherwise."""
         for slab in self.slabs:
@@ -434,6 +454,7 @@ class MirrorVolume:
             trouble=self.trouble[:400],
             life=self._life,
             upto=upto,
+            latencies=self.latencies.told(),
         )
 
     @property

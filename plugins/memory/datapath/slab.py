@@ -163,6 +163,10 @@ class Slabs(Generic[S]):
             self._used[index] = found
         return found
 
+    def used(self, first: int, end: int) -> list[S]:
+        """Those of numbers `first` to `end` - 1 that were used."""
+        return [slab for index in range(first, end) if (slab := self._used.get(index)) is not None]
+
     def _touched(self, slab: S) -> None:
         """One that changed already since somebody was told keeps its stamp."""
         if slab.stamp <= self._told:

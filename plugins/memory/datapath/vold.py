@@ -31,7 +31,8 @@ from plugins.memory.datapath.control import (
 )
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.volume import Volume
 from plugins.memory.datapath.volume_session import VolumeSession
 
 HELLO_S = 5.0

@@ -27,6 +27,7 @@ from plugins.memory.messages import (
 )
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service import measured
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.record import SlabRecord
@@ -159,7 +160,8 @@ class MemoryService(PluginService):
                 "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
-        return self.borrowing.volume_views()
+        views = self.borrowing.volume_views()
+        return [measured.completed(view, self.borrowing.volumes[view.volume]) for view in views]
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
         """This host's; with `all` those of every host that answers."""
@@ -179,7 +181,8 @@ class MemoryService(PluginService):
         return answer.slabs if isinstance(answer, SlabsAre) else ()
 
     def metrics(self) -> Mapping[str, float]:
-        return {**self.lending.metrics(), **self.borrowing.metrics()}
+        volumes = self.borrowing.volumes.values()
+        return {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
 
 
 def _volume_name(name: object) -> str:

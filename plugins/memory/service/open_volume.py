@@ -1,13 +1,16 @@
 """A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from plugins.memory.datapath.control import PageCounts, PlaceNow, SlabCounts
+from plugins.memory.datapath.control import LatencyCounts, PageCounts, PlaceNow, SlabCounts
 from plugins.memory.machine.place import Link
 from plugins.memory.policy import mirroring
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
+
+LATENCIES_EVERY, LATENCIES_KEPT = 10, 6
+"""How long requests took is told of the last minute: every tenth answer of so many is kept."""
 
 
 @dataclass
@@ -24,6 +27,9 @@ class OpenVolume:
     """Slab -> its places, as its process said last."""
     links: dict[int, Link] = field(default_factory=dict)
     """Epoch -> how the link to that place is."""
+    older: deque[tuple[LatencyCounts, ...]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
+    """How long requests took, as its process said up to a minute ago, the oldest first."""
+    _answers: int = 0
     _opening: bool = False
     trouble: str = ""
     """What its event log says now about reading and writing it; empty: nothing is wrong."""
@@ -62,8 +68,12 @@ class OpenVolume:
         """Pages requested of each slab since the last answer. A process that started anew counts from 0."""
         if self.counts is None or counts.life != self.counts.life:
             self.counted, self.places, self.links = {}, {}, {}
+            self.older.clear()
         if not counts.life:  # a process of before tells everything each time
             self.places, self.links = {}, {}
+        if self._answers % LATENCIES_EVERY == 0:
+            self.older.append(counts.latencies)
+        self._answers += 1
         self.counts = counts
         requested = [0] * self.numbers
         for slab in counts.slabs:

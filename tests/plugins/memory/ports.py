@@ -18,11 +18,12 @@ from agent.tasks import Tasks
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
 
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
