@@ -53,7 +53,7 @@ class MirrorVolume:
     def __init__(self, env: Env, shape: Shape, prefix: str, deadline_s: float, tell: Callable[[Told], None]) -> None:
         self.shape = shape
         newest = lazy_zeros(8 * shape.pages)
-        self._bytes = newest
+        self._bytes, self._each = newest, newest.cast("Q")
         self._newest: NDArray[np.uint64] = np.frombuffer(newest, np.uint64)
         self.slabs = Slabs(shape.pages, shape.slab_pages, MirrorSlab)
         self.places = Places(env.disk, env.log, prefix)
@@ -206,9 +206,13 @@ class MirrorVolume:
         """To every member, under the next version. `over` is called once, with whether it is acknowledged."""
         self._version += 1
         version, era, at = self._version, slab.era, first - slab.first
-        run = self._newest[first : first + count]
-        slab.written += count - int(np.count_nonzero(run))
-        run[:] = version
+        if count == 1:
+            slab.written += not self._each[first]
+            self._each[first] = version
+        else:
+            run = self._newest[first : first + count]
+            slab.written += count - int(np.count_nonzero(run))
+            run[:] = version
         slab.overwritten(at, count)
         slab.requests += count
         slab.writes[version] = (first, count)
@@ -234,7 +238,7 @@ class MirrorVolume:
     def _held(self, slab: MirrorSlab, link: RemoteSlab, first: int, count: int, version: int) -> None:
         """Of pages that were not written again meanwhile."""
         if count == 1:
-            if self._newest[first] == version:
+            if self._each[first] == version:
                 link.held.add(first - slab.first)
             return
         for at in np.flatnonzero(self._newest[first : first + count] == version).tolist():
