@@ -63,6 +63,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
     """For one request to a lender."""
+    sealed: bool = False
+    """Pages are sealed before they leave this host."""
     uid: int = -1
     """Whose processes may use it; -1: whoever has the token."""
     members: int = 1
@@ -210,8 +212,8 @@ class VolumeControl:
 def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.Told], None]) -> AnyVolume:
     where = prefix(config.volume)
     if config.members > 1:
-        return MirrorVolume(env, shape, where, config.deadline_s, tell)
-    return Volume(env, shape, where, config.queue_pages, config.deadline_s, tell)
+        return MirrorVolume(env, shape, where, config.deadline_s, tell, config.sealed)
+    return Volume(env, shape, where, config.queue_pages, config.deadline_s, tell, config.sealed)
 
 
 async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], None] | None = None) -> None:

@@ -33,7 +33,9 @@ class Mirrored:
     async def start(self, deadline_s: float = 5.0) -> None:
         self._tasks = Tasks(QuietLog(), lambda name, error: self.bench.failures.append(error))
         env = Env(**{**self.bench.env.__dict__, "spawn": self._tasks.spawn})
-        self.volume = MirrorVolume(env, SHAPE, "memory/volumes/data", deadline_s, self.bench.told.append)
+        self.volume = MirrorVolume(
+            env, SHAPE, "memory/volumes/data", deadline_s, self.bench.told.append, self.bench.sealed
+        )
         await self.volume.open()
 
     async def die(self) -> None:
