@@ -467,8 +467,10 @@ class Volume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
-            pages_refused=self._links.refused,
+            rdma_slabs=self._links.one_sided,
             rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
+            pages_refused=self._links.refused,
         )
 
     @property
