@@ -31,9 +31,10 @@ from bench.memory_size import PAGE, SLAB, an_env
 from covey.units import MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
 from plugins.memory.datapath.exports import Exports
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
 
 SIZE = 512 * MIB
 SECRET = b"s" * 16

@@ -370,6 +370,8 @@ class Spare(msgspec.Struct, frozen=True):
     slab_bytes: int
     slabs_free: int
     slabs_lent: int
+    rack: Annotated[str, Meta(max_length=63)] = ""
+    """What the host stands in, as its agent.toml says; empty: no label."""
 
 
 class GpusNow(msgspec.Struct, frozen=True):

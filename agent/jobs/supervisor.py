@@ -97,10 +97,9 @@ class Supervisor:
         self._goes_on = asyncio.Event()
         """Not suspended, or about to end: nothing is started here while others may run in its place."""
         self._goes_on.set()
-        self._waits: set[asyncio.Task[None]] = set()
-        """For ranks that run."""
+        self._waits: set[asyncio.Task[None]] = set()  # for ranks that run
         self._comes: list[RankStart] | None = []
-        """Ranks that are to join before the first ones run here; None: those do."""
+        """Ranks that are to join while the first ones start; None: those have."""
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
@@ -160,12 +159,12 @@ class Supervisor:
         if reason:
             self._ask_to_stop(0.0, reason)
         comes, self._comes = self._comes or [], None
+        comes = [start for start in comes if start.rank not in {*self._processes, *self._state.codes}]
         self._wait_for(self._wait(rank, process) for rank, process in sorted(self._processes.items()))
         self._wait_for(map(self._join, comes))
         while self._waits:
-            done, self._waits = await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
+            self._waits -= {task for task in self._waits if task.done() and task.result() is None}
         await self._ranks_here.end_strays(self._left_s, self._state.ending is not None)
         if self._taken_over:
             await self._ranks_here.end_unknown()  # what a rank left behind may have another parent

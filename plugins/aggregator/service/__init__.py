@@ -417,7 +417,8 @@ class AggregatorService(PluginService):
         if not number:
             self.host.publish(facts.TensorsAssigned(job, grant, assigned.epoch, assigned.owner))
         to = assigned.owner, assigned.address, assigned.secret
-        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over)
+        near = self.now.near if self.now is not None and assigned.owner == self.host.id else ""
+        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over, near)
         for peer in self.host.peers(job):
             if peer.epoch == grant:
                 peer.send(at)

@@ -21,9 +21,10 @@ Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
-PlaceState = Literal["open", "reopening", "recovering", "leaving"]
-"""Has a working link; its link ended and is being opened again; its lender may hold what the disk does not, and has not
-answered since this process began; the disk is being brought up to date with what it held."""
+PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
+"""Has a working link; likewise, but lacks pages that a member of a slab without a disk must have; its link ended and is
+being opened again; its lender may hold what nobody else does, and has not answered since this process began; the disk
+is being brought up to date with what it held."""
 Secret = Annotated[bytes, Meta(max_length=64)]
 
 
@@ -185,6 +186,18 @@ class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
     """Why nobody knows yet what a `recovering` one holds; of the first few only."""
 
 
+class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of one kind since the process began, by how long they took (`policy.latencies`)."""
+
+    op: Name
+    """`read` or `write`."""
+    answered: Name
+    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
+    """Of each bucket; those that are left out at the end are empty."""
+    sum_s: float = 0.0
+
+
 class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     id: Id
     slabs: tuple[SlabCounts, ...]
@@ -220,6 +233,7 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Why a link, the last one that tried, is over TCP alone; empty: none is."""
     clients_refused: Count = 0
     """Of them, those that broke the protocol or were one too many."""
+    latencies: tuple[LatencyCounts, ...] = ()
 
 
 class ExportVolume(Question, frozen=True, tag="Export"):

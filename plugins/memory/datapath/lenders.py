@@ -57,7 +57,7 @@ class Lenders:
         env: Env,
         places: Places,
         spill: Spill,
-        slabs: Slabs,
+        slabs: Slabs[SlabMemory],
         page_bytes: int,
         connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
         fetch: Fetch,
@@ -258,7 +258,7 @@ class Lenders:
         """Runs of pages, counted from the first of the slab, whose newest content is not there."""
         newest = np.array(self._spill.versions(slab.first + at, count))
         flags = np.frombuffer(bytes(link.held.flags[at : at + count]), np.uint8)
-        return _runs(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
+        return runs_of(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
 
     # ---- after a restart ----
 
@@ -316,7 +316,7 @@ class Lenders:
         """Runs of pages, counted from the first of the slab, that the lender holds in a newer version than the queue
         and the disk."""
         newest = np.array(self._spill.versions(slab.first + at, count))
-        return _runs(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
+        return runs_of(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
 
     def _put(self, slab: SlabMemory, first: int, versions: Versions, pages: memoryview) -> None:
         """A page that was written here meanwhile is newer. Nothing awaits in here."""
@@ -393,7 +393,7 @@ class Lenders:
             pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
 
 
-def _runs(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
+def runs_of(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
     """First page and length of each run of consecutive ones, at most so long; `pages` in order, shape (pages,)."""
     runs: list[tuple[int, int]] = []
     for part in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():

@@ -27,6 +27,8 @@ class VolumeFound(msgspec.Struct, frozen=True):
     slab_bytes: int
     page_bytes: int
     places: tuple[tuple[int, SlabPlace], ...]
+    members: int = 1
+    """Of each slab (`policy.mirroring`); places are by their number."""
 
 
 class VolumeDetached(msgspec.Struct, frozen=True):

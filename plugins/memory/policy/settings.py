@@ -21,6 +21,7 @@ PAGE_BYTES_MAX = 1 << 16
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,63}")
 _PERCENT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -59,6 +60,9 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a borrower may take to move a slab that its lender wants back."""
     lease: str = "60 s"
     """A slab that its borrower has not renewed for so long is an orphan and freed."""
+    rack: str = ""
+    """What this host stands in and may fail with: a label, alike on the hosts of one rack. The members of a slab that
+    has no disk lie in different ones where there is room. Empty: nobody knows, the host is one of its own."""
     volume_max: str = "1 TiB"
     """Largest volume; with pages of 1 KiB or less 683 GiB or less, which is what its log can tell apart."""
 
@@ -78,6 +82,8 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"cold_share = {self.cold_share}: expected 0 (never) to less than 1")
         if not CHOICES <= self.drawn <= DRAWN_MAX:
             raise ValueError(f"drawn = {self.drawn}: expected {CHOICES} to {DRAWN_MAX}")
+        if self.rack and not _LABEL.fullmatch(self.rack):
+            raise ValueError(f"rack = {self.rack!r}: expected at most 63 of a-z, A-Z, 0-9, '-', '_' and '.'")
         self._check_sizes()
 
     def _check_sizes(self) -> None:

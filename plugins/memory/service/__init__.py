@@ -26,8 +26,9 @@ from plugins.memory.messages import (
     ToBorrower,
     ToLender,
 )
+from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
-from plugins.memory.service import one_sided
+from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.record import SlabRecord
@@ -110,7 +111,8 @@ class MemoryService(PluginService):
             peer.send(Refusal(refused.what, refused.why, refused.next))
 
     async def _attach_for(self, uid: int, frame: Attach) -> VolumeAt:
-        volume = await self.borrowing.attach(_volume_name(frame.volume), frame.size_bytes, uid)
+        name = _volume_name(frame.volume)
+        volume = await self.borrowing.attach(name, frame.size_bytes, uid, members=frame.mirror)
         known = volume.known
         path = self.borrowing.path(known.volume)
         return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
@@ -128,13 +130,15 @@ class MemoryService(PluginService):
         }
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
-        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new."""
+        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
+        `mirror`: 2 for one without a disk, on two other hosts each."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
             raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
-        return self.borrowing.volume_view(await self.borrowing.attach(name, size, -1, owner))
+        volume = await self.borrowing.attach(name, size, -1, owner, arguments.get("mirror", 0))
+        return self.borrowing.volume_view(volume)
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""
@@ -152,11 +156,13 @@ class MemoryService(PluginService):
         """`volume`."""
         name = _volume_name(arguments.get("volume"))
         given_up = await self.borrowing.give_up(name)
-        return {"volume": name, "slabs": [place.index for place in given_up],
-                "lenders": sorted({place.lender for place in given_up})}  # fmt: skip
+        members = self.borrowing.volumes[name].known.members
+        return {"volume": name, "slabs": sorted({mirroring.slab_of(place.index, members) for place in given_up}),
+                "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
-        return self.borrowing.volume_views()
+        views = self.borrowing.volume_views()
+        return [measured.completed(view, self.borrowing.volumes[view.volume]) for view in views]
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
         """This host's; with `all` those of every host that answers."""
@@ -186,7 +192,9 @@ class MemoryService(PluginService):
         return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]
 
     def metrics(self) -> Mapping[str, float]:
-        return {**self.lending.metrics(), **self.borrowing.metrics(), **one_sided.metrics(self._counts())}
+        volumes = self.borrowing.volumes.values()
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
+        return {**found, **one_sided.metrics(self._counts())}
 
 
 def _volume_name(name: object) -> str:

@@ -34,6 +34,10 @@ class KnownVolume(msgspec.Struct, frozen=True):
     process: KnownProcess
     exports: tuple[str, ...] = ()
     """Unix sockets where it is offered as a block device."""
+    members: int = 1
+    """Of each slab; with several it has no disk."""
+    formed: bool = False
+    """Of one without a disk: every slab once had all of its members."""
 
 
 class SlabsOnDisk(msgspec.Struct, frozen=True):

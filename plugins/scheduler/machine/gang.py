@@ -157,6 +157,8 @@ class HostSearch(msgspec.Struct):
     proposed: Placement | None = None
     trouble: str = ""
     """Why the newest attempt failed."""
+    refusal: str = ""
+    """Who said no last, and why: gossip of its free GPUs counts for nothing then."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -264,7 +266,8 @@ class Gangs:
         if not plan:
             have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
             misfit = "the gang does not fit whole" if search.sought is None else "no other host has room"
-            return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}")
+            said = f" ({search.refusal})" if search.refusal else ""
+            return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}{said}")
         search.plan, search.yes = dict(sorted(plan.items())), {}
         first = next(iter(search.plan)) if search.sought is None else None
         asks: list[Action] = [
@@ -327,7 +330,8 @@ class Gangs:
         search = self._find(answer.job, answer.epoch, answer.attempt)
         if search is None or host not in search.plan or search.proposed is not None:
             return ()
-        return self._fail(search, f"{host} said no: {answer.reason}")
+        search.refusal = f"{host} said no: {answer.reason}"
+        return self._fail(search, search.refusal)
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
         if not isinstance(event.message, Reserve):

@@ -316,8 +316,7 @@ class LocalRanks:
             return
         if (joins or not runs) and not self._may_start(job, place):
             return
-        joining = self.reservations.find(job.id, job.epoch, joins=True)
-        if hold is not None and started and (hold.gpus != place.gpus or joining is not None):
+        if hold is not None and started and (hold.gpus != place.gpus or joins):
             await self.dispatch(Starting(job.id, job.epoch, place.gpus, job.counts))
         if not started or self.fences.get(job.id, 0) < job.epoch:
             if self.fences.get(job.id, 0) > job.epoch:

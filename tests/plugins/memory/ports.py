@@ -24,12 +24,13 @@ from covey.verbs import NO_VERBS_HERE, Verbs
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
 
 RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
 """Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""

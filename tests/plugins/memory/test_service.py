@@ -378,6 +378,7 @@ def test_a_person_gives_up_lenders_that_will_not_come_back() -> None:
             "volume": "data",
             "slabs": [0, 1],
             "lenders": sorted({rack.lender("h1", "data", index) for index in (0, 1)}),
+            "members": 1,
         }
         older: list[bool] = []
 

@@ -10,8 +10,9 @@ from covey.checked import Damaged, load, save, seal
 from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost
 from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import Volume, VolumeRecord
+from plugins.memory.datapath.volume import Volume
 from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, read, soon, write
 
 

@@ -30,6 +30,7 @@ from plugins.memory.messages import (
     SlabsAreHeld,
     SlabsHeld,
     SlabsHere,
+    Unrenewed,
 )
 from plugins.views import SlabView
 
@@ -44,6 +45,7 @@ SAID: list[Messages] = [
     CheckActivity(1, (REF, REF)),
     Activity(1, (SlabActivity(REF, 3.5),)),
     Evict("data", 3, 9, grace_s=10.0),
+    Unrenewed("data", 3, 9),
     Done("data", 3, 9),
     Renew((REF,)),
     SlabsHeld((REF,)),
