@@ -19,7 +19,7 @@ POLLED = 64
 """Completions taken at once."""
 RESPONDER = 4
 """READs of one end that the other has under way at once."""
-ACK_TIMEOUT, RETRIES = 14, 5
+ACK_TIMEOUT, RETRIES = 14, 7
 """4.096 us * 2^14 = 67 ms without an answer, so many times; then the pair has failed."""
 NO_RECEIVER_TIMER = 12
 STATUSES = {

@@ -95,7 +95,9 @@ class RemoteSlab:
         """The latter: number of the first page in the volume."""
         self._short, self._long = lanes
         self._broken, self._unused = broken, unused
-        self._under_way = self._over_lanes = 0
+        self._under_way = 0
+        self._over_lanes = 0
+        """Of them, asked before the slab went one-sided: 0 from then on."""
         self._one_sided: OneSided | None = None
         self._joining: OneSided | None = None
         """In use once what is under way over the lanes is answered."""
@@ -268,34 +270,27 @@ class RemoteSlab:
                 if then is not None:
                     then(self.place)
             answered(did and not self.why, versions)
+            if self._over_lanes:
+                self._over_lanes -= 1
+                self._join()
 
         short = op is not SlabOp.COPY and count * self.page_bytes <= SHORT_BYTES
         lane = self._short if short else self._long
+        self._under_way += 1
+        self._idle.clear()
+        if op is SlabOp.VERSIONS or (self._one_sided is None and self._joining is None):
+            self._over_lanes += self._one_sided is None
+            lane.ask(self.place, op, first, count, version, parts, into, over)
+            return
 
         def by_lane(then: Answered) -> None:
             lane.ask(self.place, op, first, count, version, parts, into, then)
 
-        self._under_way += 1
-        self._idle.clear()
         asked = SlabAsk(op, first, count, version, parts, into, over, by_lane)
-        if op is SlabOp.VERSIONS:
-            by_lane(over)
-        elif self._one_sided is not None:
+        if self._one_sided is not None:
             self._one_sided.ask(asked)
-        elif self._joining is not None:
-            self._gate.append(asked)
         else:
-            self._ask_lane(asked)
-
-    def _ask_lane(self, asked: SlabAsk) -> None:
-        self._over_lanes += 1
-
-        def answered(did: bool, versions: Versions) -> None:
-            self._over_lanes -= 1
-            asked.answered(did, versions)
-            self._join()
-
-        asked.by_lane(answered)
+            self._gate.append(asked)
 
     # ---- one-sided ----
 

@@ -135,7 +135,7 @@ def test_opening_says_the_same_as_looking() -> None:
 
 def test_neither_pyverbs_nor_numpy_is_loaded_before_a_device_is_opened() -> None:
     script = (
-        "import sys, agent.program, agent.ports.verbs as v\nv.PyVerbs().look(1 << 20)\n"
+        "import sys, agent.ports.verbs as v\nv.PyVerbs().look(1 << 20)\n"
         "print([name for name in ('pyverbs', 'numpy') if name in sys.modules])"
     )
     found = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)
