@@ -301,6 +301,25 @@ async def test_a_member_that_answers_older_than_it_acknowledged_is_not_believed(
             await soon(lambda: made.whole() == [1, 2])
 
 
+async def test_a_page_that_one_member_changed_is_read_from_the_other() -> None:
+    """Sealed: the member that changed it is not asked again."""
+    async with a_bench() as bench:
+        bench.sealed = True
+        made = Mirrored(bench)
+        await made.start()
+        await made.form()
+        await made.write(3, 7)
+        assert page(7)[:16] not in bytes(made.at(0).has(3, 1)) and page(7)[:16] not in bytes(made.at(1).has(3, 1))
+        for number in (0, 1):
+            made.at(number).has(3, 1)[5] ^= 1
+            for _ in range(2):
+                assert await made.read(3, 1) == [7]
+            made.at(number).has(3, 1)[5] ^= 1
+            await soon(lambda: made.whole() == [1, 2])
+        assert made.volume.counts(1).pages_refused >= 1
+        await made.die()
+
+
 async def test_a_read_waits_for_a_write_of_its_page_that_is_under_way() -> None:
     async with mirrored(deadline_s=0.3) as made:
         await made.write(3, 7)
