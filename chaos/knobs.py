@@ -64,6 +64,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "hot_requests_per_s": (0.0, 1e9, "auto"),
         "cold_share": (0.0, 0.99),
         "drawn": (2, 16),
+        "seal": (False,),
         "remote_deadline": ("50 ms", "20 s"),
         "rdma": ("off",),
         "grace": ("0.1 s", "60 s"),

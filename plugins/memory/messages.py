@@ -86,7 +86,8 @@ class Map(SlabMessage, frozen=True, tag="Map"):
     """Borrower: I take one."""
 
     slab_bytes: Bytes
-    page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
+    page_bytes: Annotated[int, Meta(ge=512, le=(1 << 16) + 32)]
+    """At most 64 KiB and its seal."""
     members: Members = 1
     """Of the slab, which has no disk if there are several: `index` is the number of one of them."""
 

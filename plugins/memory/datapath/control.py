@@ -234,6 +234,8 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     clients_refused: Count = 0
     """Of them, those that broke the protocol or were one too many."""
     latencies: tuple[LatencyCounts, ...] = ()
+    pages_refused: Count = 0
+    """Pages that came back from a lender and were not what had been sealed for it."""
 
 
 class ExportVolume(Question, frozen=True, tag="Export"):

@@ -24,6 +24,7 @@ from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import LenderLane
 from plugins.memory.datapath.one_sided import OwnDisk
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slab_session import Greeting
 from plugins.memory.datapath.slabwire import ATTACHED_BYTES, SESSION_BYTES, SlabHello, SlabOp, Versions
 from plugins.memory.datapath.volume_verbs import PairedLink, VolumeVerbs
@@ -95,6 +96,7 @@ class LenderLinks:
         self._env, self._volume = env, volume
         self._pages, self._page_bytes, self._deadline_s = pages, page_bytes, deadline_s
         self.verbs = VolumeVerbs(env, pages, page_bytes, deadline_s, disk)
+        self.seal: PageSeal | None = None
         self._links: dict[str, LenderLink] = {}
         self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
 
@@ -102,6 +104,16 @@ class LenderLinks:
     def one_sided(self) -> int:
         """Slabs whose pages go one-sided now."""
         return sum(slab.one_sided for link in self._links.values() for slab in link.slabs.values())
+
+    def seal_with(self, seal: PageSeal | None) -> None:
+        """What pages are sealed with before they leave; None: nothing. Said before any is opened."""
+        self.seal = seal
+        self.verbs.page_bytes = self._page_bytes if seal is None else seal.sealed_bytes
+
+    @property
+    def refused(self) -> int:
+        """Pages that came back and were not what had been sealed."""
+        return 0 if self.seal is None else self.seal.refused
 
     async def open(self, place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
         """`within_s`: for each step of making a link, when it is less than the deadline of requests."""
@@ -180,7 +192,7 @@ class LenderLinks:
 
     def _slab(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:
         short, long = link.lanes
-        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused)
+        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused, self.seal)
         link.slabs[place.index, place.epoch] = slab
         return slab
 
@@ -203,7 +215,8 @@ class LenderLinks:
         return greeting
 
     def _check_size(self, place: OpenPlace, page_bytes: int, slab_bytes: int) -> None:
-        if (page_bytes, slab_bytes) != (self._page_bytes, self._pages * self._page_bytes):
+        size = self._page_bytes if self.seal is None else self.seal.sealed_bytes
+        if (page_bytes, slab_bytes) != (size, self._pages * size):
             raise SlabGone(f"{place.lender} lends {slab_bytes} bytes in pages of {page_bytes}")
 
     async def _attach(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:

@@ -289,6 +289,10 @@ class Lenders:
                 if place.epoch not in slab.unsure:
                     link.fail("given up meanwhile")
                     return
+                if link.lied:
+                    link.fail(f"{place.lender} holds pages that were not sealed for it")
+                    await self.give_up(slab, place.epoch, link.why)
+                    return
                 slab.settle(place.epoch)
                 self._use(slab, link)
                 return
@@ -303,7 +307,10 @@ class Lenders:
             buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
             for at in range(0, slab.pages, STEP_PAGES):
                 for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
-                    got = await link.read(run_at, buffer[: count * size])
+                    got, wrong = await link.read_what_is_ours(run_at, buffer[: count * size])
+                    for position in wrong:
+                        got[position] = 0  # older than anything
+                    link.lied = link.lied or bool(wrong)
                     await self._spill.room(count)
                     self._put(slab, slab.first + run_at, got, buffer)
                 await asyncio.sleep(0)

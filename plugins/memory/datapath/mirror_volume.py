@@ -30,7 +30,8 @@ from plugins.memory.datapath.mirror_slab import MirrorSlab
 from plugins.memory.datapath.page_table import lazy_zeros, runs_of
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, record_decoder
+from plugins.memory.datapath.sealing import PageSeal
+from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
 from plugins.memory.datapath.slab import Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import WRITABLE_S, Done, Volume, settle
@@ -50,10 +51,18 @@ AGAIN_S = 0.05
 class MirrorVolume:
     """The same to clients and to the agent as `Volume`. Its files start with `prefix`."""
 
-    def __init__(self, env: Env, shape: Shape, prefix: str, deadline_s: float, tell: Callable[[Told], None]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        shape: Shape,
+        prefix: str,
+        deadline_s: float,
+        tell: Callable[[Told], None],
+        sealed: bool = False,
+    ) -> None:
         self.shape = shape
         newest = lazy_zeros(8 * shape.pages)
-        self._bytes = newest
+        self._bytes, self._each = newest, newest.cast("Q")
         self._newest: NDArray[np.uint64] = np.frombuffer(newest, np.uint64)
         self.slabs = Slabs(shape.pages, shape.slab_pages, MirrorSlab)
         self.places = Places(env.disk, env.log, prefix)
@@ -66,7 +75,7 @@ class MirrorVolume:
         """Why it does not answer yet, for people."""
         self.buffers = WriteBuffers()
         self.latencies = Latencies()
-        self._env, self._prefix = env, prefix
+        self._env, self._prefix, self._sealed = env, prefix, sealed
         self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
         self._version = 0
         self._paces = LenderPaces(env.clock)
@@ -77,11 +86,9 @@ class MirrorVolume:
 
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the members. ValueError when it is of another size, or damaged."""
-        shape = self.shape
         known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
-        if known is not None and (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
-            raise ValueError(f"the disk holds {shape.name} with other sizes: {known}")
-        record = VolumeRecord(*shape[1:], generation=1 if known is None else known.generation + 1)
+        record = next_life(known, self.shape, self._sealed, self._env.entropy)
+        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
         self._version = record.generation << (64 - GENERATION_BITS)
         await self.places.load(len(self.slabs) * MEMBERS)
         self.lenders.find_again()
@@ -206,9 +213,13 @@ class MirrorVolume:
         """To every member, under the next version. `over` is called once, with whether it is acknowledged."""
         self._version += 1
         version, era, at = self._version, slab.era, first - slab.first
-        run = self._newest[first : first + count]
-        slab.written += count - int(np.count_nonzero(run))
-        run[:] = version
+        if count == 1:
+            slab.written += not self._each[first]
+            self._each[first] = version
+        else:
+            run = self._newest[first : first + count]
+            slab.written += count - int(np.count_nonzero(run))
+            run[:] = version
         slab.overwritten(at, count)
         slab.requests += count
         slab.writes[version] = (first, count)
@@ -234,7 +245,7 @@ class MirrorVolume:
     def _held(self, slab: MirrorSlab, link: RemoteSlab, first: int, count: int, version: int) -> None:
         """Of pages that were not written again meanwhile."""
         if count == 1:
-            if self._newest[first] == version:
+            if self._each[first] == version:
                 link.held.add(first - slab.first)
             return
         for at in np.flatnonzero(self._newest[first : first + count] == version).tolist():
@@ -451,6 +462,10 @@ class MirrorVolume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
+            rdma_slabs=self._links.one_sided,
+            rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
+            pages_refused=self._links.refused,
         )
 
     @property

@@ -63,12 +63,14 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
     """For one request to a lender."""
+    sealed: bool = False
+    """Pages are sealed before they leave this host."""
     uid: int = -1
     """Whose processes may use it; -1: whoever has the token."""
-    rdma: bool = True
-    """May pages be read and written one-sided, where there is a device?"""
     members: int = 1
     """Of each slab; with several it has no disk."""
+    rdma: bool = True
+    """May pages be read and written one-sided, where there is a device?"""
 
 
 def control_name(volume: str) -> str:
@@ -210,8 +212,8 @@ class VolumeControl:
 def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.Told], None]) -> AnyVolume:
     where = prefix(config.volume)
     if config.members > 1:
-        return MirrorVolume(env, shape, where, config.deadline_s, tell)
-    return Volume(env, shape, where, config.queue_pages, config.deadline_s, tell)
+        return MirrorVolume(env, shape, where, config.deadline_s, tell, config.sealed)
+    return Volume(env, shape, where, config.queue_pages, config.deadline_s, tell, config.sealed)
 
 
 async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], None] | None = None) -> None:

@@ -34,7 +34,8 @@ from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.old_layout import Conversion
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, record_decoder
+from plugins.memory.datapath.sealing import PageSeal
+from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
 from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill, named
@@ -61,7 +62,14 @@ class Volume:
     lost or copied."""
 
     def __init__(
-        self, env: Env, shape: Shape, prefix: str, queue_pages: int, deadline_s: float, tell: Callable[[Told], None]
+        self,
+        env: Env,
+        shape: Shape,
+        prefix: str,
+        queue_pages: int,
+        deadline_s: float,
+        tell: Callable[[Told], None],
+        sealed: bool = False,
     ):
         self.shape = shape
         self.spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
@@ -72,7 +80,7 @@ class Volume:
         )
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
-        self._env, self._prefix = env, prefix
+        self._env, self._prefix, self._sealed = env, prefix, sealed
         self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s, self.spill)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self.opening = "it reads its log"
@@ -90,8 +98,10 @@ class Volume:
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size, or are
         damaged. A disk that can be read but not written is no reason not to serve reads."""
-        record = await self._load_record()
+        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
+        record = next_life(known, self.shape, self._sealed, self._env.entropy)
         self._version = self._ours = record.generation << (64 - GENERATION_BITS)
+        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
         await self.spill.open(record.generation)
         await self.places.load(len(self.slabs))
         try:
@@ -116,16 +126,6 @@ class Volume:
             slab = self.slabs[index]
             slab.written = self.spill.count_written(slab.first, slab.pages)
             slab.touch()
-
-    async def _load_record(self) -> VolumeRecord:
-        shape = self.shape
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
-        generation = 1
-        if known is not None:
-            if (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
-                raise ValueError(f"the disk holds {shape.name} with other sizes: {known}")
-            generation = known.generation + 1
-        return VolumeRecord(shape.size_bytes, shape.page_bytes, shape.slab_bytes, generation)
 
     async def _make_writable(self, record: VolumeRecord) -> None:
         """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
@@ -466,10 +466,11 @@ class Volume:
             trouble=self.trouble[:400],
             life=self._life,
             upto=upto,
+            latencies=self.latencies.told(),
             rdma_slabs=self._links.one_sided,
             rdma_failed=self._links.verbs.failed,
             rdma_why=self._links.verbs.why[:400],
-            latencies=self.latencies.told(),
+            pages_refused=self._links.refused,
         )
 
     @property

@@ -120,7 +120,8 @@ class VolumeVerbs:
         self.joined = 0
         """Slabs that went one-sided."""
         self._env, self._disk, self._deadline_s = env, disk, deadline_s
-        self._pages, self._page_bytes = pages, page_bytes
+        self._pages, self.page_bytes = pages, page_bytes
+        """The latter: of a page as it lies at its lender, sealed or not."""
         self._failures: dict[str, tuple[int, float]] = {}
         """Address of a lender -> how often in a row a queue pair to it failed, and when the next may be made."""
 
@@ -180,7 +181,7 @@ class VolumeVerbs:
         if slab.why or paired.why:
             raise NoVerbs(slab.why or paired.why)
         first = slab.place.index * self._pages
-        slab.go_one_sided(OneSided(paired.pair, there, first, self._pages, self._page_bytes, self._disk))
+        slab.go_one_sided(OneSided(paired.pair, there, first, self._pages, self.page_bytes, self._disk))
         self.joined += 1
         self.why = ""
 
@@ -201,7 +202,7 @@ class VolumeVerbs:
                 link.end(why)
 
         try:
-            paired.pair = LenderPair(self._env, device, self._page_bytes, self._deadline_s, lost)
+            paired.pair = LenderPair(self._env, device, self.page_bytes, self._deadline_s, lost)
         except NoVerbs:
             device.close()
             raise

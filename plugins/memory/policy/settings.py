@@ -16,8 +16,10 @@ SLABS_MAX = 1 << 14
 slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
-PAGE_BYTES_MAX = 1 << 16
-"""Bytes of the largest page."""
+SEAL_BYTES = 32
+"""What sealing adds to a page at its lender (`datapath.sealing`)."""
+PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
+"""Bytes of the largest page at a lender."""
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")
@@ -49,6 +51,9 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drawn: int = DRAWN
     """Hosts drawn at random for a slab that needs a place; the two that are freest by gossip are asked (measured by
     `covey-sim memory`). 2: no look at gossip, as in the paper (Infiniswap §2.4.2)."""
+    seal: bool = True
+    """Pages of new volumes are encrypted and authenticated before they leave their host. `false`: a lender, and whoever
+    listens on the way, can read them, and a lender can change them."""
     spill_queue: str = "16 MiB"
     """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""
     remote_deadline: str = "2 s"

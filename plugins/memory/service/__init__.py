@@ -193,8 +193,8 @@ class MemoryService(PluginService):
 
     def metrics(self) -> Mapping[str, float]:
         volumes = self.borrowing.volumes.values()
-        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
-        return {**found, **one_sided.metrics(self._counts())}
+        counted = one_sided.metrics(self._counts())
+        return {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes), **counted}
 
 
 def _volume_name(name: object) -> str:

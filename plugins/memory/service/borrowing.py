@@ -35,7 +35,7 @@ from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import views
 from plugins.memory.service.forming import checked_members, no_room, until_formed
-from plugins.memory.service.open_volume import OpenVolume
+from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
 from plugins.memory.service.views import trouble_told
@@ -140,6 +140,7 @@ class Borrowing:
                 token=self._env.entropy(TOKEN_BYTES),
                 uid=owner,
                 process=KnownProcess(self._env.entropy(TOKEN_BYTES)),
+                sealed=settings.seal,
                 members=count,
             )
         known = found.known
@@ -183,8 +184,9 @@ class Borrowing:
             queue_pages=settings.spill_queue_pages,
             deadline_s=settings.remote_deadline_s,
             uid=known.uid,
-            rdma=settings.rdma == "auto",
+            sealed=known.sealed,
             members=known.members,
+            rdma=settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:
@@ -226,12 +228,12 @@ class Borrowing:
             for place in answer.places:
                 after = (place.index, place.epoch)
                 if place.index < slabs * known.members:
-                    places.append((place.index, _place(place)))
+                    places.append((place.index, slab_place(place)))
         self._opens(known.volume, "")
         await self._export_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
-        sizes = (slabs, known.slab_bytes, known.page_bytes)
+        sizes = (slabs, known.lent_slab_bytes, known.lent_page_bytes)
         self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members))
 
     async def _export_again(self, name: str, process: ByteProcess) -> None:
@@ -488,7 +490,3 @@ class Borrowing:
             "covey_slabs_unrecovered_total": sum(counts.unrecovered for counts in counted),
             "covey_volumes_in_trouble": sum(bool(counts.trouble) for counts in counted),
         }
-
-
-def _place(place: OpenPlace) -> SlabPlace:
-    return SlabPlace(place.epoch, HostId(place.lender), place.address, place.secret)

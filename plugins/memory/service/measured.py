@@ -38,12 +38,15 @@ def metrics(volumes: Iterable[OpenVolume]) -> dict[str, float]:
     """Histograms of requests by volume and by who answered, and links by state."""
     found: dict[str, float] = {}
     states = dict.fromkeys(LINK_STATES, 0)
+    refused = 0
     for volume in sorted(volumes, key=lambda volume: volume.known.volume):
         for places in volume.places.values():
             for place in places:
                 states[place.state] += 1
+        refused += volume.counts.pages_refused if volume.counts is not None else 0
         for one in volume.counts.latencies if volume.counts is not None else ():
             found |= _histogram(f"covey_memory_{one.op}_seconds", volume.known.volume, one)
+    found["covey_memory_pages_refused_total"] = refused
     return found | {f'covey_memory_links{{state="{state}"}}': count for state, count in states.items()}
 
 

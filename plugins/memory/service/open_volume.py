@@ -3,14 +3,19 @@
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from plugins.memory.datapath.control import LatencyCounts, PageCounts, PlaceNow, SlabCounts
-from plugins.memory.machine.place import Link
+from covey.core import HostId
+from plugins.memory.datapath.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
+from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.policy import mirroring
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
 
 LATENCIES_EVERY, LATENCIES_KEPT = 10, 6
 """How long requests took is told of the last minute: every tenth answer of so many is kept."""
+
+
+def slab_place(place: OpenPlace) -> SlabPlace:
+    return SlabPlace(place.epoch, HostId(place.lender), place.address, place.secret)
 
 
 @dataclass

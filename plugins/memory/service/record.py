@@ -9,6 +9,7 @@ import msgspec
 
 from covey import checked
 from covey.ports import Disk, ProcessId
+from plugins.memory.policy.settings import SEAL_BYTES
 
 FILE = "memory/agent"
 
@@ -32,12 +33,23 @@ class KnownVolume(msgspec.Struct, frozen=True):
     uid: int
     """Whose it is; -1: any user of this host."""
     process: KnownProcess
+    sealed: bool = False
+    """Its pages are sealed before they leave this host."""
     exports: tuple[str, ...] = ()
     """Unix sockets where it is offered as a block device."""
     members: int = 1
     """Of each slab; with several it has no disk."""
     formed: bool = False
     """Of one without a disk: every slab once had all of its members."""
+
+    @property
+    def lent_page_bytes(self) -> int:
+        """Of a page at its lender."""
+        return self.page_bytes + (SEAL_BYTES if self.sealed else 0)
+
+    @property
+    def lent_slab_bytes(self) -> int:
+        return self.slab_bytes // self.page_bytes * self.lent_page_bytes
 
 
 class SlabsOnDisk(msgspec.Struct, frozen=True):

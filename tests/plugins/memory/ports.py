@@ -31,6 +31,7 @@ from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
 from plugins.memory.datapath.volume import Volume
+from plugins.memory.policy.settings import SEAL_BYTES
 
 RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
 """Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
@@ -38,6 +39,8 @@ THIS_MACHINES: Verbs = PyVerbs() if RDMA else NO_VERBS_HERE
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
 SECRET = b"s" * 16
+SEALED = os.environ.get("COVEY_TEST_SEALED") == "1"
+"""Whether volumes of a bench seal their pages, unless it says otherwise."""
 
 
 class QuietLog:
@@ -206,6 +209,7 @@ class Bench:
         self.store = SlabStore(1 << 30)
         self.server = SlabServer(self.env, self.store)
         self.address = ""
+        self.sealed = SEALED
         self.told: list[Told] = []
         self.one_sided = False
         """Volumes wait until a slab goes one-sided, or says why not."""
@@ -248,15 +252,16 @@ class Bench:
         await self.lend()
 
     def register(self, index: int, epoch: int = 1, secret: bytes = SECRET) -> OpenPlace:
-        size = SHAPE.slab_bytes
-        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, PAGE, secret))
+        page_bytes = PAGE + SEAL_BYTES * self.sealed
+        size = SHAPE.slab_pages * page_bytes
+        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, page_bytes, secret))
         return OpenPlace(index, epoch, "h2", self.address, secret)
 
     async def volume(self, deadline_s: float = 5.0, queue_pages: int = 512) -> Volume:
         """A process of its own as far as tasks go: `die` ends them without a word."""
         tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
         env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
-        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append)
+        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append, self.sealed)
         self._volumes.append((volume, tasks))
         if RDMA or self.one_sided:
             one_sided_first(volume._links)

@@ -101,6 +101,7 @@ def test_a_histogram_is_one_family_with_rising_bounds() -> None:
 
         class counts:
             latencies = (LatencyCounts("read", "lender", (0,) * 20 + (3, 1), 0.01),)
+            pages_refused = 2
 
         places: dict[int, object] = {}
 
@@ -111,4 +112,5 @@ def test_a_histogram_is_one_family_with_rising_bounds() -> None:
     counts = [int(line.split()[-1]) for line in bounds]
     assert counts == sorted(counts) and counts[-1] == 4 and 'le="+Inf"' in bounds[-1]
     assert lines[at + 1 + len(bounds)] == 'covey_memory_read_seconds_sum{volume="data",answered="lender"} 0.01'
+    assert "covey_memory_pages_refused_total 2" in lines
     assert sum(line.startswith("# TYPE covey_memory_read") for line in lines) == 1

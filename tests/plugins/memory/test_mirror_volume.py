@@ -16,6 +16,7 @@ from plugins.memory.datapath.mirror_volume import MirrorVolume
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab
 from plugins.memory.machine.mirror import Filling, Out, Whole
+from plugins.memory.policy import mirroring
 
 from .ports import PAGE, SHAPE, Bench, QuietLog, a_bench, page, soon
 
@@ -33,7 +34,9 @@ class Mirrored:
     async def start(self, deadline_s: float = 5.0) -> None:
         self._tasks = Tasks(QuietLog(), lambda name, error: self.bench.failures.append(error))
         env = Env(**{**self.bench.env.__dict__, "spawn": self._tasks.spawn})
-        self.volume = MirrorVolume(env, SHAPE, "memory/volumes/data", deadline_s, self.bench.told.append)
+        self.volume = MirrorVolume(
+            env, SHAPE, "memory/volumes/data", deadline_s, self.bench.told.append, self.bench.sealed
+        )
         await self.volume.open()
 
     async def die(self) -> None:
@@ -205,6 +208,18 @@ async def test_a_rebuilt_member_never_gets_older_content_than_was_written_meanwh
         await soon(lambda: 3 in [told.epoch for told in made.bench.told if isinstance(told, SlabCopiedFrame)])
         made.free(0)
         assert await made.read(0, 16) == [*range(1, 6), 99, *range(7, 17)]
+
+
+async def test_a_new_member_is_filled_no_faster_than_a_volume_may_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirroring, "REBUILD_BYTES_S", 16 * PAGE * 5)
+    async with mirrored() as made:
+        await made.write(0, *range(1, 17))
+        made.free(1)
+        await soon(lambda: isinstance(made.volume.slab(0).mirror.of(2), Out))
+        await made.volume.open_place(made.place(1, 3, "h4"))
+        began_s = asyncio.get_running_loop().time()
+        await soon(lambda: made.whole() == [1, 3])
+        assert asyncio.get_running_loop().time() - began_s > 0.15
 
 
 async def test_a_link_that_breaks_is_filled_with_what_it_missed_alone() -> None:

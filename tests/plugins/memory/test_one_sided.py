@@ -35,6 +35,7 @@ from plugins.memory.datapath.slab_verbs import LenderVerbs
 from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
 from plugins.memory.datapath.slabwire import LentRegion, SlabOp
 from plugins.memory.datapath.volume import Volume
+from plugins.memory.policy.settings import SEAL_BYTES
 from plugins.memory.service import one_sided
 from tests.plugins.memory.ports import PAGE, SECRET, SHAPE, Bench, a_bench, borrowers_links, page, read, soon, write
 from tests.plugins.memory.stand_in_verbs import StandInNetwork, StandInVerbs
@@ -74,11 +75,12 @@ class OneSidedBench:
 
 
 @asynccontextmanager
-async def a_one_sided_bench() -> AsyncIterator[OneSidedBench]:
+async def a_one_sided_bench(sealed: bool | None = None) -> AsyncIterator[OneSidedBench]:
     network = StandInNetwork()
     verbs = StandInVerbs(network)
     async with a_bench(verbs) as bench:
         bench.one_sided = True
+        bench.sealed = bench.sealed if sealed is None else sealed
         yield OneSidedBench(bench, network, verbs, await bench.volume())
 
 
@@ -93,6 +95,20 @@ async def test_pages_are_written_and_read_without_the_lenders_process() -> None:
         assert (asked, counts.rdma_slabs, counts.remote_read_bytes) == ([], 1, 2 * PAGE)
         assert bytes(each.lent().has(3, 2)) == page(7) + page(8)
         assert list(each.lent().versions[3:5]) == list(each.volume.spill.versions(3, 2))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_pages_go_one_sided_sealed_or_not(sealed: bool) -> None:
+    async with a_one_sided_bench(sealed) as each:
+        await each.open()
+        asked = each.asked()
+        await write(each.volume, 3, 7, 8)
+        await each.volume.flush()
+        assert (await read(each.volume, 3, 2), asked) == ([7, 8], [])
+        lent = bytes(each.lent().has(3, 2))
+        assert len(lent) == 2 * (PAGE + SEAL_BYTES * sealed) and (page(7) in lent) == (not sealed)
+        counts = each.volume.counts(1)
+        assert (counts.rdma_slabs, counts.pages_refused) == (1, 0)
 
 
 async def test_what_is_not_durable_is_overwritten_by_the_lenders_process_alone() -> None:
