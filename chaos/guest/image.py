@@ -109,6 +109,7 @@ def _make(work: Path) -> None:
     _run(sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-compile",
          "--only-binary=:all:", f"--python-version={SITE_PYTHON}", "--target", str(rootfs / "opt" / "site"),
          *requirements())  # fmt: skip
+    (rootfs / "usr/lib/python3/dist-packages/site.pth").write_text("/opt/site\n")
     _run("chroot", str(rootfs), "python3", "-m", "compileall", "-q", "/opt/site", "/usr/lib/python3")
     deb = next(work.glob("linux-image-*.deb"))
     _run("dpkg-deb", "-x", str(deb), str(kernel))

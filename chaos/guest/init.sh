@@ -17,5 +17,5 @@ for module in veth dummy ib_uverbs rdma_rxe; do modprobe "$module" || end 97; do
 ip link add va type veth peer name vb && ip addr add 10.77.0.1/24 dev va && ip link set va up && ip link set vb up || end 96
 rdma link add rxe0 type rxe netdev va || end 95
 cd /work && tar xf /dev/vdb || end 94
-PYTHONPATH=/work:/opt/site:/usr/lib/python3/dist-packages sh ./run.sh
+PYTHONPATH=/work sh ./run.sh
 end $?

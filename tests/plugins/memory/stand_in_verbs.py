@@ -27,9 +27,17 @@ class StandInNetwork:
         self.steps: list[VerbStep] = []
         """That were done."""
         self.unreachable = False
+        self.wire: list[tuple[int, int, VerbStep, bytes]] = []
+        """What a pair had sent when it was closed: from whom, to whom, a WRITE and its bytes."""
 
     def go_on(self) -> None:
         self.held = False
+        for sender, receiver, step, data in self.wire:
+            pair, region = self.pairs.get(receiver), self.regions.get(step.there_key)
+            if pair is not None and pair.peer == sender and region is not None and region.device is pair.device:
+                at = step.there - region.address
+                region.memory[at : at + step.size] = data
+        self.wire.clear()
         for pair in list(self.pairs.values()):
             pair.work()
 
@@ -107,6 +115,10 @@ class StandInPair:
 
     def close(self) -> None:
         if self.network.pairs.pop(self.number, None) is not None:
+            for step in [step for steps in self._posts for step in steps if not step.is_read]:
+                here = self.network.regions[step.here_key]
+                at = step.here - here.address
+                self.network.wire.append((self.number, self.peer, step, bytes(here.memory[at : at + step.size])))
             self._posts.clear()
             self.device.open_things -= 1
 

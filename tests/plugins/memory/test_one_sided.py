@@ -259,7 +259,12 @@ async def test_what_a_dead_process_left_on_its_way_cannot_land_one_sided() -> No
     """Its successor asked what is there, and would never know."""
     async with a_one_sided_bench() as each:
         place = each.bench.register(0)
-        old = await borrowers_links(each.bench.env, always=True).open(place)
+        links = borrowers_links(each.bench.env, always=True)
+        old = await links.open(place)
+        link = links._links[each.bench.address]
+        assert link.paired is not None and link.paired.lane is not None
+        for lane in (*link.lanes, link.paired.lane):
+            lane._gone = lambda index, epoch: None  # it stands still, so it hears nothing
         each.network.held = True
         old.send_write(3, 1, 5, memoryview(page(5)), lambda did: None)
         await asyncio.sleep(0)
