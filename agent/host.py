@@ -422,6 +422,7 @@ class HostAgent:
             "notes": self.log.changes.notes(self.config.source),
             "plugins": dict(self.health),
             "log": self.log.trouble,
+            "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 

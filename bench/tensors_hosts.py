@@ -162,7 +162,7 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     near = {rank // here: f"{shared}/run{rank // here}/{NEAR}"}
     clients = {door: _client(door, rank, ranks, addresses, near, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
     aggd_s = partial(spent_s, int(aggd)) if rank % here == 0 else lambda: 0.0
-    play = ddp(torch, clients, ranks) if case == "DDP" else sums(torch, clients, case)
+    play = ddp(torch, clients, ranks, case) if case == "DDP" else sums(torch, clients, case)
     found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in all_doors}
     for door in all_doors:
         for _ in range(WARM):

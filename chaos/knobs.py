@@ -68,6 +68,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "budgets": ({"ann": "0 B"}, {"ann": "1 TiB"}),
         "default_budget": ("64 KiB", "1 TiB"),
         "remote_deadline": ("50 ms", "20 s"),
+        "rdma": ("off",),
         "grace": ("0.1 s", "60 s"),
         "lease": ("5 s", "600 s"),
     },

@@ -223,6 +223,27 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
     return run
 
 
+def mender(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
+    """Reads every page once, of which some may be lost and fail; then writes all of them anew and reads them back."""
+
+    async def run(env: Env, command: Command) -> int:
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes)
+        for page in range(oracle.pages):
+            await _read(client, oracle, page, 1, oracle.page_bytes)
+        for page in range(oracle.pages):
+            least = oracle.acknowledged.get(page, 0)
+            while oracle.acknowledged.get(page, 0) == least:
+                await _write(client, oracle, page, 1, oracle.page_bytes)
+        for page in range(oracle.pages):
+            await _read_in_the_end(client, oracle, page, 1, oracle.page_bytes)
+        while await client.ask(Op.FLUSH, 0, 0) is None:  # noqa: ASYNC110
+            await asyncio.sleep(REFUSED_S)
+        client.hang_up()
+        return 0
+
+    return run
+
+
 async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> None:
     versions = [oracle.sending(page) for page in range(first, first + count)]
     data = [page_of(oracle.volume, first + at, version, page_bytes) for at, version in enumerate(versions)]

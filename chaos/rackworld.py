@@ -23,7 +23,7 @@ from chaos.administrator import Administrator
 from chaos.custody import Custody
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
-from chaos.pager import QUICK, Oracle, Pace, pager, reader
+from chaos.pager import QUICK, Oracle, Pace, mender, pager, reader
 from chaos.people import bungler, writer
 from chaos.workload import healer, ring, sleeper, trainer
 from chaos.world.host import SimHost, SimProcess
@@ -190,6 +190,10 @@ class SimRack:
             for host, oracles in self.oracles.items()
             for oracle in oracles
         ]
+
+    def menders(self, host: str) -> list[SimProcess]:
+        """Processes that find out what is lost of the volumes of this host, and write all anew."""
+        return [self.hosts[host].run("mender", mender(oracle)) for oracle in self.oracles[host]]
 
     def forgive(self) -> None:
         """From now on a volume may lose the pages whose lender and volume both failed before the disk had them: for

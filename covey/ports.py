@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from covey.core import HostId
+from covey.verbs import NO_VERBS_HERE, Verbs
 
 Address = str
 """`127.0.0.1:7946`, `[::1]:7946` or `unix:/run/covey/agent.sock`. Port 0 asks for a free one."""
@@ -434,3 +435,4 @@ class Env:
     pages: Pages
     run_dir: str
     """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short, since a socket path has 107 bytes."""
+    verbs: Verbs = NO_VERBS_HERE

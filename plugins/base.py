@@ -430,6 +430,10 @@ class PluginService:
         """Name -> what HTTP and agentctl may ask."""
         return {}
 
+    def status(self) -> Mapping[str, str]:
+        """Lines for `agentctl status`: what it is about, and how it is now."""
+        return {}
+
     def metrics(self) -> Mapping[str, float]:
         """Prometheus name (with labels, if any) -> value."""
         return {}

@@ -109,6 +109,17 @@ class HeldSlab(msgspec.Struct, frozen=True, array_like=True):
     """Pages that have been written."""
 
 
+class RdmaLent(msgspec.Struct, frozen=True, array_like=True):
+    """One-sided access to the slabs of a slab process."""
+
+    device: Text = ""
+    """Empty: none is in use."""
+    pairs: Count = 0
+    """Volumes that have a queue pair here."""
+    why: Text = ""
+    """Why the last that was asked for was refused; empty: it was not."""
+
+
 class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     id: Id
     address: Text
@@ -120,6 +131,7 @@ class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     """Of all slabs: pages that have been written."""
     more: bool = False
     """There are slabs after these."""
+    rdma: RdmaLent = RdmaLent()
 
 
 # ---- volume process --------------------------------------------------------------------------------------------------
@@ -213,6 +225,12 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Changes before this one are told."""
     clients: Count = 0
     """Connections of block device clients."""
+    rdma_slabs: Count = 0
+    """Slabs whose pages are read and written one-sided now."""
+    rdma_failed: Count = 0
+    """Links that ended because their queue pair did."""
+    rdma_why: Text = ""
+    """Why a link, the last one that tried, is over TCP alone; empty: none is."""
     clients_refused: Count = 0
     """Of them, those that broke the protocol or were one too many."""
     latencies: tuple[LatencyCounts, ...] = ()

@@ -105,6 +105,7 @@ class Lenders:
 
     def _use(self, slab: SlabMemory, link: RemoteSlab) -> None:
         link.ended = lambda ended: self._ended(slab, ended)
+        link.adopted()
         oldest = slab.adopt(link)
         if oldest is not None:
             oldest.fail("there are two newer ones")

@@ -50,10 +50,8 @@ class MirrorSlab:
         self._touched = touched
 
     def touch(self) -> None:
-        if self.mirror.serves:
-            self.serving.set()
-        else:
-            self.serving.clear()
+        if self.mirror.serves is not self.serving.is_set():
+            (self.serving.set if self.mirror.serves else self.serving.clear)()
         self._touched(self)
 
     @property
@@ -63,8 +61,7 @@ class MirrorSlab:
 
     def targets(self) -> list[RemoteSlab]:
         """Where a write goes."""
-        mirror = self.mirror
-        return [link for epoch, link in self.links.items() if isinstance(mirror.of(epoch), Filling | Whole)]
+        return [self.links[epoch] for epoch in self.mirror.takes if epoch in self.links]
 
     def holders(self, at: int) -> list[RemoteSlab]:
         """Who has the newest content of this page of the slab."""
@@ -72,6 +69,8 @@ class MirrorSlab:
 
     def hold_all(self, at: int, count: int) -> list[RemoteSlab]:
         """Who has the newest content of all of these pages."""
+        if count == 1:
+            return self.holders(at)
         return [link for link in self.links.values() if link.usable and link.held.flags.find(0, at, at + count) < 0]
 
     def overwritten(self, at: int, count: int) -> None:

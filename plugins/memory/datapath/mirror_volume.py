@@ -62,7 +62,7 @@ class MirrorVolume:
     ) -> None:
         self.shape = shape
         newest = lazy_zeros(8 * shape.pages)
-        self._bytes = newest
+        self._bytes, self._each = newest, newest.cast("Q")
         self._newest: NDArray[np.uint64] = np.frombuffer(newest, np.uint64)
         self.slabs = Slabs(shape.pages, shape.slab_pages, MirrorSlab)
         self.places = Places(env.disk, env.log, prefix)
@@ -88,7 +88,7 @@ class MirrorVolume:
         """Load what the disk knows, and begin to ask the members. ValueError when it is of another size, or damaged."""
         known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
         record = next_life(known, self.shape, self._sealed, self._env.entropy)
-        self._links.seal = PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None
+        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
         self._version = record.generation << (64 - GENERATION_BITS)
         await self.places.load(len(self.slabs) * MEMBERS)
         self.lenders.find_again()
@@ -213,9 +213,13 @@ class MirrorVolume:
         """To every member, under the next version. `over` is called once, with whether it is acknowledged."""
         self._version += 1
         version, era, at = self._version, slab.era, first - slab.first
-        run = self._newest[first : first + count]
-        slab.written += count - int(np.count_nonzero(run))
-        run[:] = version
+        if count == 1:
+            slab.written += not self._each[first]
+            self._each[first] = version
+        else:
+            run = self._newest[first : first + count]
+            slab.written += count - int(np.count_nonzero(run))
+            run[:] = version
         slab.overwritten(at, count)
         slab.requests += count
         slab.writes[version] = (first, count)
@@ -241,7 +245,7 @@ class MirrorVolume:
     def _held(self, slab: MirrorSlab, link: RemoteSlab, first: int, count: int, version: int) -> None:
         """Of pages that were not written again meanwhile."""
         if count == 1:
-            if self._newest[first] == version:
+            if self._each[first] == version:
                 link.held.add(first - slab.first)
             return
         for at in np.flatnonzero(self._newest[first : first + count] == version).tolist():
@@ -458,6 +462,9 @@ class MirrorVolume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
+            rdma_slabs=self._links.one_sided,
+            rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
             pages_refused=self._links.refused,
         )
 

@@ -15,6 +15,7 @@ from covey.driven import Part
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import Answered, LenderLane
+from plugins.memory.datapath.one_sided import OneSided, SlabAsk
 from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slabwire import SlabOp, Versions
 
@@ -88,11 +89,21 @@ class RemoteSlab:
         """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
         """No new requests; those under way may finish."""
+        self.is_paired = False
+        """It was attached over the connection of the queue pair too."""
         self._seal, self._first = seal, place.index * pages
         """The latter: number of the first page in the volume."""
         self._short, self._long = lanes
         self._broken, self._unused = broken, unused
         self._under_way = 0
+        self._over_lanes = 0
+        """Of them, asked before the slab went one-sided: 0 from then on."""
+        self._one_sided: OneSided | None = None
+        self._joining: OneSided | None = None
+        """In use once what is under way over the lanes is answered."""
+        self._then: Callable[[OpenPlace], None] | None = None
+        self._gate: list[SlabAsk] = []
+        """Wait for that."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -255,12 +266,63 @@ class RemoteSlab:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
+                then, self._then = self._then, None
+                if then is not None:
+                    then(self.place)
             answered(did and not self.why, versions)
+            if self._over_lanes:
+                self._over_lanes -= 1
+                self._join()
 
         short = op is not SlabOp.COPY and count * self.page_bytes <= SHORT_BYTES
+        lane = self._short if short else self._long
         self._under_way += 1
         self._idle.clear()
-        (self._short if short else self._long).ask(self.place, op, first, count, version, parts, into, over)
+        if op is SlabOp.VERSIONS or (self._one_sided is None and self._joining is None):
+            self._over_lanes += self._one_sided is None
+            lane.ask(self.place, op, first, count, version, parts, into, over)
+            return
+
+        def by_lane(then: Answered) -> None:
+            lane.ask(self.place, op, first, count, version, parts, into, then)
+
+        asked = SlabAsk(op, first, count, version, parts, into, over, by_lane)
+        if self._one_sided is not None:
+            self._one_sided.ask(asked)
+        else:
+            self._gate.append(asked)
+
+    # ---- one-sided ----
+
+    @property
+    def one_sided(self) -> bool:
+        return self._one_sided is not None
+
+    def go_one_sided(self, one_sided: OneSided) -> None:
+        """From now on, or as soon as nothing is under way over the lanes: the two ways have no order between them."""
+        self._joining = one_sided
+        self._join()
+
+    def when_idle(self, then: Callable[[OpenPlace], None]) -> None:
+        """Call it when no request is under way."""
+        if self._under_way:
+            self._then = then
+        else:
+            then(self.place)
+
+    def adopted(self) -> None:
+        """The volume uses it from now on."""
+        if self._one_sided is not None:
+            self._one_sided.starts(self.held.flags)
+
+    def _join(self) -> None:
+        if self._joining is None or self._over_lanes or self.why:
+            return
+        self._one_sided, self._joining = self._joining, None
+        self._one_sided.starts(self.held.flags)
+        gate, self._gate = self._gate, []
+        for asked in gate:
+            self._one_sided.ask(asked)
 
     # ---- the end ----
 
@@ -289,5 +351,10 @@ class RemoteSlab:
             self._over()
 
     def _over(self) -> None:
+        gate, self._gate = self._gate, []
+        for asked in gate:
+            asked.answered(False, array("Q"))
+        if self._one_sided is not None:
+            self._one_sided.end()
         if self.ended is not None:
             self.ended(self)

@@ -1,6 +1,7 @@
 """Slabs in the memory of a slab process. Each is an anonymous mapping, so the kernel hands it out zeroed and takes it
 back whole; no borrower ever sees what another wrote."""
 
+import asyncio
 import mmap
 from array import array
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Protocol
 
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import HeldSlab
-from plugins.memory.datapath.slabwire import SlabHello, Versions
+from plugins.memory.datapath.slabwire import LentRegion, SlabHello, Versions
 from plugins.memory.policy.settings import PAGE_BYTES_MAX
 
 Key = tuple[str, str, int]
@@ -23,6 +24,20 @@ class SlabUser(Protocol):
 
     def lose(self, slab: "HostedSlab") -> None:
         """It was freed, or another session attached it: nothing more is answered about it than that."""
+
+
+class Registered(Protocol):
+    """Memory that a device reaches by itself (`slab_verbs`)."""
+
+    where: LentRegion
+    left: asyncio.Event
+    """Nobody reaches it any more."""
+
+    def let_go(self) -> None:
+        """Soon; the memory is given back after that."""
+
+    def close(self) -> None:
+        """Now."""
 
 
 @dataclass
@@ -42,6 +57,7 @@ class HostedSlab:
     touched: int = 0
     """Pages that have a version."""
     live: bool = True
+    registered: Registered | None = None
     on_touched: Callable[[int], None] = lambda bytes: None
     """Called with the bytes of pages that were written for the first time."""
 
@@ -89,7 +105,12 @@ class HostedSlab:
                 self.memory[(first + at) * size : (first + at + 1) * size] = page
                 self.versions[first + at] = new
 
+    def touch_all(self) -> None:
+        """All of it is in RAM, whatever was written."""
+        self._touch(self.pages)
+
     def _touch(self, pages: int) -> None:
+        pages = min(pages, self.pages - self.touched)
         self.touched += pages
         self.on_touched(pages * self.page_bytes)
 
@@ -101,6 +122,7 @@ class SlabStore:
         self.slabs: dict[Key, HostedSlab] = {}
         self.refused = self.held_bytes = self.touched_bytes = 0
         self._lend_bytes = lend_bytes
+        self._leaving: list[Registered] = []
 
     def listed(self, after: Key, most: int) -> tuple[tuple[HeldSlab, ...], bool]:
         """At most so many slabs after that key, and whether there are more."""
@@ -120,6 +142,8 @@ class SlabStore:
             raise ValueError(f"a slab of {slab_bytes} bytes is not a whole number of pages of {page_bytes}")
         if known is not None:
             self.free(known.borrower, known.volume, known.index, known.epoch)
+            if known.registered is not None:
+                known.registered.close()
         if self.held_bytes + slab_bytes > self._lend_bytes:
             raise ValueError(f"{self.held_bytes} bytes are lent, {self._lend_bytes} is the most")
         memory = mmap.mmap(-1, slab_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -135,7 +159,8 @@ class SlabStore:
         self.touched_bytes += touched_bytes
 
     def free(self, borrower: str, volume: str, index: int, epoch: int) -> None:
-        """The mapping goes back to the kernel with its last user; its borrower is told."""
+        """The mapping goes back to the kernel with its last user; its borrower is told. Where a device reaches it, that
+        takes a little while (`left`)."""
         slab = self.slabs.get((borrower, volume, index))
         if slab is None or slab.epoch != epoch:
             return
@@ -147,6 +172,15 @@ class SlabStore:
         users, slab.users = slab.users, []
         for user in users:
             user.lose(slab)
+        if slab.registered is not None:
+            slab.registered.let_go()
+            self._leaving = [each for each in self._leaving if not each.left.is_set()]
+            self._leaving.append(slab.registered)
+
+    async def left(self) -> None:
+        """Wait until no device reaches what was freed before."""
+        for each in list(self._leaving):
+            await each.left.wait()
 
     def find(self, hello: SlabHello) -> HostedSlab | None:
         """None for an unknown slab and for a stale epoch."""

@@ -7,6 +7,7 @@ costs a task and a few hundred bytes, and few such connections are admitted. Aft
 """
 
 import asyncio
+from dataclasses import replace
 
 import msgspec
 
@@ -15,10 +16,12 @@ from covey.driven import driven
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.headers import Status, Welcome, WireError
 from covey.ports import Address, ByteStream, Env
+from covey.verbs import SWITCHED_OFF
 from plugins.memory.datapath import control, slabwire
-from plugins.memory.datapath.control import Answer, ControlServer, No, Question, SlabList, Yes
+from plugins.memory.datapath.control import Answer, ControlServer, No, Question, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.slab_verbs import LenderVerbs, SessionVerbs
 
 
 class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +35,8 @@ class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Never hold more than this, whatever the agent says."""
     control: str = "slabd"
     """Name of the control socket."""
+    rdma: bool = True
+    """May pages be read and written one-sided, where there is a device?"""
 
 
 class SlabServer:
@@ -39,6 +44,7 @@ class SlabServer:
 
     def __init__(self, env: Env, store: SlabStore) -> None:
         self._env, self._store = env, store
+        self.verbs = LenderVerbs(env)
         self.strangers: Strangers[ByteStream] = Strangers()
         self._nobodys = env.entropy(NONCE_BYTES)
         """The key of slabs that are not here: strangers cannot tell them from others."""
@@ -75,7 +81,9 @@ class SlabServer:
             self._store.refused += 1
             await stream.write(headers.pack_welcome(Welcome(Status.REFUSED, 0, 0)))
             return None
-        session = SlabSession(self._store, driven(stream), greeting)
+        session = SlabSession(
+            self._env, self._store, SessionVerbs(self.verbs, greeting.hello), driven(stream), greeting
+        )
         await stream.write(headers.pack_welcome(Welcome(Status.OK, slab.page_bytes, len(slab.memory))))
         if slab.live:
             session.attach(slab)
@@ -99,6 +107,7 @@ class SlabServer:
 async def run_slabd(env: Env, config: SlabdConfig) -> None:
     """The program. Ends when the agent says `Stop`, or by SIGTERM; the slabs go with it."""
     store, stopped = SlabStore(config.lend_bytes), asyncio.Event()
+    slabs = SlabServer(env if config.rdma else replace(env, verbs=SWITCHED_OFF), store)
 
     async def answer(question: Question) -> Answer:
         match question:
@@ -106,9 +115,11 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
                 store.register(question)
             case control.FreeSlabFrame():
                 store.free(question.borrower, question.volume, question.index, question.epoch)
+                await store.left()
             case control.ListSlabs():
                 held, more = store.listed(question.after, question.most)
-                return SlabList(question.id, listener.address, held, store.refused, store.touched_bytes, more)
+                rdma = RdmaLent(slabs.verbs.name, slabs.verbs.pairs, slabs.verbs.why[:400])
+                return SlabList(question.id, listener.address, held, store.refused, store.touched_bytes, more, rdma)
             case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)
             case _:
@@ -116,7 +127,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
         return Yes(question.id)
 
     server = ControlServer(env, config.secret, answer)
-    listener = await env.bytes.listen(config.bind, SlabServer(env, store).serve)
+    listener = await env.bytes.listen(config.bind, slabs.serve)
     try:
         await server.open(config.control)
         env.log.info("slab process serves", address=listener.address)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -16,6 +17,7 @@ from covey import headers, volumewire
 from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env
+from covey.verbs import SWITCHED_OFF
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
 from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_token
@@ -67,6 +69,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whose processes may use it; -1: whoever has the token."""
     members: int = 1
     """Of each slab; with several it has no disk."""
+    rdma: bool = True
+    """May pages be read and written one-sided, where there is a device?"""
 
 
 def control_name(volume: str) -> str:
@@ -222,6 +226,8 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
         if server is not None:
             server.tell(frame)
 
+    if not config.rdma:
+        env = replace(env, verbs=SWITCHED_OFF)
     volume = _volume(env, shape, config, tell)
     exports = Exports(env, volume)
     asked = VolumeControl(volume, exports)

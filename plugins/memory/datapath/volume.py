@@ -81,7 +81,7 @@ class Volume:
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
         self._env, self._prefix, self._sealed = env, prefix, sealed
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
+        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s, self.spill)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self.opening = "it reads its log"
         """Why it does not answer yet, for people."""
@@ -101,7 +101,7 @@ class Volume:
         known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
         record = next_life(known, self.shape, self._sealed, self._env.entropy)
         self._version = self._ours = record.generation << (64 - GENERATION_BITS)
-        self._links.seal = PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None
+        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
         await self.spill.open(record.generation)
         await self.places.load(len(self.slabs))
         try:
@@ -467,6 +467,9 @@ class Volume:
             life=self._life,
             upto=upto,
             latencies=self.latencies.told(),
+            rdma_slabs=self._links.one_sided,
+            rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
             pages_refused=self._links.refused,
         )
 

@@ -41,16 +41,15 @@ def kept_apart(
 def homeless(volume: BorrowedVolume, now_s: float) -> list[BorrowedSlab]:
     """Members without a place that begin to look for one now. One of a slab at a time: the second must not lie where
     the first will."""
-    under_way = sum(slab.search is not None for slab in volume.slabs)
+    cold = [slab for slab in volume.slabs if isinstance(slab.phase, Cold)]
+    under_way = sum(slab.search is not None for slab in volume.slabs) if cold else 0
     found: list[BorrowedSlab] = []
     chosen: set[int] = set()
-    for slab in volume.slabs:
+    for slab in cold:
         if under_way + len(found) >= SEARCHES_MAX:
             break
         which = mirroring.slab_of(slab.index, volume.members)
-        if not isinstance(slab.phase, Cold) or now_s < slab.retry_at_s or which in chosen:
-            continue
-        if all(other.search is None for other in others(volume, slab)):
+        if now_s >= slab.retry_at_s and which not in chosen and all(o.search is None for o in others(volume, slab)):
             found.append(slab)
             chosen.add(which)
     return found

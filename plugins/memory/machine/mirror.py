@@ -92,6 +92,17 @@ class Mirror:
     def __init__(self) -> None:
         self._members: dict[int, Member] = {}
         self.lost = False
+        self.whole: list[int] = []
+        """Those that may be read from, and must have a write before it is acknowledged. Looked at for every request."""
+        self.takes: list[int] = []
+        """Those to which a write goes."""
+        self.on_record: list[int] = []
+        """Those that this host's disk must call whole, and no others."""
+
+    def _count(self) -> None:
+        """After every change."""
+        self.whole, self.takes = self._those(Whole), self._those(Filling, Whole)
+        self.on_record = self._those(Whole, Unlinked, Awaited)
 
     def of(self, epoch: int) -> Member:
         """`Out` also of one that is not known."""
@@ -99,16 +110,6 @@ class Mirror:
 
     def _those(self, *kinds: type) -> list[int]:
         return [epoch for epoch, member in sorted(self._members.items()) if isinstance(member, kinds)]
-
-    @property
-    def whole(self) -> list[int]:
-        """Those that may be read from, and must have a write before it is acknowledged."""
-        return self._those(Whole)
-
-    @property
-    def on_record(self) -> list[int]:
-        """Those that this host's disk must call whole, and no others."""
-        return self._those(Whole, Unlinked, Awaited)
 
     @property
     def asked(self) -> list[int]:
@@ -129,15 +130,18 @@ class Mirror:
             del self._members[epoch]
         else:
             self._members[epoch] = after
+        self._count()
 
     # ---- coming ----
 
     def found(self, epoch: int) -> None:
         """An earlier process left it whole."""
         self._members[epoch] = TRANSITIONS.first(Awaited())
+        self._count()
 
     def opened(self, epoch: int) -> None:
         self._members[epoch] = TRANSITIONS.first(Filling())
+        self._count()
 
     def filled(self, epoch: int) -> list[int]:
         """It lacks nothing. Those that this host's disk must call whole now; `whole_now` follows. A slab begins with
@@ -196,6 +200,8 @@ class Mirror:
     def written(self, has: Collection[int]) -> list[int] | None:
         """A write is at these members. Who is called not whole by that, which the disk must say before the write is
         acknowledged; None: it cannot be."""
+        if len(self.whole) == len(self.on_record) and set(has).issuperset(self.on_record):
+            return [] if self.whole else None  # as nearly always
         behind = mirroring.acknowledged(self.on_record, [epoch for epoch in has if epoch in self.whole])
         for epoch in behind or ():
             if isinstance(self.of(epoch), Whole):

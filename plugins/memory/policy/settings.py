@@ -59,6 +59,9 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""
     remote_deadline: str = "2 s"
     """A lender that does not answer a page request for so long is given up; the disk answers."""
+    rdma: Literal["auto", "off"] = "auto"
+    """`auto`: pages are read and written one-sided over RDMA where both hosts have a device and pyverbs
+    (`apt install python3-pyverbs`), over TCP elsewhere. A slab that is lent this way takes RAM as a whole."""
     grace: str = "10 s"
     """How long a borrower may take to move a slab that its lender wants back."""
     lease: str = "60 s"

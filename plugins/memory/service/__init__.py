@@ -16,6 +16,7 @@ from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, JobPlaced, JobUnplaced, SecondPassed
+from plugins.memory.datapath.control import PageCounts
 from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender_events import BorrowerAway
 from plugins.memory.messages import (
@@ -27,7 +28,7 @@ from plugins.memory.messages import (
 )
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
-from plugins.memory.service import measured
+from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.forming import NOBODY, Account
 from plugins.memory.service.lending import Lending
@@ -191,10 +192,22 @@ class MemoryService(PluginService):
             return ()
         return answer.slabs if isinstance(answer, SlabsAre) else ()
 
+    def status(self) -> Mapping[str, str]:
+        settings = self.host.settings(MemorySettings)
+        if settings.rdma == "off":
+            return {"pages": "over TCP; RDMA is switched off ([memory] rdma)"}
+        found = self.env.verbs.look(settings.slab_bytes)
+        return {"pages": one_sided.told(found, self._counts(), self.lending.rdma)}
+
+    def _counts(self) -> list[PageCounts]:
+        return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]
+
     def metrics(self) -> Mapping[str, float]:
         volumes = self.borrowing.volumes.values()
+        counted = one_sided.metrics(self._counts())
         accounts = measured.accounts(volumes, self.lending.machine.lent.values())
-        return {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes), **accounts}
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
+        return {**found, **counted, **accounts}
 
 
 def _volume_name(name: object) -> str:

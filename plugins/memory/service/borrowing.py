@@ -194,6 +194,7 @@ class Borrowing:
             uid=known.uid,
             sealed=known.sealed,
             members=known.members,
+            rdma=settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:

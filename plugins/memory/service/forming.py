@@ -69,7 +69,9 @@ async def until_formed(volume: OpenVolume, clock: Clock) -> bool:
 def no_room(volume: OpenVolume) -> Refused:
     """Why it could not be made."""
     formed, slabs = volume.formed(), volume.slabs
-    why = f"{formed} of {slabs} slabs found two other hosts with room for a copy each; what was taken is given back"
+    trouble = f" ({volume.trouble})" if volume.trouble else ""
+    found = f"{formed} of {slabs} slabs found two other hosts with room for a copy each{trouble}"
+    why = f"{found}; what was taken is given back"
     next_step = "agentctl hosts shows who lends; ask for less, or attach it without --mirror"
     return Refused(4, f"cannot attach volume {volume.known.volume}", why, next_step)
 

@@ -12,7 +12,7 @@ from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
 from plugins.facts import Spare, SpareChanged, is_drained
 from plugins.memory.datapath import control
-from plugins.memory.datapath.control import SLABS_TOLD, SlabList, Yes
+from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender_events as machine
 from plugins.memory.machine.lender import Lender, react_s
@@ -55,6 +55,7 @@ class Lending:
         self._published: Spare | None = None
         self._touched_bytes = 0
         self._refused = 0
+        self.rdma = RdmaLent()
         self._awake = False
 
     async def start(self) -> None:
@@ -86,6 +87,7 @@ class Lending:
             secret=known.secret,
             lend_bytes=self.lend_bytes,
             control=CONTROL,
+            rdma=self._settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:
@@ -109,7 +111,7 @@ class Lending:
         self.dispatch(machine.StoreFound(self._reached_at(listed.address), tuple(slabs)))
 
     def _down(self, why: str) -> None:
-        self._touched_bytes = 0
+        self._touched_bytes, self.rdma = 0, RdmaLent()
         self._env.log.warning("the slab process is gone", why=why)
         self.dispatch(machine.StoreLost(why))
 
@@ -121,7 +123,7 @@ class Lending:
         if not isinstance(answer, SlabList):
             raise ConnectionResetError(f"the slab process answered {answer}")
         self._touched_bytes = answer.touched_bytes
-        self._refused = answer.refused
+        self._refused, self.rdma = answer.refused, answer.rdma
         return answer
 
     def _reached_at(self, address: str) -> str:
@@ -220,6 +222,7 @@ class Lending:
             "covey_slab_lent_bytes": sum(slab.size_bytes for slab in lent),
             "covey_slab_touched_bytes": self._touched_bytes,
             "covey_slab_connections_refused_total": self._refused,
+            "covey_slab_queue_pairs": self.rdma.pairs,
             "covey_spare_bytes": self.machine.spare_bytes(),
             "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
             **{

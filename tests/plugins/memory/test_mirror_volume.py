@@ -1,4 +1,5 @@
-"""A volume without a disk over loopback sockets: its members are two slabs of one store, under two lenders' names."""
+"""A volume without a disk over loopback sockets: its members are two slabs of one store, which listens at an address
+for each of two lenders."""
 
 import asyncio
 from array import array
@@ -16,6 +17,7 @@ from plugins.memory.datapath.mirror_volume import MirrorVolume
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab
 from plugins.memory.machine.mirror import Filling, Out, Whole
+from plugins.memory.policy import mirroring
 
 from .ports import PAGE, SHAPE, Bench, QuietLog, a_bench, page, soon
 
@@ -27,6 +29,8 @@ class Mirrored:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self.second: Any = None
+        """Where the lenders of the second members listen."""
         self.volume: MirrorVolume
         self._tasks: Tasks
 
@@ -44,7 +48,8 @@ class Mirrored:
 
     def place(self, number: int, epoch: int, lender: str = "") -> OpenPlace:
         found = self.bench.register(number, epoch)
-        return OpenPlace(number, epoch, lender or NAMES[number], found.address, found.secret)
+        address = self.second.address if number % 2 else found.address
+        return OpenPlace(number, epoch, lender or NAMES[number], address, found.secret)
 
     async def form(self) -> None:
         """Slab 0 on h2 (epoch 1) and h3 (epoch 2)."""
@@ -89,6 +94,7 @@ class Mirrored:
 async def mirrored(formed: bool = True, deadline_s: float = 5.0) -> AsyncIterator[Mirrored]:
     async with a_bench() as bench:
         made = Mirrored(bench)
+        made.second = await bench.env.bytes.listen("127.0.0.1:0", bench.server.serve)
         await made.start(deadline_s)
         if formed:
             await made.form()
@@ -96,6 +102,7 @@ async def mirrored(formed: bool = True, deadline_s: float = 5.0) -> AsyncIterato
             yield made
         finally:
             await made.die()
+            await made.second.close()
 
 
 async def test_a_write_is_at_both_members_when_it_is_acknowledged() -> None:
@@ -207,6 +214,18 @@ async def test_a_rebuilt_member_never_gets_older_content_than_was_written_meanwh
         await soon(lambda: 3 in [told.epoch for told in made.bench.told if isinstance(told, SlabCopiedFrame)])
         made.free(0)
         assert await made.read(0, 16) == [*range(1, 6), 99, *range(7, 17)]
+
+
+async def test_a_new_member_is_filled_no_faster_than_a_volume_may_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirroring, "REBUILD_BYTES_S", 16 * PAGE * 5)
+    async with mirrored() as made:
+        await made.write(0, *range(1, 17))
+        made.free(1)
+        await soon(lambda: isinstance(made.volume.slab(0).mirror.of(2), Out))
+        await made.volume.open_place(made.place(1, 3, "h4"))
+        began_s = asyncio.get_running_loop().time()
+        await soon(lambda: made.whole() == [1, 3])
+        assert asyncio.get_running_loop().time() - began_s > 0.15
 
 
 async def test_a_link_that_breaks_is_filled_with_what_it_missed_alone() -> None:
@@ -351,11 +370,25 @@ async def test_versions_of_a_later_process_are_higher() -> None:
         assert made.at(0).versions[3] > first + (1 << 43)
 
 
+async def test_giving_up_silent_members_keeps_one_that_has_answered() -> None:
+    async with mirrored() as made:
+        await made.write(3, 7)
+        await made.die()
+        await made.bench.mute_lender()
+        await made.start(deadline_s=0.2)
+        await soon(lambda: 2 in made.volume.slab(0).answers)
+        given_up = await made.volume.lenders.give_up_all("a person gave it up")
+        assert [place.lender for place in given_up] == ["h2"]
+        assert await made.read(3, 1) == [7]
+
+
 async def test_a_person_gives_up_both_members_and_is_told_what_that_costs() -> None:
     async with mirrored() as made:
         await made.write(3, 7)
         await made.die()
         await made.bench.mute_lender()
+        await made.second.close()
+        made.second = made.bench._listener
         await made.start(deadline_s=0.2)
         given_up = await made.volume.lenders.give_up_all("a person gave it up")
         assert [place.lender for place in given_up] == ["h2", "h3"]

@@ -518,3 +518,15 @@ def test_the_trouble_of_one_slab_is_no_other_slabs(monkeypatch: pytest.MonkeyPat
         until_done(rack, rack.client("h1", read_all, "data"))
         assert failed == [0, 0, 0]
         assert rack.agents["h1"].borrowing.volumes["data"].process.starts == 2, "started again once, after the kill"
+
+
+@pytest.mark.parametrize(
+    ("rdma", "said"),
+    [
+        ("auto", "over TCP; no RDMA: this process was given no RDMA"),
+        ("off", "over TCP; RDMA is switched off ([memory] rdma)"),
+    ],
+)
+def test_the_agent_says_which_way_pages_go(rdma: str, said: str) -> None:
+    with a_rack(1, settings=msgspec.structs.replace(SETTINGS, rdma=rdma)) as rack:
+        assert rack.agents["h1"].status() == {"pages": said}
