@@ -53,7 +53,12 @@ def near_links(ranks: Ranks) -> list[bool]:
 
 def play(ranks: Ranks, script: Callable[[int, TensorClient], None]) -> None:
     """Until all have ended; who waits for ever is told that it is over."""
-    over = threading.Timer(15.0, lambda: [client.close() for client in ranks.clients])
+
+    def end() -> None:
+        for client in ranks.clients:
+            client.close()
+
+    over = threading.Timer(15.0, end)
     over.start()
     try:
         ranks.end(ranks.start(script))
