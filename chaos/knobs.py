@@ -65,6 +65,8 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "cold_share": (0.0, 0.99),
         "drawn": (2, 16),
         "seal": (False,),
+        "budgets": ({"ann": "0 B"}, {"ann": "1 TiB"}),
+        "default_budget": ("64 KiB", "1 TiB"),
         "remote_deadline": ("50 ms", "20 s"),
         "rdma": ("off",),
         "grace": ("0.1 s", "60 s"),

@@ -17,6 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("size", metavar="SIZE", help="such as 64MiB")
     parser.add_argument("--mirror", metavar="2", type=int, help="no disk: each slab lies on two other hosts")
     parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
+    parser.add_argument("--tenant", metavar="NAME", help="against whose budget it counts (default: nobody's)")
     parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
 
 
@@ -29,6 +30,8 @@ def run(context: Context) -> int:
     body = {"volume": context.args.volume, "size_bytes": size_bytes}
     if context.args.user is not None:
         body["uid"] = uid_of(context.args.user)
+    if context.args.tenant is not None:
+        body["tenant"] = context.args.tenant
     if context.args.mirror is not None:
         body["mirror"] = context.args.mirror
     answer = agent.post("volumes", body=body)

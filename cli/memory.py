@@ -1,19 +1,23 @@
 """How remote memory does, and a volume as a block device (NBD on a unix socket).
 
 Without an action: how long reads and writes of each volume took in the last minute (half of them took less than P50)
-and who answered: `zeros` (nothing was there), `ring` (memory on its way to the disk), `lender` or `disk`.
+and who answered: `zeros` (nothing was there), `ring` (memory on its way to the disk), `lender` or `disk`. Then what the
+volumes of each tenant have on each host, and its budget there.
 
 `agentctl memory export NAME --socket PATH` serves any NBD client (qemu, nbdfuse, nbdcopy, fio), also after a restart of
 the volume's process; `agentctl memory unexport NAME --socket PATH` ends it. The socket belongs to the agent's user."""
 
 import argparse
 import os
+from typing import Any
 
 from cli.client import NOT_FOUND, USAGE, AgentctlError
 from cli.context import Context, on_host
 from cli.detach import say_where
 from cli.table import plural, table
+from covey.units import format_size
 
+ACCOUNTS = ("TENANT", "HOST", "HAS", "BUDGET", "VOLUMES (JOB)")
 TITLES = ("VOLUME", "HOST", "OP", "ANSWERED BY", "REQUESTS", "P50", "P99")
 
 
@@ -61,6 +65,10 @@ def show(context: Context) -> int:
         if not measured:
             rows.append((*name, "-", "-", 0, "-", "-"))
     context.say(table(TITLES, rows, TITLES[4:], context.paint))
+    accounts = accounts_of(answer.data)
+    if accounts:
+        context.say("")
+        context.say(table(ACCOUNTS, accounts, ACCOUNTS[2:4], context.paint))
     for volume in answer.data:
         links = {state: count for state, count in (volume.get("links") or {}).items() if count}
         if set(links) - {"open"}:
@@ -68,6 +76,21 @@ def show(context: Context) -> int:
             context.say(f"{volume['volume']} on {volume['host']}: places at lenders: {said}")
     context.as_of(answer, plural(len(answer.data), "volume"))
     return 0
+
+
+def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each tenant on each host: what its volumes have, a mirrored one twice, its budget there, its jobs."""
+    mine: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for volume in volumes:
+        if volume.get("tenant"):
+            mine.setdefault((volume["tenant"], volume["host"]), []).append(volume)
+    rows: list[tuple[str, ...]] = []
+    for (tenant, host), theirs in sorted(mine.items()):
+        has = sum(volume["size_bytes"] * volume.get("members", 1) for volume in theirs)
+        budget = theirs[0].get("budget_bytes")
+        names = ", ".join(sorted(f"{v['volume']} ({v['job']})" if v.get("job") else v["volume"] for v in theirs))
+        rows.append((tenant, host, format_size(has), "no limit" if budget is None else format_size(budget), names))
+    return rows
 
 
 def latency_text(seconds: float) -> str:

@@ -299,6 +299,12 @@ class VolumeView(msgspec.Struct, frozen=True):
     """Of each slab; with several there is no disk."""
     slabs_whole: int = 0
     """Of a volume without a disk: slabs whose members all hold everything."""
+    tenant: str = ""
+    """Against whose budget it counts; empty: nobody's."""
+    job: str = ""
+    """Whose rank made it; empty: nobody's."""
+    budget_bytes: int | None = None
+    """That of its tenant on its host; None: not limited."""
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
 

@@ -49,6 +49,7 @@ HELP: Mapping[str, str] = {
     "covey_log_malformed_commands_total": "Commands of the log that this agent could not read.",
     "covey_memory_links": "Places of volumes at lenders, by how their links are.",
     "covey_memory_pages_refused_total": "Pages that came back from a lender and were not what had been sealed for it.",
+    "covey_memory_tenant_bytes": "Remote memory of each tenant: its volumes on this host, and what is lent to it.",
     "covey_memory_read_seconds": "How long reads of volumes took, by volume and by who answered.",
     "covey_memory_write_seconds": "How long writes of volumes took, by volume and by who answered.",
     "covey_page_bytes_total": "Bytes of volumes' pages read and written.",

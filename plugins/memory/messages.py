@@ -30,6 +30,8 @@ SlabIndex = Annotated[int, Meta(ge=0, lt=1 << 20)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Secret = Annotated[bytes, Meta(max_length=16)]
+Tenant = Annotated[str, Meta(max_length=63)]
+"""Whose volume it is; empty: nobody's in particular, and of borrowers of before."""
 Members = Annotated[int, Meta(ge=1, le=8)]
 Reason = Annotated[str, Meta(max_length=300)]
 
@@ -90,6 +92,7 @@ class Map(SlabMessage, frozen=True, tag="Map"):
     """At most 64 KiB and its seal."""
     members: Members = 1
     """Of the slab, which has no disk if there are several: `index` is the number of one of them."""
+    tenant: Tenant = ""
 
 
 class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
@@ -147,6 +150,8 @@ class Renew(Message, frozen=True, tag="Renew"):
     slabs: SlabRefs
     members: Members = 1
     """Of each of these: several have no disk, and last for longer (`policy.mirroring`)."""
+    tenant: Tenant = ""
+    """Of each of these: a lender that began anew knows it from here."""
 
 
 class SlabsHeld(Message, frozen=True, tag="SlabsHeld"):

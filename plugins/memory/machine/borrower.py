@@ -54,11 +54,9 @@ from plugins.memory.messages import (
     QueryMem,
     Renew,
     SlabActivity,
-    SlabRef,
     ToBorrower,
     ToLender,
     Unrenewed,
-    in_parts,
 )
 from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeer
@@ -206,14 +204,7 @@ class Borrower:
         if now_s < self._renewed_s + self.lease_s / 3:
             return []
         self._renewed_s = now_s
-        by_lender: dict[tuple[HostId, int], list[SlabRef]] = {}
-        for slab in self._all():
-            for place in slab.places:
-                by_lender.setdefault((place.lender, slab.members), []).append(slab.ref(place.epoch))
-            for epoch, lender in slab.left.items():
-                by_lender.setdefault((lender, slab.members), []).append(slab.ref(epoch))
-        renewed = [(*to, part) for to, slabs in sorted(by_lender.items()) for part in in_parts(slabs)]
-        return [Send(lender, Renew(part, members), self.lease_s / 3) for lender, members, part in renewed]
+        return [Send(lender, renew, self.lease_s / 3) for lender, renew in members.renewals(self.volumes.values())]
 
     # ---- finding a place ----
 
@@ -266,7 +257,8 @@ class Borrower:
         if chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
         slab.search_on(search.requesting(chosen))
-        taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes, volume.members)
+        sizes = volume.slab_bytes, volume.page_bytes
+        taken = Map(slab.volume, slab.index, search.epoch, *sizes, volume.members, volume.tenant)
         equal = sorted(search.offers.values())[-2:] == [search.offers[chosen]] * 2
         best = f"no less room, and {counted(ours[chosen])} of {slab.volume}" if equal else "the most room"
         note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")

@@ -65,6 +65,7 @@ from plugins.memory.messages import (
     in_parts,
 )
 from plugins.memory.policy import eviction, headroom, lending, mirroring
+from plugins.memory.policy.budgets import over_budget
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 
@@ -92,6 +93,7 @@ class Lender:
         lend_bytes: int,
         grace_s: float,
         lease_s: float,
+        budget_of: Callable[[str], int | None] = lambda tenant: None,
     ) -> None:
         self.lent: dict[Key, Lent] = {}
         self.address = ""
@@ -101,6 +103,8 @@ class Lender:
         """Slabs taken back, by reason."""
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
+        self._budget_of = budget_of
+        """Most that is lent to a tenant, bytes; None: not limited."""
         self._used_bytes: float | None = None
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
@@ -348,6 +352,7 @@ class Lender:
             return [note, self._refuse(sender, message.ref, why)]
         secret = self._entropy(SECRET_BYTES)
         lent = Lent(sender, message.ref, message.slab_bytes, secret, now_s + self._lease_s, members=message.members)
+        lent.tenant = message.tenant
         self.lent[sender, message.volume, message.index] = lent
         return [RegisterSlab(sender, message.ref, message.slab_bytes, message.page_bytes, secret)]
 
@@ -359,7 +364,9 @@ class Lender:
         spare = self.spare_bytes()
         if message.slab_bytes > spare:
             return f"only {format_size(spare)} to spare now, a slab is {format_size(message.slab_bytes)}"
-        return ""
+        tenant = message.tenant
+        has = (lent.size_bytes for lent in self.lent.values() if lent.tenant == tenant)
+        return over_budget(tenant, has, message.slab_bytes, self._budget_of(tenant))
 
     def _refuse(self, to: HostId, slab: SlabRef, why: str) -> Send:
         return Send(to, MrInfo(slab.volume, slab.index, slab.epoch, refused=why[:300]), ANSWER_S)
@@ -393,6 +400,7 @@ class Lender:
             lent = self._find(sender, ref)
             if lent is not None and lent.state in ("registering", "lent"):
                 lent.expires_s, lent.members = now_s + self._lease_s, message.members
+                lent.tenant = message.tenant or lent.tenant
         return []
 
     # ---- taking back ----

@@ -38,6 +38,8 @@ class Lent:
     """When `evicting`: the end of the grace."""
     members: int = 1
     """Of the slab: with several its borrower has no disk, and this is one of them."""
+    tenant: str = ""
+    """Whose volume it is; empty: nobody's, or not known yet since this host began anew."""
     asked_s: float = float("-inf")
     """When its borrower was asked whether it still uses it, since nobody renewed it."""
 

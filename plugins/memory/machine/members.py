@@ -1,13 +1,13 @@
 """Members of slabs that have no disk (`policy.mirroring`): each is a `BorrowedSlab` with a place, a search and a
 life of its own. Here is what makes it one of several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from covey.core import HostId, Send, SetTimer
 from plugins.memory.machine.borrower_events import Actions, GraceOver, SearchOver, VolumeFound
 from plugins.memory.machine.leaving import give_back
 from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold
-from plugins.memory.messages import AboutSlab, FreeMem, MrInfo, Renew, Unrenewed
+from plugins.memory.messages import AboutSlab, FreeMem, MrInfo, Renew, SlabRef, Unrenewed, in_parts
 from plugins.memory.policy import mirroring, placement
 from plugins.memory.policy.mirroring import SEARCHES_MAX
 from plugins.memory.policy.placement import LenderPeer
@@ -18,7 +18,9 @@ def new_volume(found: VolumeFound, hot: float | None, cold_share: float) -> Borr
     above = placement.hot_for(found.slab_bytes) if hot is None else hot
     slabs = [BorrowedSlab(found.volume, number, found.members) for number in range(found.slabs * found.members)]
     cold = cold_share * above or None if found.members == 1 else None
-    return BorrowedVolume(found.slab_bytes, found.page_bytes, slabs, above, cold, members=found.members)
+    return BorrowedVolume(
+        found.slab_bytes, found.page_bytes, slabs, above, cold, members=found.members, tenant=found.tenant
+    )
 
 
 def others(volume: BorrowedVolume, slab: BorrowedSlab) -> list[BorrowedSlab]:
@@ -87,6 +89,22 @@ def still_used(slab: BorrowedSlab, lender: HostId, message: Unrenewed) -> Send:
         held[slab.search.epoch] = slab.search.chosen
     used = held.get(message.epoch) == lender
     return Send(lender, Renew((message.ref,), slab.members)) if used else give_back(lender, message)
+
+
+def renewals(volumes: Iterable[BorrowedVolume]) -> list[tuple[HostId, Renew]]:
+    """To each lender all that it holds, in as many messages as it takes."""
+    by_lender: dict[tuple[HostId, int, str], list[SlabRef]] = {}
+    for volume in volumes:
+        for slab in volume.slabs:
+            for place in slab.places:
+                by_lender.setdefault((place.lender, slab.members, volume.tenant), []).append(slab.ref(place.epoch))
+            for epoch, lender in slab.left.items():
+                by_lender.setdefault((lender, slab.members, volume.tenant), []).append(slab.ref(epoch))
+    return [
+        (lender, Renew(part, count, tenant))
+        for (lender, count, tenant), slabs in sorted(by_lender.items())
+        for part in in_parts(slabs)
+    ]
 
 
 def search_timer(slab: BorrowedSlab, epoch: int, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:

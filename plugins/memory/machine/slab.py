@@ -326,6 +326,7 @@ class BorrowedVolume(msgspec.Struct):
     """Page requests per second of each of them, smoothed."""
     members: int = 1
     """Of each slab; with several there is no disk, and `slabs` are the members."""
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         self.rates = self.rates or [0.0] * len(self.slabs)

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from covey.units import GIB, format_size, parse_seconds, parse_size
+from plugins.memory.policy.budgets import budget_of
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
 from plugins.memory.policy.spilling import volume_bytes_most
@@ -71,7 +72,17 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     volume_max: str = "1 TiB"
     """Largest volume; with pages of 1 KiB or less 683 GiB or less, which is what its log can tell apart."""
 
+    budgets: dict[str, str] = {}
+    """Remote memory per tenant: the most that its volumes on this host have, and the most of this host's memory that is
+    lent to it."""
+    default_budget: str = ""
+    """That of a tenant without a budget of its own; empty: not limited."""
+
     def __post_init__(self) -> None:
+        for tenant, budget in self.budgets.items():
+            _checked(f"budgets.{tenant}", budget, parse_size)
+        if self.default_budget:
+            _checked("default_budget", self.default_budget, parse_size)
         for key in ("slab", "page", "spill_queue", "volume_max"):
             _checked(key, getattr(self, key), parse_size)
         for key in ("remote_deadline", "grace", "lease"):
@@ -128,6 +139,11 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def hot(self) -> float | None:
         """None for `auto`."""
         return None if self.hot_requests_per_s == "auto" else self.hot_requests_per_s
+
+    def budget_bytes(self, tenant: str) -> int | None:
+        """None: not limited."""
+        most = parse_size(self.default_budget) if self.default_budget else None
+        return budget_of(tenant, {each: parse_size(size) for each, size in self.budgets.items()}, most)
 
     @property
     def lend_max_bytes(self) -> int | None:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import ID_PATTERN, Fact, Heard, HostId
+from covey.core import ID_PATTERN, Fact, Heard, HostId, JobId
 from covey.errors import Refused
 from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import HostAway, HostGone, SecondPassed
+from plugins.facts import HostAway, HostGone, JobPlaced, JobUnplaced, SecondPassed
 from plugins.memory.datapath.control import PageCounts
 from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender_events import BorrowerAway
@@ -30,6 +30,7 @@ from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
+from plugins.memory.service.forming import NOBODY, Account
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.record import SlabRecord
 from plugins.views import SlabView, VolumeView
@@ -46,7 +47,9 @@ class MemoryService(PluginService):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        settings = host.settings(MemorySettings)
+        settings = self._settings = host.settings(MemorySettings)
+        self._tenants: dict[JobId, str] = {}
+        """Of jobs that run."""
         self._record = SlabRecord(self.env.disk)
         self.borrowing = Borrowing(host, settings, self._record, self.perform)
         self.lending = Lending(host, settings, self._record, self.perform)
@@ -65,6 +68,10 @@ class MemoryService(PluginService):
                 if not self._second_passes:
                     self._second_passes = True
                     self.env.spawn("memory second", self._second())
+            case JobPlaced():
+                self._tenants[fact.job] = fact.tenant
+            case JobUnplaced():
+                self._tenants.pop(fact.job, None)
             case HostAway():
                 self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
             case HostGone():
@@ -101,7 +108,7 @@ class MemoryService(PluginService):
         try:
             match frame:
                 case Attach():
-                    peer.send(await self._attach_for(peer.uid, frame))
+                    peer.send(await self._attach_for(peer, frame))
                 case Detach():
                     await self.borrowing.detach(_volume_name(frame.volume), peer.uid)
                     peer.send(Detached(frame.volume))
@@ -110,9 +117,11 @@ class MemoryService(PluginService):
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))
 
-    async def _attach_for(self, uid: int, frame: Attach) -> VolumeAt:
+    async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
+        """It counts against the budget of the job's tenant."""
+        account = NOBODY if peer.job is None else Account(self._tenants.get(peer.job, ""), peer.job)
         name = _volume_name(frame.volume)
-        volume = await self.borrowing.attach(name, frame.size_bytes, uid, members=frame.mirror)
+        volume = await self.borrowing.attach(name, frame.size_bytes, peer.uid, members=frame.mirror, by=account)
         known = volume.known
         path = self.borrowing.path(known.volume)
         return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
@@ -131,13 +140,14 @@ class MemoryService(PluginService):
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
         """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
-        `mirror`: 2 for one without a disk, on two other hosts each."""
+        `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
             raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
-        volume = await self.borrowing.attach(name, size, -1, owner, arguments.get("mirror", 0))
+        account = Account(_tenant(arguments.get("tenant", "")))
+        volume = await self.borrowing.attach(name, size, -1, owner, arguments.get("mirror", 0), account)
         return self.borrowing.volume_view(volume)
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -162,7 +172,8 @@ class MemoryService(PluginService):
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
         views = self.borrowing.volume_views()
-        return [measured.completed(view, self.borrowing.volumes[view.volume]) for view in views]
+        budget = self._settings.budget_bytes
+        return [measured.completed(view, self.borrowing.volumes[view.volume], budget(view.tenant)) for view in views]
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
         """This host's; with `all` those of every host that answers."""
@@ -194,7 +205,9 @@ class MemoryService(PluginService):
     def metrics(self) -> Mapping[str, float]:
         volumes = self.borrowing.volumes.values()
         counted = one_sided.metrics(self._counts())
-        return {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes), **counted}
+        accounts = measured.accounts(volumes, self.lending.machine.lent.values())
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
+        return {**found, **counted, **accounts}
 
 
 def _volume_name(name: object) -> str:
@@ -202,6 +215,12 @@ def _volume_name(name: object) -> str:
         why = "use a-z, 0-9, '-' and '.', starting with a letter or digit, at most 63 characters"
         raise Refused(2, f"{name!r} is no name for a volume", why, "choose such a name")
     return name
+
+
+def _tenant(name: object) -> str:
+    if name == "" or (isinstance(name, str) and _NAME.fullmatch(name)):
+        return name
+    raise Refused(2, f"{name!r} is no tenant", "it is a name as jobs are submitted with", "give --tenant NAME")
 
 
 def _size(size: object) -> int:

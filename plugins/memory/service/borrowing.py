@@ -34,7 +34,15 @@ from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import views
-from plugins.memory.service.forming import checked_members, no_room, until_formed
+from plugins.memory.service.forming import (
+    NOBODY,
+    Account,
+    check_owner,
+    checked_members,
+    no_room,
+    refuse_over_budget,
+    until_formed,
+)
 from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
@@ -87,12 +95,12 @@ class Borrowing:
     # ---- volumes ----
 
     async def attach(
-        self, name: str, size_bytes: int, uid: int, owner: int | None = None, members: object = 0
+        self, name: str, size_bytes: int, uid: int, owner: int | None = None, members: object = 0, by: Account = NOBODY
     ) -> OpenVolume:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
         `uid` -1: asked by agentctl. `members` of each slab, several: without a disk; 0: as it is."""
         async with self._changing:
-            known = self._volume_like(name, size_bytes, uid, uid if owner is None else owner, members)
+            known = self._volume_like(name, size_bytes, uid if owner is None else owner, members, by)
             found = self.volumes.get(name)
             if found is None:
                 await self._record.set_volume(known)
@@ -121,7 +129,7 @@ class Borrowing:
         found.known = msgspec.structs.replace(found.known, formed=True)
         await self._record.set_volume(found.known)
 
-    def _volume_like(self, name: str, size_bytes: int, uid: int, owner: int, members: object) -> KnownVolume:
+    def _volume_like(self, name: str, size_bytes: int, owner: int, members: object, account: Account) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
         settings, what = self._settings, f"cannot attach volume {name}"
         count = checked_members(members, what)
@@ -132,6 +140,8 @@ class Borrowing:
         found = self.volumes.get(name)
         if found is None:
             pages = -(-size_bytes // settings.page_bytes)
+            taken = pages * settings.page_bytes * count
+            refuse_over_budget(settings, self.volumes.values(), account.tenant, taken, what)
             return KnownVolume(
                 volume=name,
                 size_bytes=pages * settings.page_bytes,
@@ -141,10 +151,12 @@ class Borrowing:
                 uid=owner,
                 process=KnownProcess(self._env.entropy(TOKEN_BYTES)),
                 sealed=settings.seal,
+                tenant=account.tenant,
+                job=account.job,
                 members=count,
             )
         known = found.known
-        self._check_owner(known, owner, what)
+        check_owner(known, owner, what)
         if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
             why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
             raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
@@ -153,17 +165,13 @@ class Borrowing:
             raise Refused(4, what, why, "ask for it as it is, or detach it first")
         return known
 
-    def _check_owner(self, known: KnownVolume, uid: int, what: str) -> None:
-        if uid not in (known.uid, -1, 0) and known.uid != -1:
-            raise Refused(4, what, f"it belongs to another user (uid {known.uid})", "choose another name")
-
     async def detach(self, name: str, uid: int) -> None:
         """Forget it, on this host and at its lenders. Refused when there is none."""
         async with self._changing:
             found = self.volumes.get(name)
             if found is None:
                 raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-            self._check_owner(found.known, uid, f"cannot detach volume {name}")
+            check_owner(found.known, uid, f"cannot detach volume {name}")
             del self.volumes[name]
             await found.process.stop(forget=True)
             self.dispatch(events.VolumeDetached(name))
@@ -234,7 +242,7 @@ class Borrowing:
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
         sizes = (slabs, known.lent_slab_bytes, known.lent_page_bytes)
-        self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members))
+        self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members, known.tenant))
 
     async def _export_again(self, name: str, process: ByteProcess) -> None:
         volume = self.volumes.get(name)

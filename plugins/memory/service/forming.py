@@ -1,18 +1,43 @@
 """A volume without a disk begins with a place for everything: whoever attaches it waits until each slab has all of its
-members on hosts of their own, or is told that there is no room for them."""
+members on hosts of their own, or is told that there is no room for them. And for whom a volume is made."""
 
 import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from covey.errors import Refused
 from covey.ports import Clock
+from plugins.memory.policy.budgets import over_budget
 from plugins.memory.policy.mirroring import MEMBERS
+from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.open_volume import OpenVolume
+from plugins.memory.service.record import KnownVolume
 
 FORMED_S = 15.0
 """How long whoever attaches waits at most; it goes on."""
 STUCK_S = 7.0
 """Without one slab more for so long there is no room."""
 LOOK_S = 0.1
+
+
+class Account(NamedTuple):
+    """For whom a volume is made; empty: nobody in particular."""
+
+    tenant: str = ""
+    job: str = ""
+
+
+NOBODY = Account()
+
+
+def refuse_over_budget(
+    settings: MemorySettings, volumes: Iterable[OpenVolume], tenant: str, more_bytes: int, what: str
+) -> None:
+    """Refused: the tenant's volumes on this host would have more than its budget."""
+    has = (volume.known.taken_bytes for volume in volumes if volume.known.tenant == tenant)
+    if why := over_budget(tenant, has, more_bytes, settings.budget_bytes(tenant)):
+        step = f"detach one of its volumes (agentctl memory), or raise budgets.{tenant} in agent.toml"
+        raise Refused(4, what, why, step)
 
 
 def checked_members(members: object, what: str) -> int:
@@ -49,3 +74,9 @@ def no_room(volume: OpenVolume) -> Refused:
     why = f"{found}; what was taken is given back"
     next_step = "agentctl hosts shows who lends; ask for less, or attach it without --mirror"
     return Refused(4, f"cannot attach volume {volume.known.volume}", why, next_step)
+
+
+def check_owner(known: KnownVolume, uid: int, what: str) -> None:
+    """Refused: it belongs to another user."""
+    if uid not in (known.uid, -1, 0) and known.uid != -1:
+        raise Refused(4, what, f"it belongs to another user (uid {known.uid})", "choose another name")

@@ -43,7 +43,13 @@ class Lending:
         self._perform_shared = perform
         self.lend_bytes = _lend_bytes(host.env.probes.memory(), settings)
         self.machine = Lender(
-            host.env.rng, host.env.entropy, settings.headroom_kept, self.lend_bytes, settings.grace_s, settings.lease_s
+            host.env.rng,
+            host.env.entropy,
+            settings.headroom_kept,
+            self.lend_bytes,
+            settings.grace_s,
+            settings.lease_s,
+            settings.budget_bytes,
         )
         self.process: ByteProcess | None = None
         self._published: Spare | None = None

@@ -1,10 +1,12 @@
 """What the volumes of a host were measured to do: how long requests took and who answered them, and how links are."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
 
 from plugins.memory.datapath.control import LatencyCounts
+from plugins.memory.machine.loan import Lent
 from plugins.memory.policy import latencies
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.views import LatencyView, LinksView, VolumeView
@@ -12,8 +14,21 @@ from plugins.views import LatencyView, LinksView, VolumeView
 LINK_STATES = ("open", "reopening", "recovering", "leaving")
 
 
-def completed(view: VolumeView, volume: OpenVolume) -> VolumeView:
-    return msgspec.structs.replace(view, latencies=latency_views(volume), links=links_view(volume))
+def completed(view: VolumeView, volume: OpenVolume, budget_bytes: int | None) -> VolumeView:
+    return msgspec.structs.replace(
+        view, latencies=latency_views(volume), links=links_view(volume), budget_bytes=budget_bytes
+    )
+
+
+def accounts(volumes: Iterable[OpenVolume], lent: Iterable[Lent]) -> dict[str, float]:
+    """What each tenant has: of its volumes here, and of this host's memory."""
+    found: Counter[tuple[str, str]] = Counter()
+    for known in (volume.known for volume in volumes):
+        found[known.tenant, "volumes"] += known.taken_bytes
+    for slab in lent:
+        found[slab.tenant, "lent"] += slab.size_bytes
+    family = "covey_memory_tenant_bytes"
+    return {f'{family}{{tenant="{who}",role="{role}"}}': size for (who, role), size in found.items() if who}
 
 
 def latency_views(volume: OpenVolume) -> tuple[LatencyView, ...]:

@@ -33,6 +33,10 @@ class KnownVolume(msgspec.Struct, frozen=True):
     uid: int
     """Whose it is; -1: any user of this host."""
     process: KnownProcess
+    tenant: str = ""
+    """Against whose budget it counts; empty: nobody's."""
+    job: str = ""
+    """Whose rank made it; empty: nobody's."""
     sealed: bool = False
     """Its pages are sealed before they leave this host."""
     exports: tuple[str, ...] = ()
@@ -41,6 +45,11 @@ class KnownVolume(msgspec.Struct, frozen=True):
     """Of each slab; with several it has no disk."""
     formed: bool = False
     """Of one without a disk: every slab once had all of its members."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of other hosts' memory, when all of it is there."""
+        return self.size_bytes * self.members
 
     @property
     def lent_page_bytes(self) -> int:

@@ -31,6 +31,8 @@ def volume_view(
         path=path,
         waits_for=waits_for,
         trouble=volume.trouble,
+        tenant=known.tenant,
+        job=known.job,
         members=known.members,
         slabs_whole=volume.formed() if known.members > 1 else 0,
     )

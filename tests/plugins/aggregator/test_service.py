@@ -41,8 +41,6 @@ def test_a_job_finds_an_aggregator_and_ends_with_the_sums_in_rank_order() -> Non
         story = [(line.event, line.reason) for line in rack.agents["h1"].event_log.lines_of("j1")]
         assert [event for event, _ in story][:3] == ["tensors offered", "tensors summed here", "tensors assigned"]
         assert job.owner() == "h1", "of hosts that are as good, one of the job's own sums it"
-        near = {(rank.host, bool(at.near)) for rank in job.ranks for at in rank.told}
-        assert near == {("h1", True), ("h2", False), ("h3", False)}, "a unix socket reaches ranks of its host alone"
 
 
 @pytest.mark.parametrize("seed", [2, 3])

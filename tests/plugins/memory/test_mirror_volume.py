@@ -1,4 +1,5 @@
-"""A volume without a disk over loopback sockets: its members are two slabs of one store, under two lenders' names."""
+"""A volume without a disk over loopback sockets: its members are two slabs of one store, which listens at an address
+for each of two lenders."""
 
 import asyncio
 from array import array
@@ -28,6 +29,8 @@ class Mirrored:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self.second: Any = None
+        """Where the lenders of the second members listen."""
         self.volume: MirrorVolume
         self._tasks: Tasks
 
@@ -45,7 +48,8 @@ class Mirrored:
 
     def place(self, number: int, epoch: int, lender: str = "") -> OpenPlace:
         found = self.bench.register(number, epoch)
-        return OpenPlace(number, epoch, lender or NAMES[number], found.address, found.secret)
+        address = self.second.address if number % 2 else found.address
+        return OpenPlace(number, epoch, lender or NAMES[number], address, found.secret)
 
     async def form(self) -> None:
         """Slab 0 on h2 (epoch 1) and h3 (epoch 2)."""
@@ -90,6 +94,7 @@ class Mirrored:
 async def mirrored(formed: bool = True, deadline_s: float = 5.0) -> AsyncIterator[Mirrored]:
     async with a_bench() as bench:
         made = Mirrored(bench)
+        made.second = await bench.env.bytes.listen("127.0.0.1:0", bench.server.serve)
         await made.start(deadline_s)
         if formed:
             await made.form()
@@ -97,6 +102,7 @@ async def mirrored(formed: bool = True, deadline_s: float = 5.0) -> AsyncIterato
             yield made
         finally:
             await made.die()
+            await made.second.close()
 
 
 async def test_a_write_is_at_both_members_when_it_is_acknowledged() -> None:
@@ -295,6 +301,25 @@ async def test_a_member_that_answers_older_than_it_acknowledged_is_not_believed(
             await soon(lambda: made.whole() == [1, 2])
 
 
+async def test_a_page_that_one_member_changed_is_read_from_the_other() -> None:
+    """Sealed: the member that changed it is not asked again."""
+    async with a_bench() as bench:
+        bench.sealed = True
+        made = Mirrored(bench)
+        await made.start()
+        await made.form()
+        await made.write(3, 7)
+        assert page(7)[:16] not in bytes(made.at(0).has(3, 1)) and page(7)[:16] not in bytes(made.at(1).has(3, 1))
+        for number in (0, 1):
+            made.at(number).has(3, 1)[5] ^= 1
+            for _ in range(2):
+                assert await made.read(3, 1) == [7]
+            made.at(number).has(3, 1)[5] ^= 1
+            await soon(lambda: made.whole() == [1, 2])
+        assert made.volume.counts(1).pages_refused >= 1
+        await made.die()
+
+
 async def test_a_read_waits_for_a_write_of_its_page_that_is_under_way() -> None:
     async with mirrored(deadline_s=0.3) as made:
         await made.write(3, 7)
@@ -345,11 +370,25 @@ async def test_versions_of_a_later_process_are_higher() -> None:
         assert made.at(0).versions[3] > first + (1 << 43)
 
 
+async def test_giving_up_silent_members_keeps_one_that_has_answered() -> None:
+    async with mirrored() as made:
+        await made.write(3, 7)
+        await made.die()
+        await made.bench.mute_lender()
+        await made.start(deadline_s=0.2)
+        await soon(lambda: 2 in made.volume.slab(0).answers)
+        given_up = await made.volume.lenders.give_up_all("a person gave it up")
+        assert [place.lender for place in given_up] == ["h2"]
+        assert await made.read(3, 1) == [7]
+
+
 async def test_a_person_gives_up_both_members_and_is_told_what_that_costs() -> None:
     async with mirrored() as made:
         await made.write(3, 7)
         await made.die()
         await made.bench.mute_lender()
+        await made.second.close()
+        made.second = made.bench._listener
         await made.start(deadline_s=0.2)
         given_up = await made.volume.lenders.give_up_all("a person gave it up")
         assert [place.lender for place in given_up] == ["h2", "h3"]
