@@ -295,7 +295,7 @@ async def test_who_lends_is_told_of_the_end_and_keeps_no_descriptor(tmp_path: Pa
     ends: dict[str, Callable[[], object]] = {"closed here": near.close, "closed there": far.close}
     ends.get(how, lending.cancel)()
     with pytest.raises((ConnectionError, asyncio.CancelledError)):
-        await lending
+        await asyncio.wait_for(lending, 5.0)
     near.close()
     far.close()
     await asyncio.sleep(0.05)
