@@ -69,7 +69,7 @@ class Result(NamedTuple):
 
 async def serve_slabs(directory: str) -> None:
     env = an_env(directory)
-    store = SlabStore(2 * SIZE)
+    store = SlabStore(2 * SIZE, env.pages)
     for index in range(SIZE // SLAB):
         store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB, PAGE, SECRET))
     listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)

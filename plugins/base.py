@@ -360,8 +360,9 @@ class Program:
     """What it is started with."""
     run: Callable[[Env, Any], Coroutine[Any, Any, None]]
     """Ends when its work is over; cancelled by SIGTERM."""
-    goes_first: bool = False
-    """When memory runs out the kernel ends it before any job of this host: nobody loses more than time."""
+    goes_first: int = 0
+    """When memory runs out the kernel ends it before any job of this host: nobody loses more than time. Its
+    oom_score_adj; the highest goes first of all."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ class Lenders:
         self._guard(slab, "leave", self._leave, slab, place.epoch)
 
     async def _reopen(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
-        """The place holds nothing that this host lacks, so a refused connection is enough to give it up."""
+        """The place holds nothing that this host lacks, so it is given up when its lender says that it is gone. A
+        refused connection does not say that: a slab process that was killed is back in a second or two, with it."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
         while slab.reopening is place:
@@ -172,8 +173,7 @@ class Lenders:
                 link = await self._connect(place, max(left_s / 2, PAUSE_S))
                 versions = await link.versions()
             except (SlabGone, OSError) as gone:
-                final = isinstance(gone, SlabStale) or isinstance(gone.__cause__, ConnectionRefusedError)
-                if slab.reopening is place and (final or left_s <= pause_s):
+                if slab.reopening is place and (isinstance(gone, SlabStale) or left_s <= pause_s):
                     slab.reopening = None
                     self._lost(slab, place, f"{why}; not opened again: {gone}")
                 await asyncio.sleep(pause_s)

@@ -11,7 +11,7 @@ from covey.core import HostId
 from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
 from plugins.facts import Spare, SpareChanged, is_drained
-from plugins.memory.datapath import control
+from plugins.memory.datapath import control, slab_keeper
 from plugins.memory.datapath.control import SLABS_TOLD, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender_events as machine
@@ -63,10 +63,22 @@ class Lending:
             known = KnownProcess(self._env.entropy(SECRET_BYTES))
             await self._record.set_lending(known)
         self.process = self._process(known)
-        if known.process is not None and self._env.processes.find(known.process) is not None:
+        if await self._lent_before(known):
             self.wake(self.process)
         else:
             self.dispatch(machine.StoreAsleep())
+
+    async def _lent_before(self, known: KnownProcess) -> bool:
+        """A slab process lives, or a keeper that has what one lent."""
+        if known.process is None:
+            return False
+        if self._env.processes.find(known.process) is not None:
+            return True
+        try:
+            (await self._env.bytes.connect(f"unix:{self._env.run_dir}/{slab_keeper.SOCKET}.sock")).close()
+        except ConnectionError:
+            return False
+        return True
 
     def wake(self, process: ByteProcess) -> None:
         """The first loan starts the slab process: where nobody borrows there is none."""
@@ -180,19 +192,19 @@ class Lending:
             self.dispatch(machine.SlabNotRegistered(action.borrower, slab, getattr(answer, "why", str(answer))))
 
     async def _free(self, action: FreeSlab) -> None:
-        """Until it is certain: a process that died has freed it too (`StoreLost`, or not in `StoreFound`)."""
-        slab = action.slab
+        """Until it is certain: what a process that died did not free, the next one takes up."""
+        slab, process = action.slab, self.process
+        assert process is not None
         while True:
             try:
-                assert self.process is not None
-                await self.process.ask(
+                await process.ask(
                     lambda id: control.FreeSlabFrame(id, action.borrower, slab.volume, slab.index, slab.epoch), ASK_S
                 )
                 break
             except TimeoutError:
                 continue
             except ConnectionError:
-                break
+                await process.ready.wait()
         self.dispatch(machine.SlabFreed(action.borrower, slab))
 
     # ---- what others see ----

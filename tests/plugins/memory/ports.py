@@ -144,7 +144,7 @@ class Bench:
         )
         self.processes = LocalProcesses(self)
         self.env = Env(**{**self.env.__dict__, "processes": self.processes})
-        self.store = SlabStore(1 << 30)
+        self.store = SlabStore(1 << 30, self.env.pages)
         self.server = SlabServer(self.env, self.store)
         self.address = ""
         self.told: list[Told] = []

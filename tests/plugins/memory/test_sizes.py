@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.ports.pages import MemfdPages
 from covey import frames
 from covey.core import Heard, HostId, Send
 from covey.ports import MemoryNow
@@ -80,7 +81,7 @@ def framed(answer: msgspec.Struct) -> Any:
 
 
 def test_a_lender_of_many_slabs_lists_all_of_them_in_frames_that_arrive() -> None:
-    store = SlabStore(SLABS_MAX * PAGE)
+    store = SlabStore(SLABS_MAX * PAGE, MemfdPages())
     for index in range(SLABS_MAX):
         store.register(RegisterSlabFrame(1, "h1" * 20, "v" * 60, index, 1, PAGE, PAGE, SECRET))
     found: list[Any] = []
