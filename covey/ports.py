@@ -422,9 +422,9 @@ class Probes(Protocol):
         """From now on `stalls` is called on this loop whenever tasks of this machine have waited for memory for 0.15 s
         of 2 s. Why it cannot be, in words; empty: it is."""
 
-    def stay_in_memory(self) -> str:
-        """Nothing of this process is swapped out from now on, and when it needs memory the kernel does not wait for
-        disks that this process may stand behind. Why not, in words; empty: so it is."""
+    def stay_in_memory(self, flushes: bool) -> str:
+        """Nothing of this process is swapped out from now on. `flushes`: it may stand behind a disk of this host, so
+        the kernel does not wait for disks when it needs memory for it. Why not, in words; empty: so it is."""
 
     def watch_loop(self) -> "LoopStalls":
         """From now on, until the process ends: how long this loop was held up."""

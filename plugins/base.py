@@ -428,6 +428,11 @@ class PluginService:
         """Prometheus name (with labels, if any) -> value."""
         return {}
 
+    def notes(self) -> Sequence[str]:
+        """What `agentctl status` says of this host beside its state: what is not as it should be, and how to mend
+        it."""
+        return ()
+
     # ---- performing what machines ask for ----
 
     def perform(self, action: Any, feed: Callable[[Any], None]) -> None:

@@ -27,7 +27,7 @@ def lock(view: memoryview, on_fault: bool) -> bool:
     return bool(libc.mlock(address, size) == 0)
 
 
-def stay_in_memory() -> str:
+def stay_in_memory(flushes: bool) -> str:
     """`covey.ports.Probes.stay_in_memory`."""
     libc = ctypes.CDLL(None, use_errno=True)
     lacks: list[str] = []
@@ -35,7 +35,7 @@ def stay_in_memory() -> str:
         lacks.append(NOT_ALLOWED)
     elif libc.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT) != 0:
         lacks.append(f"mlockall: {os.strerror(ctypes.get_errno())}")
-    if libc.prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0:
+    if flushes and libc.prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0:
         lacks.append(NO_FLUSHER)
     return "; ".join(lacks)
 

@@ -36,8 +36,8 @@ class RealProbes:
 
         return memory_stalls.watch(told)
 
-    def stay_in_memory(self) -> str:
-        return memory_lock.stay_in_memory()
+    def stay_in_memory(self, flushes: bool) -> str:
+        return memory_lock.stay_in_memory(flushes)
 
     def watch_loop(self) -> RealLoopStalls:
         return RealLoopStalls()

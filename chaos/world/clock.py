@@ -107,7 +107,7 @@ class SimProbes:
         self._stalls = lambda: loop.call_soon(stalls)  # the newest agent; a dead one hears nothing
         return ""
 
-    def stay_in_memory(self) -> str:
+    def stay_in_memory(self, flushes: bool) -> str:
         return ""
 
     def watch_loop(self) -> "SimLoopStalls":

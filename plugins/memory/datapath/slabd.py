@@ -105,7 +105,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
     slabs go with it; or by SIGTERM, or a crash: then they stay with the keeper for the next one."""
     store, stopped = SlabStore(config.lend_bytes, env.pages), asyncio.Event()
     keeping, serves = SlabKeeping(env, config.secret, store), asyncio.Event()
-    lacks, stalls = env.probes.stay_in_memory(), env.probes.watch_loop()
+    lacks, stalls = env.probes.stay_in_memory(flushes=False), env.probes.watch_loop()
     listener: Listener | None = None
 
     async def answer(question: Question) -> Answer:

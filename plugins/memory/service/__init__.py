@@ -5,7 +5,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -28,6 +28,7 @@ from plugins.memory.messages import (
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.lending import Lending
+from plugins.memory.service.open_volume import lacking
 from plugins.memory.service.record import SlabRecord
 from plugins.views import SlabView, VolumeView
 
@@ -172,6 +173,9 @@ class MemoryService(PluginService):
         except (TimeoutError, Refused):
             return ()
         return answer.slabs if isinstance(answer, SlabsAre) else ()
+
+    def notes(self) -> Sequence[str]:
+        return [*self.lending.notes(), *lacking(self.borrowing.volumes.values())]
 
     def metrics(self) -> Mapping[str, float]:
         return {**self.lending.metrics(), **self.borrowing.metrics()}

@@ -34,7 +34,7 @@ from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service.open_volume import OpenVolume
+from plugins.memory.service.open_volume import OpenVolume, stalls
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
 from plugins.views import SlabView, VolumeView, WaitView
@@ -492,6 +492,7 @@ class Borrowing:
             "covey_slab_links_reopened_total": sum(counts.links_reopened for counts in counted),
             "covey_slabs_unrecovered_total": sum(counts.unrecovered for counts in counted),
             "covey_volumes_in_trouble": sum(bool(counts.trouble) for counts in counted),
+            **stalls(counted),
         }
 
 

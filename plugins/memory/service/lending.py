@@ -48,7 +48,7 @@ class Lending:
         self.process: ByteProcess | None = None
         self._published: Spare | None = None
         self._touched_bytes = 0
-        self._refused = 0
+        self._told: SlabList | None = None
         self._awake = False
 
     async def start(self) -> None:
@@ -115,7 +115,7 @@ class Lending:
         self.dispatch(machine.StoreFound(self._reached_at(listed.address), tuple(slabs)))
 
     def _down(self, why: str) -> None:
-        self._touched_bytes = 0
+        self._touched_bytes, self._told = 0, None
         self._env.log.warning("the slab process is gone", why=why)
         self.dispatch(machine.StoreLost(why))
 
@@ -127,7 +127,7 @@ class Lending:
         if not isinstance(answer, SlabList):
             raise ConnectionResetError(f"the slab process answered {answer}")
         self._touched_bytes = answer.touched_bytes
-        self._refused = answer.refused
+        self._told = answer
         return answer
 
     def _reached_at(self, address: str) -> str:
@@ -218,14 +218,23 @@ class Lending:
             self._host.spread("spare", spare)
             self._host.publish(SpareChanged(spare_bytes))
 
+    def notes(self) -> list[str]:
+        """What the slab process may not have."""
+        return [] if self._told is None or not self._told.lacks else [f"slabd: {self._told.lacks}"]
+
     def metrics(self) -> dict[str, float]:
         lent = self.machine.lent.values()
-        budget = self.machine.budget
+        budget, said = self.machine.budget, self._told or SlabList(0, "", (), 0)
         return {
             'covey_slabs{role="lent"}': len(lent),
             "covey_slab_lent_bytes": sum(slab.size_bytes for slab in lent),
             "covey_slab_touched_bytes": self._touched_bytes,
-            "covey_slab_connections_refused_total": self._refused,
+            "covey_slab_connections_refused_total": said.refused,
+            "covey_slab_unlocked_bytes": said.unlocked_bytes,
+            'covey_memory_stalls_total{process="slabd"}': said.stalls,
+            'covey_memory_stall_longest_seconds{process="slabd"}': 0.0
+            if self._told is None
+            else self._told.stall_s_longest,
             "covey_spare_bytes": self.machine.spare_bytes(),
             "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
             **{

@@ -239,6 +239,12 @@ async def a_volume() -> AsyncIterator[tuple[Bench, Volume]]:
         yield bench, await bench.volume()
 
 
+async def placed(volume: Volume, place: OpenPlace) -> None:
+    """Open, on record, and where writes go from now on."""
+    await volume.open_place(place)
+    await soon(lambda: not volume.slab(place.index).opening)
+
+
 def page(word: int) -> bytes:
     return word.to_bytes(8, "little") * (PAGE // 8)
 

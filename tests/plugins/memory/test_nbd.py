@@ -18,7 +18,7 @@ from plugins.memory.datapath import nbdwire
 from plugins.memory.datapath.exports import CLIENTS_MAX, Exports
 from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NbdAnswer, NbdCommand, NbdError, NbdOption
 from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_volume, page, soon
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_volume, page, placed, soon
 
 SIZE = SHAPE.size_bytes
 
@@ -94,7 +94,7 @@ async def exported(lent: bool = True) -> AsyncIterator[tuple[Bench, Volume, Expo
     async with a_volume() as (bench, volume):
         if lent:
             for index in range(SHAPE.slabs):
-                await volume.open_place(bench.register(index))
+                await placed(volume, bench.register(index))
         exports = Exports(bench.env, volume)
         await exports.open(f"{bench.env.run_dir}/nbd.sock")
         yield bench, volume, exports

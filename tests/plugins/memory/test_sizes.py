@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.ports.pages import MemfdPages
+from chaos.world.clock import SimLoopStalls
 from covey import frames
 from covey.core import Heard, HostId, Send
 from covey.ports import MemoryNow
@@ -99,7 +100,7 @@ async def test_a_volume_of_many_places_lists_all_of_them_in_frames_that_arrive()
         volume = await a_huge_volume(bench)
         for index in range(SLABS_MAX):
             volume.places._put(OpenPlace(index, index + 1, "h" * 60, "10.0.0.100:65000", SECRET))
-        asked = VolumeControl(volume, Exports(bench.env, volume))
+        asked = VolumeControl(volume, Exports(bench.env, volume), "", SimLoopStalls())
         asked.opened.set()
         found: list[OpenPlace] = []
         more = True

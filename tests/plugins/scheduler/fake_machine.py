@@ -63,7 +63,7 @@ class FakeProbes:
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         return "not watched"
 
-    def stay_in_memory(self) -> str:
+    def stay_in_memory(self, flushes: bool) -> str:
         return "not locked"
 
     def watch_loop(self) -> SimLoopStalls:
