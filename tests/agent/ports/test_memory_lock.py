@@ -17,7 +17,7 @@ ASK = """
 import os, resource, sys
 from agent.ports.memory_lock import stay_in_memory
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
-open("/proc/self/status", encoding="ascii").close()  # another user may not be able to read what root's Python is made of
+open("/proc/self/status", encoding="ascii").close()  # what another user may not read
 if sys.argv[1] == "nobody":
     os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 print(stay_in_memory(sys.argv[2] == "flushes"))
