@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test clients rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -69,6 +69,9 @@ soak: $(READY) ## play failure stories by seed for a while: make soak SEEDS=1-10
 mutants: $(READY) ## plant bugs one by one: do the checks notice? (AREA=memory ONLY=slug SECONDS=300)
 	@$(BIN)/covey-chaos mutants $(if $(AREA),--area $(AREA)) $(if $(ONLY),--only $(ONLY)) --cpu-seconds $(or $(SECONDS),300)
 
+clients: $(READY) ## clients of a volume's block device that no one here wrote, at length: fio, nbdcopy, nbdinfo, qemu-io, qemu-img, Redis swapped to it (some 4 minutes; the last needs root)
+	@$(BIN)/python bench/memory_clients.py $(ARGS)
+
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack
 
@@ -111,6 +114,9 @@ gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan'
 	@$(BIN)/python -m covey.attach.build
 	@$(BIN)/pytest -m gpu tests
 	@$(BIN)/python bench/device_memory.py
+
+rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
+	@$(BIN)/python -m chaos.guest.main $(ARGS)
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py

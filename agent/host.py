@@ -425,6 +425,7 @@ class HostAgent:
             ],
             "plugins": dict(self.health),
             "log": self.log.trouble,
+            "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
 

@@ -30,6 +30,7 @@ from agent.ports.links import ZmqLinks
 from agent.ports.pages import MemfdPages
 from agent.ports.probes import RealProbes
 from agent.ports.processes import ProgramBase, RealProcesses
+from agent.ports.verbs import PyVerbs
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
@@ -134,6 +135,7 @@ class Daemon:
             pages=MemfdPages(),
             probes=RealProbes(self._devices),
             run_dir=config.run_dir,
+            verbs=PyVerbs(),
         )
 
     async def _watch(self, agent: HostAgent) -> None:

@@ -29,6 +29,7 @@ from agent.ports.disk import DirectoryDisk
 from agent.ports.pages import MemfdPages
 from agent.ports.probes import RealProbes
 from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
+from agent.ports.verbs import PyVerbs
 from agent.tasks import Tasks
 from covey.core import HostId
 from covey.line_log import LineLog
@@ -130,6 +131,7 @@ def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, d
         probes=probes,
         pages=MemfdPages(),
         run_dir=base.run_dir,
+        verbs=PyVerbs(),
     )
 
 

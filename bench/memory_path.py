@@ -1,6 +1,7 @@
 """A page's way from a local NBD client to another host's memory, beside nbdkit's relay: both in one run, in turns.
 
     fio -> unix socket -> volume's process -> TCP -> slab process         each a process of its own; pages spill to disk
+    the same, `sealed`: pages are encrypted and authenticated in the volume's process
     fio -> unix socket -> nbdkit nbd plugin -> TCP -> nbdkit memory       no disk behind it
 
     python bench/memory_path.py                        # every case, three rounds of two seconds
@@ -31,9 +32,11 @@ from bench.memory_size import PAGE, SLAB, an_env
 from covey.units import MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
 from plugins.memory.datapath.exports import Exports
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
+from plugins.memory.policy.settings import SEAL_BYTES
 
 SIZE = 512 * MIB
 SECRET = b"s" * 16
@@ -67,19 +70,19 @@ class Result(NamedTuple):
 # ---- what serves -----------------------------------------------------------------------------------------------------
 
 
-async def serve_slabs(directory: str) -> None:
+async def serve_slabs(directory: str, sealed: bool) -> None:
     env = an_env(directory)
-    store = SlabStore(2 * SIZE, env.pages)
+    store, page = SlabStore(2 * SIZE, env.pages), PAGE + SEAL_BYTES * sealed
     for index in range(SIZE // SLAB):
-        store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB, PAGE, SECRET))
+        store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB // PAGE * page, page, SECRET))
     listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)
     Path(directory, "address").write_text(listener.address)  # noqa: ASYNC240
     await asyncio.Event().wait()
 
 
-async def serve_volume(directory: str) -> None:
+async def serve_volume(directory: str, sealed: bool) -> None:
     env = an_env(directory)
-    volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None)
+    volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None, sealed)
     await volume.open()
     address = Path(directory, "address").read_text()  # noqa: ASYNC240
     for index in range(SIZE // SLAB):
@@ -112,14 +115,17 @@ def wait_for(path: str) -> None:
     raise SystemExit(f"{path} did not appear within 10 s")
 
 
-def ours(stack: ExitStack, directory: str) -> Side:
-    slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory))
+def ours(stack: ExitStack, directory: str, name: str) -> Side:
+    directory = f"{directory}/{name}"
+    os.mkdir(directory)
+    seals = ["--sealed"] if name == "sealed" else []
+    slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory, *seals))
     wait_for(f"{directory}/address")
     time.sleep(0.2)
-    vold = stack.enter_context(started(sys.executable, __file__, "--serve", "volume", directory))
+    vold = stack.enter_context(started(sys.executable, __file__, "--serve", "volume", directory, *seals))
     wait_for(f"{directory}/covey.sock")
     children = Path(f"/proc/{vold.pid}/task/{vold.pid}/children").read_text().split()
-    return Side("covey", f"nbd+unix:///?socket={directory}/covey.sock", (vold.pid, slabd.pid, *map(int, children)))
+    return Side(name, f"nbd+unix:///?socket={directory}/covey.sock", (vold.pid, slabd.pid, *map(int, children)))
 
 
 def theirs(stack: ExitStack, directory: str) -> Side:
@@ -180,18 +186,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--json", default="", help="write medians there")
     parser.add_argument("--serve", nargs=2, metavar=("WHAT", "DIRECTORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
         import uvloop
 
         what, directory = chosen.serve
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run((serve_slabs if what == "slabs" else serve_volume)(directory))
+            runner.run((serve_slabs if what == "slabs" else serve_volume)(directory, chosen.sealed))
     missing = [tool for tool in ("fio", "nbdkit") if shutil.which(tool) is None]
     if missing:
         sys.exit(f"{' and '.join(missing)} not installed\nwhy: both sides are measured by fio\nnext: {INSTALL}")
     with tempfile.TemporaryDirectory(prefix="cv") as directory, ExitStack() as stack:
-        sides = (ours(stack, directory), theirs(stack, directory))
+        sides = (ours(stack, directory, "covey"), ours(stack, directory, "sealed"), theirs(stack, directory))
         for side in sides:
             subprocess.run(
                 ["fio", "--name=fill", "--ioengine=nbd", f"--uri={side.uri}", "--rw=write", "--bs=1m", "--iodepth=4",
@@ -208,7 +215,8 @@ def main() -> None:
                     found[side.name].append(fio(side, case, chosen.seconds))
             medians = {name: median(results) for name, results in found.items()}
             report[str(case)] = medians
-            print(f"{case}: {medians['covey'].iops / medians['nbdkit'].iops:.2f}x", flush=True)
+            ratios = [f"{medians[name].iops / medians['nbdkit'].iops:.2f}x" for name in ("covey", "sealed")]
+            print(f"{case}: {ratios[0]}, sealed {ratios[1]}", flush=True)
             for name, result in medians.items():
                 print(told(name, result), flush=True)
         if chosen.json:

@@ -32,10 +32,11 @@ from covey.core import HostId
 from covey.ports import Env
 from covey.units import GIB, MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
 from plugins.memory.datapath.spill_load import SegmentList, SegmentRecord
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy import log_records, spilling
 from plugins.memory.policy.log_records import BATCH_BITS, ROW, RecordTable, TableKind
 

@@ -2,13 +2,14 @@
 
     python bench/tensors_hosts.py [--hosts 4] [--ranks 1,2] [--rate 1gbit] [--rounds 4] [--cases 1 MB,DDP] [--json FILE]
 
-Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator and
-so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them, as a
-job on several hosts has them (`covey.blocks`), each rank pushing its own. *Together*: so, after the ranks of a host
-have added theirs in memory that they share (`covey.host_rounds`), which is what jobs do. With one rank a host there is
-nothing to add; with several, one owner is left out. In each window the same ranks do a block of rounds through each,
-and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all
-ranks and aggregators together, ms. (Needs root, iproute2 and PyTorch.)
+Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator
+and so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them,
+as a job on several hosts has them (`covey.blocks`), each rank pushing its own; that of its own host by its unix
+socket. *Together*: so, after the ranks of a host have added theirs in memory that they share (`covey.host_rounds`),
+which is what jobs do. With one rank a host there is nothing to add; with several, one owner is left out. In each
+window the same ranks do a block of rounds through each, and again in the other order. ms: median round of rank 0, and
+in times of gloo's. CPU: processor time of a round, all ranks and aggregators together, ms. (Needs root, iproute2 and
+PyTorch.)
 """
 
 import json
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from covey.core import HostId, JobId  # noqa: E402
 from covey.wire import AggregatorAt  # noqa: E402
 
 GRANT = 1 << 32
-SECRET = b"sixteen bytes !!"
+SECRET, NEAR = b"sixteen bytes !!", "near.sock"
 ONE, OWNERS, TOGETHER, GLOO = "one owner", "owners", "together", "gloo"
 START_S, ROUND_S = 60.0, 600.0
 WARM = 2
@@ -136,7 +137,7 @@ def aggd_main(at: int, hosts: int, here: int, address: str, shared: Path) -> Non
 
     folder = shared / f"run{at}"
     folder.mkdir()
-    running = LikeAgents(folder, bind=f"{address}:0", memory_bytes_max=4 << 30)
+    running = LikeAgents(folder, bind=f"{address}:0", memory_bytes_max=4 << 30, near=NEAR)
     memory = tensor_layout.make(here, at * here)
     for job in (OWNERS, TOGETHER):
         running.order(Serve(table_id(JobId(job), at), GRANT + 1, hosts * here, SECRET))
@@ -158,9 +159,10 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     owners = [(shared / f"aggd{at}").read_text(encoding="utf-8").split() for at in range(hosts)]
     _, aggd, memory = owners[rank // here]
     addresses = [address for address, _, _ in owners]
-    clients = {door: _client(door, rank, ranks, addresses, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
+    near = {rank // here: f"{shared}/run{rank // here}/{NEAR}"}
+    clients = {door: _client(door, rank, ranks, addresses, near, f"/proc/{aggd}/fd/{memory}") for door in all_doors[:2]}
     aggd_s = partial(spent_s, int(aggd)) if rank % here == 0 else lambda: 0.0
-    play = ddp(torch, clients, ranks) if case == "DDP" else sums(torch, clients, case)
+    play = ddp(torch, clients, ranks, case) if case == "DDP" else sums(torch, clients, case)
     found: dict[str, dict[str, Any]] = {door: {"ms": [], "cpu_s": 0.0} for door in all_doors}
     for door in all_doors:
         for _ in range(WARM):
@@ -180,7 +182,8 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
     (shared / f"found{rank}").write_text(json.dumps(found), encoding="utf-8")
 
 
-def _client(door: str, rank: int, ranks: int, owners: Sequence[str], memory: str) -> Any:
+def _client(door: str, rank: int, ranks: int, owners: Sequence[str], near: Mapping[int, str], memory: str) -> Any:
+    """`near`: by table, the unix socket of its owner, where that is on this host."""
     from covey.tensor_memory import TensorMemory
     from covey.tensors import TensorClient
 
@@ -190,7 +193,9 @@ def _client(door: str, rank: int, ranks: int, owners: Sequence[str], memory: str
     if door == TOGETHER:
         client.memory_is(TensorMemory(os.open(memory, os.O_RDWR), rank, ranks))
     for table, address in enumerate(owners):
-        client.moved(AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table))
+        client.moved(
+            AggregatorAt(job, GRANT + 1, HostId(f"h{table}"), address, SECRET, table, near=near.get(table, ""))
+        )
     return client
 
 

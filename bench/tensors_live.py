@@ -2,9 +2,10 @@
 
     python bench/tensors_live.py [--ranks 2,4] [--rounds 20] [--json FILE]
 
-One process a rank, one thread each. *Shared*: in memory that the ranks share, as on one host. *TCP*: through an
-aggregator, a process of its own, over loopback, as between hosts. In each window the same ranks do a block of rounds
-through each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a
+One process a rank, one thread each. *Shared*: in memory that the ranks share, as on one host. *Near*: through an
+aggregator, a process of its own, over its unix socket, as where ranks of its host cannot share memory, or others are
+elsewhere. *TCP*: the same over loopback, as between hosts. In each window the same ranks do a block of rounds through
+each, and again in the other order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a
 round, all ranks and the aggregator together, ms. (Needs PyTorch.)
 
     4 KB .. 100 MB   one tensor, `push_pull(out=)` beside `all_reduce`
@@ -32,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
 
-JOB, EPOCH, SECRET = "bench", (1 << 32) + 1, b"sixteen bytes !!"
+JOB, EPOCH, SECRET, NEAR = "bench", (1 << 32) + 1, b"sixteen bytes !!", "near.sock"
 KB, MB = 1 << 10, 1_000_000
 CASES: dict[str, tuple[int, int]] = {
     "4 KB": (1, 4 * KB),
@@ -44,7 +45,8 @@ CASES: dict[str, tuple[int, int]] = {
     "25 MB Adam": (1, 25 * MB),
 }
 """How many tensors of how many bytes."""
-DOORS = ("shared", "tcp", "gloo")
+DOORS = ("shared", "near", "tcp", "gloo")
+"""Of these the last one is what the others are compared with."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", default=",".join(CASES))
     json_option(parser)
     args = parser.parse_args(argv)
-    print_head("ranks | tensors | shared, ms | TCP, ms | gloo, ms | shared, CPU ms | TCP, CPU ms | gloo, CPU ms")
+    print_head(" | ".join(("ranks", "tensors", *(f"{door}, {what}" for what in ("ms", "CPU ms") for door in DOORS))))
     whole: dict[str, Any] = {}
     for ranks in map(int, args.ranks.split(",")):
         for case in args.cases.split(","):
@@ -86,8 +88,9 @@ def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
         new_loop = staticmethod(uvloop.new_event_loop)
 
     with tempfile.TemporaryDirectory(prefix="covey-bench-") as folder:
-        aggd = LikeAgents(Path(folder), memory_bytes_max=4 << 30)
+        aggd = LikeAgents(Path(folder), memory_bytes_max=8 << 30, near=NEAR)
         address = aggd.serve(JOB, EPOCH, ranks).address
+        aggd.serve(f"{JOB}-near", EPOCH, ranks)
         memory = tensor_layout.make(ranks)
         words = [str(ranks), case, str(rounds), address, folder, str(memory)]
         command = [sys.executable, str(Path(__file__).resolve()), "--rank"]
@@ -123,12 +126,14 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    jobs = {"shared": JobId(JOB), "near": JobId(f"{JOB}-near"), "tcp": JobId(JOB)}
     clients = {
-        door: TensorClient(JobId(JOB), rank, ranks, lambda epoch, why, table: None, undecided=door == "shared")
-        for door in DOORS[:2]
+        door: TensorClient(jobs[door], rank, ranks, lambda epoch, why, table: None, undecided=door == "shared")
+        for door in DOORS[:-1]
     }
     clients["shared"].memory_is(TensorMemory(int(memory), rank, ranks))
-    clients["tcp"].moved(AggregatorAt(JobId(JOB), EPOCH, HostId("h1"), address, SECRET))
+    clients["near"].moved(AggregatorAt(jobs["near"], EPOCH, HostId("h1"), address, SECRET, near=f"{folder}/{NEAR}"))
+    clients["tcp"].moved(AggregatorAt(jobs["tcp"], EPOCH, HostId("h1"), address, SECRET))
     if case == "25 MB Adam":
         play = adam(torch, clients, CASES[case][1])
     elif case in CASES and CASES[case][0]:

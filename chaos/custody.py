@@ -22,6 +22,7 @@ from chaos.world.world import World
 from covey.checked import Damaged
 from covey.ports import Env
 from plugins.memory.datapath import spill_load
+from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.page_table import LOG, PageTable
 from plugins.memory.datapath.spill_writer import segment_name
 from plugins.memory.datapath.vold import VoldConfig, control_name, prefix, run_vold
@@ -161,7 +162,12 @@ class Custody:
     def run_watched(self, env: Env, config: VoldConfig) -> Coroutine[Any, Any, None]:
         """The program `vold`, watched."""
         name = f"{env.host}/{control_name(config.volume)}"
-        return run_vold(env, config, lambda inside: self._serving.update({name: inside}))
+
+        def watch(inside: AnyVolume) -> None:
+            if isinstance(inside, VolumeInside):  # of one without a disk nothing is forgiven
+                self._serving[name] = inside
+
+        return run_vold(env, config, watch)
 
     def _forgives(self, volume: Volume, page: int) -> bool:
         held = volume.held.get(page)

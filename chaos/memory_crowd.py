@@ -23,8 +23,9 @@ from plugins.memory.machine.lender import Lender
 from plugins.memory.machine.lender_search import Opening
 from plugins.memory.machine.place import SlabPlace
 from plugins.memory.machine.slab import BorrowedSlab
-from plugins.memory.messages import CheckActivity, Evict, FreeMem, MrInfo, SlabRef
+from plugins.memory.messages import AboutSlab, CheckActivity, SlabRef
 from plugins.memory.policy.lending import Headroom
+from plugins.memory.policy.mirroring import orphan_after_s
 from plugins.memory.policy.placement import HOT_SLAB, LenderPeer
 
 SLAB = 64 * MIB
@@ -37,8 +38,8 @@ Key = tuple[str, int]
 class MemoryHost:
     """Both halves of one host, and what its byte processes would know."""
 
-    def __init__(self, name: HostId, rng: random.Random, slabs: int, spare_slabs: int) -> None:
-        self.name, self.rng, self.volume, self.slabs = name, rng, f"v-{name}", slabs
+    def __init__(self, name: HostId, rng: random.Random, slabs: int, spare_slabs: int, members: int = 1) -> None:
+        self.name, self.rng, self.volume, self.slabs, self.members = name, rng, f"v-{name}", slabs, members
         self.borrower = Borrower(name, rng, 1, HOT_SLAB, LEASE_S)
         self.lender = Lender(rng, rng.randbytes, Headroom(fraction=0.125), 64 * GIB, GRACE_S, LEASE_S)
         self.total_bytes = 64 * GIB
@@ -48,7 +49,7 @@ class MemoryHost:
         """(borrower, slab) -> secret: what the slab process holds."""
         self.open: dict[tuple[str, int, int], SlabPlace] = {}
         """(volume, index, epoch) -> place: what the volume process has open."""
-        self.requests: dict[str, list[int]] = {self.volume: [0] * slabs}
+        self.requests: dict[str, list[int]] = {self.volume: [0] * slabs * members}
         self.up = True
 
     def memory(self) -> MemoryNow:
@@ -60,14 +61,20 @@ class MemoryHost:
 
 
 class MemoryCrowd:
-    """Hosts that borrow and lend. `loss`: chance that a message is not acknowledged before its deadline."""
+    """Hosts that borrow and lend. `loss`: chance that a message is not acknowledged before its deadline. `members` of
+    each slab; with several hosts stand in `racks` racks."""
 
-    def __init__(self, world: World, count: int, slabs: int, spare_slabs: int = 32, loss: float = 0.0) -> None:
+    def __init__(
+        self, world: World, count: int, slabs: int, spare_slabs: int = 32, loss: float = 0.0, members: int = 1,
+        racks: int = 8,
+    ) -> None:  # fmt: skip
         self.world, self.loss = world, loss
         self.rng = random.Random(f"{world.seed}/memory")
         self.hosts = {
-            name: MemoryHost(name, random.Random(self.rng.random()), slabs, spare_slabs) for name in names(count)
+            name: MemoryHost(name, random.Random(self.rng.random()), slabs, spare_slabs, members)
+            for name in names(count)
         }
+        self.rack_of = {name: f"r{number % racks}" for number, name in enumerate(self.hosts)} if members > 1 else {}
         for name in self.hosts:
             world.add_host(name)
         self._peers: tuple[LenderPeer, ...] = ()
@@ -77,13 +84,18 @@ class MemoryCrowd:
 
     def _begin(self, host: MemoryHost) -> None:
         self.lender(host, le.StoreFound(f"{self.world.hosts[host.name].ip}:7000", ()))
-        self.borrower(host, b.VolumeFound(host.volume, host.slabs, SLAB, PAGE, ()))
+        self.borrower(host, b.VolumeFound(host.volume, host.slabs, SLAB, PAGE, (), host.members))
         self._second(host)
 
     def _gossip(self) -> None:
         """Every two seconds everybody hears what everybody could lend: as stale as gossip is."""
         self._peers = tuple(
-            LenderPeer(host.name, "alive" if host.up else "gone", host.lender.spare_bytes() // SLAB or None)
+            LenderPeer(
+                host.name,
+                "alive" if host.up else "gone",
+                host.lender.spare_bytes() // SLAB or None,
+                rack=self.rack_of.get(host.name, ""),
+            )
             for host in self.hosts.values()
         )
         self.world.at(self.world.now + 2.0, self._gossip)
@@ -144,7 +156,7 @@ class MemoryCrowd:
 
     def _hear(self, host: MemoryHost, sender: HostId, message: Message) -> None:
         heard = Heard(sender, message)
-        if isinstance(message, FreeMem | MrInfo | CheckActivity | Evict):
+        if isinstance(message, AboutSlab | CheckActivity):
             self.borrower(host, heard)
         else:
             self.lender(host, heard)
@@ -218,6 +230,17 @@ class MemoryCrowd:
     def mapped(self) -> int:
         return sum(slab.place is not None for host in self.up() for slab in host.borrower._all())
 
+    def alike(self) -> list[tuple[str, int]]:
+        """Slabs, of those with both members placed, of which both stand in one rack: volume and number of the first."""
+        found: list[tuple[str, int]] = []
+        for host in self.up():
+            for volume, known in host.borrower.volumes.items():
+                for one, other in zip(known.slabs[::2], known.slabs[1::2], strict=True):
+                    places = [slab.place.lender for slab in (one, other) if slab.place is not None]
+                    if len(places) == 2 and self.rack_of[places[0]] == self.rack_of[places[1]]:
+                        found.append((volume, one.index))
+        return found
+
     def lent(self) -> list[int]:
         """Slabs lent by each host that is up."""
         return [len(host.lender.lent) for host in self.up()]
@@ -237,14 +260,18 @@ class MemoryResult(msgspec.Struct, frozen=True):
     lost_to_kills: int
     leaked: int
     story_hash: int
+    one_rack: int = 0
+    """Slabs whose two members stand in one rack."""
 
 
-def memory_story(seed: int, count: int, slabs: int = 4, log: Callable[[str], None] | None = None) -> MemoryResult:
-    """Every host's volume turns hot in the same second; then one host in fifty dies, one in twenty needs its memory
-    back, and at the end all is quiet: no unused slab may be held."""
+def memory_story(
+    seed: int, count: int, slabs: int = 4, log: Callable[[str], None] | None = None, members: int = 1
+) -> MemoryResult:
+    """Every host's volume turns hot in the same second, or has no disk (several `members`); then one host in fifty
+    dies, one in twenty needs its memory back, and at the end all is quiet: no unused slab may be held."""
     with World(seed, log=log) as world:
         world.replay = f"covey-chaos crowd --hosts {count} --seed {seed}"
-        crowd = MemoryCrowd(world, count, slabs, loss=0.01)
+        crowd = MemoryCrowd(world, count, slabs, loss=0.01, members=members)
         crowd.heat(500)
         _watched(world, crowd, 30.0)
         mapped, lent = crowd.mapped(), crowd.lent()
@@ -255,7 +282,7 @@ def memory_story(seed: int, count: int, slabs: int = 4, log: Callable[[str], Non
             crowd.press(name, 4 * GIB)
         lost = mapped - crowd.mapped()
         _watched(world, crowd, 60.0)
-        _watched(world, crowd, 2.5 * LEASE_S)
+        _watched(world, crowd, 1.5 * LEASE_S + orphan_after_s(LEASE_S, members))
         used = {
             (host.name, slab.volume, slab.index, epoch)
             for host in crowd.up()
@@ -270,13 +297,14 @@ def memory_story(seed: int, count: int, slabs: int = 4, log: Callable[[str], Non
         ]
         return MemoryResult(
             hosts=count,
-            slabs=count * slabs,
+            slabs=count * slabs * members,
             mapped=mapped,
             lent_most=max(lent),
             lent_mean=round(sum(lent) / len(lent), 2),
             lost_to_kills=lost,
             leaked=len(leaked),
             story_hash=world.story_hash,
+            one_rack=len(crowd.alike()) if members > 1 else 0,
         )
 
 

@@ -48,8 +48,12 @@ def version_of(volume: str, page: int, data: bytes) -> int | None:
 class Oracle:
     """What each page of one volume may hold."""
 
-    def __init__(self, volume: str, size_bytes: int, wrong: Say, stale: Say, used_bytes: int | None = None) -> None:
+    def __init__(
+        self, volume: str, size_bytes: int, wrong: Say, stale: Say, used_bytes: int | None = None, mirror: int = 0
+    ) -> None:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
+        self.mirror = mirror
+        """Members of each slab; 0: it has a disk."""
         self._used_bytes = size_bytes if used_bytes is None else used_bytes
         self.page_bytes = 0
         """Known once the volume is attached."""
@@ -95,8 +99,8 @@ class Oracle:
 class VolumeClient:
     """One connection to a volume's process, made again as often as need be. Requests may be repeated at will."""
 
-    def __init__(self, env: Env, volume: str, size_bytes: int) -> None:
-        self.env, self.volume, self.size_bytes = env, volume, size_bytes
+    def __init__(self, env: Env, volume: str, size_bytes: int, mirror: int = 0) -> None:
+        self.env, self.volume, self.size_bytes, self.mirror = env, volume, size_bytes, mirror
         self.at: VolumeAt | None = None
         self._stream: ByteStream | None = None
         self._tag = 0
@@ -106,7 +110,7 @@ class VolumeClient:
         stream = await self.env.bytes.connect(f"unix:{self.env.run_dir}/jobs.sock")
         try:
             await stream.write(pack(Join(1)))
-            await stream.write(pack(Attach(self.volume, self.size_bytes)))
+            await stream.write(pack(Attach(self.volume, self.size_bytes, self.mirror)))
             async with asyncio.timeout(ANSWER_S):
                 while True:
                     frame = await read_frame(stream, decoder)
@@ -179,7 +183,7 @@ def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, 
     """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, oracle.size_bytes)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror)
         while client.at is None:
             try:
                 await client._connected()
@@ -208,11 +212,32 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
     """Reads every page back, again and again until each came once: what a volume cannot read for ever is lost."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, oracle.size_bytes)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror)
         missing = list(range(oracle.pages))
         while missing:
             missing = [page for page in missing if not await _read(client, oracle, page, 1, oracle.page_bytes)]
             await asyncio.sleep(PAUSE_S)
+        client.hang_up()
+        return 0
+
+    return run
+
+
+def mender(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
+    """Reads every page once, of which some may be lost and fail; then writes all of them anew and reads them back."""
+
+    async def run(env: Env, command: Command) -> int:
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes)
+        for page in range(oracle.pages):
+            await _read(client, oracle, page, 1, oracle.page_bytes)
+        for page in range(oracle.pages):
+            least = oracle.acknowledged.get(page, 0)
+            while oracle.acknowledged.get(page, 0) == least:
+                await _write(client, oracle, page, 1, oracle.page_bytes)
+        for page in range(oracle.pages):
+            await _read_in_the_end(client, oracle, page, 1, oracle.page_bytes)
+        while await client.ask(Op.FLUSH, 0, 0) is None:  # noqa: ASYNC110
+            await asyncio.sleep(REFUSED_S)
         client.hang_up()
         return 0
 

@@ -23,7 +23,7 @@ from chaos.administrator import Administrator
 from chaos.custody import Custody
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
-from chaos.pager import QUICK, Oracle, Pace, pager, reader
+from chaos.pager import QUICK, Oracle, Pace, mender, pager, reader
 from chaos.people import bungler, writer
 from chaos.workload import healer, ring, sleeper, trainer
 from chaos.world.host import SimHost, SimProcess
@@ -163,9 +163,10 @@ class SimRack:
         seconds: float,
         used_bytes: int | None = None,
         pace: Pace = QUICK,
+        mirror: int = 0,
     ) -> SimProcess:
         """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page."""
-        oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes)
+        oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes, mirror)
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])
@@ -189,6 +190,10 @@ class SimRack:
             for host, oracles in self.oracles.items()
             for oracle in oracles
         ]
+
+    def menders(self, host: str) -> list[SimProcess]:
+        """Processes that find out what is lost of the volumes of this host, and write all anew."""
+        return [self.hosts[host].run("mender", mender(oracle)) for oracle in self.oracles[host]]
 
     def forgive(self) -> None:
         """From now on a volume may lose the pages whose lender and volume both failed before the disk had them: for

@@ -1,7 +1,8 @@
 """Make a remote memory volume of this size on one host, or find it again.
 
 With `--user` it belongs to that user of the host, whose processes open it at the socket that is told, and nobody
-else's: `covey.remote.RemoteMemory.at(PATH)`, `RemoteArray(PATH, ...)`."""
+else's: `covey.remote.RemoteMemory.at(PATH)`, `RemoteArray(PATH, ...)`. With `--mirror 2` it has no disk: each slab lies
+on two other hosts, in different racks where they are labelled, and is refused when they have no room for it."""
 
 import argparse
 import pwd
@@ -14,7 +15,9 @@ from covey.units import format_size, parse_size
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("volume", metavar="NAME")
     parser.add_argument("size", metavar="SIZE", help="such as 64MiB")
+    parser.add_argument("--mirror", metavar="2", type=int, help="no disk: each slab lies on two other hosts")
     parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
+    parser.add_argument("--tenant", metavar="NAME", help="against whose budget it counts (default: nobody's)")
     parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
 
 
@@ -27,6 +30,10 @@ def run(context: Context) -> int:
     body = {"volume": context.args.volume, "size_bytes": size_bytes}
     if context.args.user is not None:
         body["uid"] = uid_of(context.args.user)
+    if context.args.tenant is not None:
+        body["tenant"] = context.args.tenant
+    if context.args.mirror is not None:
+        body["mirror"] = context.args.mirror
     answer = agent.post("volumes", body=body)
     if context.json:
         return context.say_json(answer.whole)

@@ -163,10 +163,16 @@ def started_again(job: dict[str, Any]) -> str:
 
 
 def ranks_of(ranks: list[int]) -> str:
-    """`ranks 0-3`, `rank 2`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {ranks[0]}-{ranks[-1]}" if ranks else "no rank"
+    """`ranks 0-3`, `rank 2`, `ranks 0-1 4`; in order, whichever came first."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][-1] == rank - 1:
+            found[-1] = [found[-1][0], rank]
+        else:
+            found.append([rank])
+    if not found:
+        return "no rank"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {' '.join('-'.join(map(str, run)) for run in found)}"
 
 
 def ending(code: int | None) -> str:

@@ -1,24 +1,40 @@
-"""Offer a remote memory volume as a block device of this host: NBD on a unix socket.
+"""How remote memory does, and a volume as a block device (NBD on a unix socket).
+
+Without an action: how long reads and writes of each volume took in the last minute (half of them took less than P50)
+and who answered: `zeros` (nothing was there), `ring` (memory on its way to the disk), `lender` or `disk`. Then what the
+volumes of each tenant have on each host, and its budget there.
 
 `agentctl memory export NAME --socket PATH` serves any NBD client (qemu, nbdfuse, nbdcopy, fio), also after a restart of
 the volume's process; `agentctl memory unexport NAME --socket PATH` ends it. The socket belongs to the agent's user."""
 
 import argparse
 import os
+from typing import Any
 
-from cli.client import NOT_FOUND, AgentctlError
+from cli.client import NOT_FOUND, USAGE, AgentctlError
 from cli.context import Context, on_host
 from cli.detach import say_where
+from cli.table import plural, table
+from covey.units import format_size
+
+ACCOUNTS = ("TENANT", "HOST", "HAS", "BUDGET", "VOLUMES (JOB)")
+TITLES = ("VOLUME", "HOST", "OP", "ANSWERED BY", "REQUESTS", "P50", "P99")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("export", "unexport"))
-    parser.add_argument("volume", metavar="NAME")
-    parser.add_argument("--socket", metavar="PATH", required=True, help="of the unix socket that clients connect to")
+    parser.add_argument("action", nargs="?", choices=("export", "unexport"))
+    parser.add_argument("volume", nargs="?", metavar="NAME")
+    parser.add_argument("--socket", metavar="PATH", help="of the unix socket that clients connect to")
     parser.add_argument("--host", metavar="NAME", help="whose volume it is (default: of the agent that answers)")
 
 
 def run(context: Context) -> int:
+    if context.args.action is None:
+        return show(context)
+    if context.args.volume is None or context.args.socket is None:
+        what = f"{context.args.action} of which volume, at which socket?"
+        step = f"agentctl memory {context.args.action} NAME --socket PATH"
+        raise AgentctlError(USAGE, what, "its name or --socket is missing", step)
     name, end = context.args.volume, context.args.action == "unexport"
     path = os.path.abspath(context.args.socket)
     try:
@@ -32,3 +48,52 @@ def run(context: Context) -> int:
         return context.say_json(answer.whole)
     context.say(f"{name} is served at {path} no more" if end else f"{name}: nbd+unix:///?socket={path}")
     return 0
+
+
+def show(context: Context) -> int:
+    """Volumes that nobody used in the last minute have a line too."""
+    answer = context.agent.get("volumes")
+    if context.json:
+        return context.say_json(answer.whole)
+    rows = []
+    for volume in answer.data:
+        name = volume["volume"], volume["host"]
+        measured = volume.get("latencies") or ()
+        for each in measured:
+            times = latency_text(each["p50_s"]), latency_text(each["p99_s"])
+            rows.append((*name, each["op"], each["answered"], each["requests"], *times))
+        if not measured:
+            rows.append((*name, "-", "-", 0, "-", "-"))
+    context.say(table(TITLES, rows, TITLES[4:], context.paint))
+    accounts = accounts_of(answer.data)
+    if accounts:
+        context.say("")
+        context.say(table(ACCOUNTS, accounts, ACCOUNTS[2:4], context.paint))
+    for volume in answer.data:
+        links = {state: count for state, count in (volume.get("links") or {}).items() if count}
+        if set(links) - {"open"}:
+            said = ", ".join(f"{count} {state}" for state, count in links.items())
+            context.say(f"{volume['volume']} on {volume['host']}: places at lenders: {said}")
+    context.as_of(answer, plural(len(answer.data), "volume"))
+    return 0
+
+
+def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each tenant on each host: what its volumes have, a mirrored one twice, its budget there, its jobs."""
+    mine: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for volume in volumes:
+        if volume.get("tenant"):
+            mine.setdefault((volume["tenant"], volume["host"]), []).append(volume)
+    rows: list[tuple[str, ...]] = []
+    for (tenant, host), theirs in sorted(mine.items()):
+        has = sum(volume["size_bytes"] * volume.get("members", 1) for volume in theirs)
+        budget = theirs[0].get("budget_bytes")
+        names = ", ".join(sorted(f"{v['volume']} ({v['job']})" if v.get("job") else v["volume"] for v in theirs))
+        rows.append((tenant, host, format_size(has), "no limit" if budget is None else format_size(budget), names))
+    return rows
+
+
+def latency_text(seconds: float) -> str:
+    """Two digits, in the unit that suits."""
+    us = seconds * 1e6
+    return f"{us:.0f} us" if us < 1000 else f"{us / 1e3:.2g} ms" if us < 1e5 else f"{seconds:.2g} s"

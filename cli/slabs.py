@@ -3,10 +3,10 @@
 import argparse
 
 from cli.context import Context
-from cli.table import epoch_text, plural, table
+from cli.table import epoch_text, of, plural, table
 from covey.units import format_size
 
-TITLES = ("VOLUME", "SLAB", "BORROWER", "STATE", "LENDER", "SIZE", "PAGES", "REMOTE", "REQUESTS/S", "EPOCH")
+TITLES = ("VOLUME", "SLAB", "MEMBER", "BORROWER", "STATE", "LENDER", "SIZE", "PAGES", "REMOTE", "REQUESTS/S", "EPOCH")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +22,7 @@ def run(context: Context) -> int:
         (
             slab["volume"],
             slab["index"],
+            of(slab["member"] + 1, slab["members"]) if slab.get("members", 1) > 1 else "",
             slab["borrower"],
             slab["state"],
             slab["lender"],

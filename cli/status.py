@@ -30,6 +30,7 @@ def run(context: Context) -> int:
         ("leader", answer.data.get("leader") or "none now"),
         ("hosts alive", answer.data.get("hosts_alive")),
         *([("log", trouble)] if (trouble := answer.data.get("log")) else []),
+        *answer.data.get("lines", {}).items(),
         *(("seed not known", f"{seed}: {why}") for seed, why in answer.data.get("seeds_unknown", {}).items()),
     ]
     context.say(pairs([*rows, *(("note", note) for note in answer.data.get("notes", []))], context.paint))

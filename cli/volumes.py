@@ -2,9 +2,11 @@
 
 `agentctl volumes give-up NAME` is for a volume whose process was restarted and waits for a lender that does not answer.
 That lender may hold the newest content of pages which were written last; given up, they read as this host's disk has
-them, which may be older. Waiting costs nothing but time; a host that comes back answers by itself."""
+them, which may be older, or, where the volume has no disk (`--mirror 2`), are lost. Waiting costs nothing but time; a
+host that comes back answers by itself."""
 
 import argparse
+from typing import Any
 
 from cli.client import NOT_FOUND, USAGE, AgentctlError
 from cli.context import Context, on_host
@@ -12,7 +14,9 @@ from cli.detach import say_where
 from cli.table import of, plural, table
 from covey.units import format_size
 
-TITLES = ("VOLUME", "HOST", "SIZE", "SLABS MAPPED", "WRITTEN", "READ", "OF IT REMOTE", "FROM DISK", "PROCESS")
+TITLES = (
+    "VOLUME", "HOST", "SIZE", "SLABS MAPPED", "MIRRORED", "WRITTEN", "READ", "OF IT REMOTE", "FROM DISK", "PROCESS"
+)  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +37,7 @@ def run(context: Context) -> int:
             volume["host"],
             format_size(volume["size_bytes"]),
             of(volume["slabs_mapped"], volume["slabs"]),
+            of(volume["slabs_whole"], volume["slabs"]) if is_mirrored(volume) else "",
             format_size(volume["written_bytes"]),
             format_size(volume["read_bytes"]),
             format_size(volume["remote_read_bytes"]),
@@ -41,11 +46,16 @@ def run(context: Context) -> int:
         )
         for volume in answer.data
     ]
-    context.say(table(TITLES, rows, TITLES[2:8], context.paint))
+    context.say(table(TITLES, rows, TITLES[2:9], context.paint))
     for volume in answer.data:
         say_trouble(context, volume)
     context.as_of(answer, plural(len(rows), "volume"))
     return 0
+
+
+def is_mirrored(volume: dict[str, Any]) -> bool:
+    """It has no disk; an agent of before has none of these."""
+    return bool(volume.get("members", 1) > 1)
 
 
 def say_trouble(context: Context, volume: dict[str, object]) -> None:
@@ -59,7 +69,8 @@ def say_trouble(context: Context, volume: dict[str, object]) -> None:
             f"{name} on {host}: {slabs} may be newer at {wait['lender']}, which has not answered: {wait['why']}"
         )
     if waits_for:
-        context.say(f"next: bring those hosts back, or read older pages: agentctl volumes give-up {name} --host {host}")
+        instead = "lose what is there" if is_mirrored(volume) else "read older pages"
+        context.say(f"next: bring those hosts back, or {instead}: agentctl volumes give-up {name} --host {host}")
     if volume.get("trouble"):
         context.say(f"{name} on {host}: {volume['trouble']}")
 
@@ -80,7 +91,8 @@ def give_up(context: Context) -> int:
     if slabs:
         which = ", ".join(str(index) for index in slabs[:20]) + (" ..." if len(slabs) > 20 else "")
         gone = " and ".join(lenders)
-        context.say(f"{name} waits no longer for {gone}: pages of slab {which} that were written last may read older")
+        cost = "that were written last may read older" if answer.data.get("members", 1) == 1 else "are lost"
+        context.say(f"{name} waits no longer for {gone}: pages of slab {which} {cost}")
     else:
         context.say(f"{name} waits for no lender")
     return 0

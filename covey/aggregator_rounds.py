@@ -20,6 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
+from covey.early_copy import EarlyCopy
 from covey.handshake import NONCE_BYTES
 from covey.present_owner import PresentOwner
 from covey.rounds import Rounds, Stale, Superseded, Tell, ToldByRank
@@ -87,6 +88,8 @@ class AggregatorRounds:
         self._closed = False
         self._awaited = Counter[int]()
         """By a tensor's key, threads that wait for it: others are not woken by its result."""
+        self._copies: dict[int, EarlyCopy] = {}
+        """By a tensor's key: of results that threads wait for."""
         self._held: list[Iterable[Frame]] = []
         """To go out before whatever is said next on this connection."""
         self.told: Callable[[ToldByRank], None] = lambda told: None
@@ -188,10 +191,16 @@ class AggregatorRounds:
 
     def wait(self, label: str, waits: Waits, out: Array) -> None:
         """The Block's result, into `out`, flat. Errors as of `until`."""
-        self.until(label, waits)
         tensor = self.rounds.tensors[label]
+        with self._changed:
+            copy = self._copies[tensor.key] = EarlyCopy(tensor.declared, bytes_of(out), tensor.pushed)
+        try:
+            self.until(label, waits)
+        finally:
+            with self._changed:  # the script may do what it likes with `out` from now on
+                del self._copies[tensor.key]
         # only this Block's next round, which nobody can begin before this ends, would write here
-        np.copyto(out, np.frombuffer(tensor.state, dtype=NUMBERS[tensor.declared.type].stored))
+        copy.finish(tensor.state)
 
     @property
     def connected(self) -> bool:
@@ -307,7 +316,7 @@ class AggregatorRounds:
 
     def _serve(self, at: AggregatorAt) -> None:
         """Connect and carry frames until the connection ends, always by an exception."""
-        link = TensorLink(at.address, self._poster)
+        link = TensorLink(at.address, self._poster, at.near)
         try:
             with self._changed:
                 hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._owner.at is at else None
@@ -323,8 +332,11 @@ class AggregatorRounds:
                 with self._changed:
                     if self._closed or self._owner.at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
+                    self.rounds.near = link.near
                     frames, self._link, self._repeating = self.rounds.connected(), link, True
                     self._held.clear()
+                    for copy in self._copies.values():
+                        copy.forget()
                 link.send_locked(frames)
                 with self._changed:
                     self._repeating = False
@@ -352,10 +364,12 @@ class AggregatorRounds:
                 raise ConnectionAbortedError("is no longer the aggregator")
             into = self.rounds.destination(header)
         link.read_into(into)
-        verify(head, into)
+        verify(head, into, link.near)
         with self._changed:
             if self._owner.at is not at:
                 raise ConnectionAbortedError("is no longer the aggregator")
+            if header.op is TensorOp.RESULT and header.key in self._copies and self.rounds.expects(header):
+                self._copies[header.key].came(header.part, into)
             answer: Iterable[Frame] = self.rounds.heard(header, into)
             if header.op is TensorOp.RESULT:  # a script that has its last result may end: what is kept is said before
                 answer = tuple(answer)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from covey.sum_order import Order
 from covey.tensor_arrays import Array, GivenArray
 from covey.tensor_moments import Moments, check_moments
-from covey.tensorwire import Declared, Kind, Type
+from covey.tensorwire import ADDED_AS, PART_BYTES_MAX, TYPES, Declared, Kind, Type
 from covey.updates import Update, check_rate
 
 
@@ -32,12 +32,14 @@ class GivenRound(NamedTuple):
             raise type(error)(f"tensor {name!r}: {error}") from error
 
     def declared(self, name: str, part_bytes: int, order: Order) -> Declared:
-        """For the first round of a tensor."""
+        """For the first round of a tensor. Sums that a host has made of 16-bit numbers go out as wide as they are
+        added, and a part of them is no longer than any other."""
+        wider = TYPES[ADDED_AS[self.array.type]][1] // TYPES[self.array.type][1]
         return Declared(
             name,
             self.kind,
             self.array.data.shape,
-            part_bytes,
+            min(part_bytes, PART_BYTES_MAX // wider),
             order,
             type=self.array.type,
             mean=self.mean,

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from covey.core import HostId
+from covey.verbs import NO_VERBS_HERE, Verbs
 
 Address = str
 """`127.0.0.1:7946`, `[::1]:7946` or `unix:/run/covey/agent.sock`. Port 0 asks for a free one."""
@@ -185,12 +186,16 @@ class HeldPort(Protocol):
     def release(self) -> None: ...
 
 
+ANYBODY = -2
+"""In the place of a user to whom a unix socket is handed: who connects is asked for a secret."""
+
+
 class Bytes(Protocol):
     async def listen(
         self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], uid: int = -1
     ) -> Listener:
         """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises. `uid`: to whom a
-        unix socket is handed; -1: our own user alone."""
+        unix socket is handed; -1: our own user alone; `ANYBODY`: it is for bulk bytes of all users."""
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
         """ConnectionRefusedError when that machine says that nothing listens there, ConnectionError otherwise."""
@@ -463,3 +468,4 @@ class Env:
     pages: Pages
     run_dir: str
     """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short, since a socket path has 107 bytes."""
+    verbs: Verbs = NO_VERBS_HERE

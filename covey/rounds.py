@@ -223,6 +223,8 @@ class Rounds:
         """This rank has something to tell others (`covey.healing`), which not all aggregators pass on."""
         self._can_update = self.can_tell = True
         """Whether the newest aggregator can, as far as is known."""
+        self.near = False
+        """The newest connection is to a process of this host (`covey.tensorwire`)."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
         """Of frames that are used at once."""
         self._secret = self._hello = b""
@@ -364,6 +366,10 @@ class Rounds:
             case _:
                 raise TensorWireError(f"an aggregator does not send {header.op.name}")
 
+    def expects(self, header: Header) -> bool:
+        """Whether this is of the result that is to come."""
+        return header.round == self._tensor(header).expected
+
     def heard(self, header: Header, payload: Payload) -> Iterator[Frame]:
         """A frame whose checksum holds, its payload in `destination(header)`. Stale, Superseded."""
         match header.op:
@@ -446,7 +452,7 @@ class Rounds:
         self, op: TensorOp, tensor: TensorRounds, round: int, each: Iterator[tuple[int, Payload]]
     ) -> Iterator[Frame]:
         """Of each type and payload, numbered from 0."""
-        epoch = self.epoch
+        epoch, near = self.epoch, self.near
         return (
             frame(
                 op,
@@ -458,6 +464,7 @@ class Rounds:
                 round=round,
                 type=type,
                 payload=payload,
+                near=near,
             )
             for number, (type, payload) in enumerate(each)
         )

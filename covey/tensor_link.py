@@ -8,7 +8,9 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 
-from covey.tensorwire import Frame
+from covey.page_pipe import PagePipe
+from covey.splicing import LEAST_BYTES
+from covey.tensorwire import Frame, Payload, is_lasting
 from covey.units import format_seconds
 
 CONNECT_S = 2.0
@@ -22,6 +24,33 @@ SMALL_BYTES = 4096
 """Payloads that are copied, and sent together with what is before them, and after them."""
 READ_BYTES = 16 << 10
 """As much is read at a time where less is wanted."""
+
+
+BULK_BYTES = 1 << 20
+"""What the kernel keeps on its way over a unix socket, if it allows so much: with its 208 KB both ends sleep and wake
+all the time."""
+
+
+def _near(path: str) -> socket.socket | None:
+    """A connection to this unix socket. None: there is none, or not for this user."""
+    if not path:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.connect(path)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_BYTES)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _far(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 class Poster:
@@ -53,12 +82,14 @@ class Poster:
 class TensorLink:
     """One connection. Sending is serialised by `lock`; only the link thread reads."""
 
-    def __init__(self, address: str, poster: Poster | None = None) -> None:
-        """`poster`: of several connections, which then take turns; without, it has its own."""
-        host, _, port = address.rpartition(":")
+    def __init__(self, address: str, poster: Poster | None = None, near: str = "") -> None:
+        """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: of
+        several connections, which then take turns; without, it has its own."""
         self.lock = threading.RLock()
-        self.sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found = _near(near)
+        self.near = found is not None
+        """The other end is on this host."""
+        self.sock = _far(address) if found is None else found
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
         self._poll = select.poll()
         self._poll.register(self.sock, select.POLLIN)
@@ -66,6 +97,8 @@ class TensorLink:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._read = self._buffer[:0]
         """What came, and was not asked for yet."""
+        self._pipe: PagePipe | None = None
+        self._may_pipe = True
         self._waiting = 0
         """Posted and not sent."""
         self._counting = threading.Lock()
@@ -112,13 +145,37 @@ class TensorLink:
                     continue
                 self.sock.sendall(small, socket.MSG_MORE)
                 small.clear()
-                self.sock.sendall(payload)
+                self._send_large(head, payload)
             if small:
                 self.sock.sendall(small)
             whole = True
         finally:
             if not whole:  # also when a person pressed Ctrl-C
                 self.shut()
+
+    def _send_large(self, head: bytes, payload: Payload) -> None:
+        if not self.near or len(payload) < LEAST_BYTES or not is_lasting(head) or (pipe := self._page_pipe()) is None:
+            self.sock.sendall(payload)
+            return
+        view, descriptor = memoryview(payload), self.sock.fileno()
+        while view.nbytes:
+            try:
+                count = pipe.fill(view)
+            except OSError:  # such memory, a device's perhaps, is copied
+                self._may_pipe = False
+                self.sock.sendall(view)
+                return
+            view = view[count:]
+            while count:
+                count -= pipe.drain(descriptor, count, waits=True)
+
+    def _page_pipe(self) -> PagePipe | None:
+        if self._pipe is None and self._may_pipe:
+            try:
+                self._pipe = PagePipe()
+            except OSError:
+                self._may_pipe = False
+        return self._pipe if self._may_pipe else None
 
     def await_byte(self, ping: Callable[[], Frame]) -> None:
         """Until something arrives. TimeoutError when the peer is silent although asked."""
@@ -165,3 +222,6 @@ class TensorLink:
             self._poster.close()
         with self.lock:
             self.sock.close()
+            if self._pipe is not None:
+                self._pipe.close()
+            self._pipe, self._may_pipe = None, False

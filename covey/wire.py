@@ -83,6 +83,8 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     """Of which Blocks it is the owner (`covey.blocks`)."""
     handed_over: bool = False
     """The owner before goes on until it ends the rank's connection, between two iterations."""
+    near: str = ""
+    """Path of a unix socket of the same process, where that is on the rank's host; empty: there is none."""
 
 
 class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
@@ -224,6 +226,8 @@ class Attach(Frame, frozen=True, tag="Attach"):
 
     volume: str
     size_bytes: int
+    mirror: int = 0
+    """2: without a disk, each slab on two other hosts; 0: as it is, or with a disk."""
 
 
 class VolumeAt(Frame, frozen=True, tag="VolumeAt"):

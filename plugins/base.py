@@ -193,8 +193,15 @@ class Runner(Protocol):
     async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
         """SIGKILL to this rank, if its process is still that one: it is replaced, or fails, for this reason."""
 
+    def may_join(self, job: JobId, epoch: int) -> bool:
+        """Whether ranks that come from another host can join those that run here: `start` with more of them, and a
+        newer `RanksSpec.since`."""
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        """As it was started, with what joined it since."""
+
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
-        """`spec.spares` processes are to wait here for ranks of this epoch, none of which runs here yet; they import
+        """`spec.spares` processes are to wait here for ranks of this epoch, which are yet to come; they import
         `modules` ahead. `spec.ranks`: one, of which only its number of GPUs counts. Idempotent; `SparesReady` follows.
         Where ranks run, the runner keeps `RanksSpec.spares` of them by itself once their script attached its state."""
 
@@ -422,6 +429,10 @@ class PluginService:
 
     def commands(self) -> Mapping[str, Command]:
         """Name -> what HTTP and agentctl may ask."""
+        return {}
+
+    def status(self) -> Mapping[str, str]:
+        """Lines for `agentctl status`: what it is about, and how it is now."""
         return {}
 
     def metrics(self) -> Mapping[str, float]:

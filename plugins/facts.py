@@ -64,11 +64,12 @@ class Place(msgspec.Struct, frozen=True):
 
     host: HostId
     ranks: tuple[int, ...]
-    """Global ranks, ascending and consecutive."""
+    """Global ranks, in the order in which they came: at the start of a gang ascending and consecutive."""
     gpus: tuple[str, ...]
     """GPU UUIDs granted there, or parts of GPUs; empty for a job without GPUs."""
     since: int = 0
-    """How many times places of this grant were exchanged when these ranks came here; 0: they started with the gang."""
+    """How many times places of this grant were exchanged when these ranks came here, the last of them; 0: they started
+    with the gang."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -369,6 +370,8 @@ class Spare(msgspec.Struct, frozen=True):
     slab_bytes: int
     slabs_free: int
     slabs_lent: int
+    rack: Annotated[str, Meta(max_length=63)] = ""
+    """What the host stands in, as its agent.toml says; empty: no label."""
 
 
 class GpusNow(msgspec.Struct, frozen=True):

@@ -228,7 +228,8 @@ class SlabView(msgspec.Struct, frozen=True):
     borrower: HostId
     state: str
     """`cold` (on disk only), `asking`, `mapped` (a lender serves it), `moving`; `reopening`: its link ended, and is
-    tried again; `recovering`: its volume's process began anew, and its lender has not said yet what it holds; `lost`:
+    tried again; `filling`: it lacks pages that the other member has; `recovering`: its volume's process began anew, and
+    its lender has not said yet what it holds; `lost`:
     no link any more, the disk is being brought up to date."""
     lender: HostId | None
     size_bytes: int
@@ -239,6 +240,9 @@ class SlabView(msgspec.Struct, frozen=True):
     """EWMA of page activity (Infiniswap 2.4.1)."""
     epoch: int
     age_s: float = 0.0
+    member: int = 0
+    """Of a volume without a disk: which of its places for this slab; the state is that one's."""
+    members: int = 1
 
 
 class WaitView(msgspec.Struct, frozen=True):
@@ -247,6 +251,30 @@ class WaitView(msgspec.Struct, frozen=True):
     lender: HostId
     slabs: tuple[int, ...]
     why: str
+
+
+class LatencyView(msgspec.Struct, frozen=True):
+    """Requests of one kind in the last minute."""
+
+    op: str
+    """`read` or `write`."""
+    answered: str
+    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    requests: int
+    p50_s: float
+    p99_s: float
+
+
+class LinksView(msgspec.Struct, frozen=True):
+    """Places of a volume at lenders, by how their links are."""
+
+    open: int = 0
+    reopening: int = 0
+    """The link ended, and is tried again."""
+    recovering: int = 0
+    """It may hold what the disk does not, and has not answered since the volume's process began anew."""
+    leaving: int = 0
+    """The disk is being brought up to date with what it holds."""
 
 
 class VolumeView(msgspec.Struct, frozen=True):
@@ -266,7 +294,19 @@ class VolumeView(msgspec.Struct, frozen=True):
     waits_for: tuple[WaitView, ...] = ()
     """Reads of what these may hold newer wait, then fail."""
     trouble: str = ""
-    """What its disk refuses now, in words."""
+    """What its disk refuses now, or which slabs lack a member, in words."""
+    members: int = 1
+    """Of each slab; with several there is no disk."""
+    slabs_whole: int = 0
+    """Of a volume without a disk: slabs whose members all hold everything."""
+    tenant: str = ""
+    """Against whose budget it counts; empty: nobody's."""
+    job: str = ""
+    """Whose rank made it; empty: nobody's."""
+    budget_bytes: int | None = None
+    """That of its tenant on its host; None: not limited."""
+    latencies: tuple[LatencyView, ...] = ()
+    links: LinksView = LinksView()
 
 
 class AggregatorJobView(msgspec.Struct, frozen=True):

@@ -74,6 +74,7 @@ MACHINES = (
     Machine("plugins.aggregator.machine.consolidator", ["tests/plugins/aggregator/test_emptying.py"]),
     Machine("plugins.memory.machine.slab", BORROWER),
     Machine("plugins.memory.machine.lender_search", BORROWER),
+    Machine("plugins.memory.machine.mirror", ["tests/plugins/memory/test_mirror_machine.py"]),
     Machine("plugins.sharing.machine.control", SHARED_GPU),
     Machine("plugins.sharing.machine.device_use", SHARED_GPU),
 )

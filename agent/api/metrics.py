@@ -1,13 +1,13 @@
 """The text of `GET /metrics`: Prometheus' text format, version 0.0.4.
 
 A source gives `name{label="value"} -> number`; the family is the name without labels. A family that ends in `_total`
-counts; everything else is a gauge. What a part of the agent counts by a word (`counters["elections"]`) is a family for
-each word, `covey_raft_elections_total`; values of labels are `[a-z0-9_]+`.
+counts, one with samples `_bucket` is a histogram, everything else is a gauge. What a part of the agent counts by a word
+(`counters["elections"]`) is a family for each word, `covey_raft_elections_total`; values of labels are `[a-z0-9_]+`.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 HELP: Mapping[str, str] = {
     "covey_aggregator_bad_frames_total": "Frames of workers that aggd could not understand.",
@@ -47,6 +47,11 @@ HELP: Mapping[str, str] = {
     "covey_jobs": "Jobs in this host's copy of the log.",
     "covey_leader_term": "Raft term.",
     "covey_log_malformed_commands_total": "Commands of the log that this agent could not read.",
+    "covey_memory_links": "Places of volumes at lenders, by how their links are.",
+    "covey_memory_pages_refused_total": "Pages that came back from a lender and were not what had been sealed for it.",
+    "covey_memory_tenant_bytes": "Remote memory of each tenant: its volumes on this host, and what is lent to it.",
+    "covey_memory_read_seconds": "How long reads of volumes took, by volume and by who answered.",
+    "covey_memory_write_seconds": "How long writes of volumes took, by volume and by who answered.",
     "covey_page_bytes_total": "Bytes of volumes' pages read and written.",
     "covey_page_queue_pages": "Pages that wait to be written to disk.",
     "covey_memory_stalls_total": "Times that the loop of slabd, or of a vold, was held up for more than 5 ms.",
@@ -54,6 +59,9 @@ HELP: Mapping[str, str] = {
     "covey_pages_torn_total": "Pages whose checksum was wrong when they were read.",
     "covey_preemptions_total": "Preemptions this host decided as leader.",
     "covey_plugin_restarts_total": "Times that a plugin was started again after a disk error stopped it.",
+    "covey_slab_queue_pairs": "Volumes of other hosts that reach this host's slabs over RDMA.",
+    "covey_volume_one_sided_slabs": "Borrowed slabs whose pages go over RDMA.",
+    "covey_volume_queue_pairs_failed_total": "Links to lenders that ended because their queue pair failed.",
     "covey_slab_connections_refused_total": "Connections that slabd refused.",
     "covey_slab_evictions_total": "Slabs taken back from their borrowers.",
     "covey_slab_lent_bytes": "Bytes of slabs lent to others.",
@@ -184,15 +192,26 @@ def prometheus(values: Mapping[str, float]) -> str:
     """`# HELP` and `# TYPE` once per family, samples of a family together, whole numbers without a point."""
     lines: list[str] = []
     last = ""
-    for name, value in sorted(values.items(), key=lambda item: (item[0].partition("{")[0], item[0])):
-        family = name.partition("{")[0]
+    histograms = {name.partition("_bucket{")[0] for name in values if "_bucket{" in name}
+    for family, name, value in sorted(
+        ((_family(name, histograms), name, value) for name, value in values.items()),
+        key=lambda each: (each[0], "" if each[0] in histograms else each[1]),
+    ):
         if family != last:
             if (told := _help(family)) is not None:
                 lines.append(f"# HELP {family} {told}")
-            lines.append(f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}")
+            plain = "counter" if family.endswith("_total") else "gauge"
+            lines.append(f"# TYPE {family} {'histogram' if family in histograms else plain}")
             last = family
         lines.append(f"{name} {_number(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _family(name: str, histograms: Set[str]) -> str:
+    """Samples of a histogram are of one family, and stand as their source gave them: by rising bound."""
+    plain = name.partition("{")[0]
+    base = plain.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+    return base if base in histograms else plain
 
 
 def _number(value: float) -> str:

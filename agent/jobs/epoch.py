@@ -32,6 +32,12 @@ class Epoch:
         """Its supervisor understands that, and was told of those there were."""
         self.stacks = False
         """Its supervisor understands `KeepStacks` and `EndStuck`."""
+        self.joins = False
+        """Its supervisor understands `JoinRanks`."""
+        self.joining = False
+        """Ranks joined those that ran here; it was not told yet that all of them run."""
+        self.spares_awaited = 0
+        """Processes that wait here for ranks that are to join."""
         self.may_be_lost = False
         """All ranks here may be, and their supervisor suspends them when nobody confirms them; as told last."""
         self.stream: ByteStream | None = None
@@ -60,10 +66,12 @@ def started_of(key: Key, state: SupervisorState) -> RanksStarted:
 
 
 def ended_of(key: Key, epoch: Epoch) -> RanksEnded:
+    """Ranks that joined these too late to start are lost."""
     codes = dict(epoch.state.codes)
+    late = any(rank not in codes for rank in epoch.record.joined)
     for rank in epoch.record.spec.ranks:
         codes.setdefault(rank.rank, UNKNOWN)
-    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost, epoch.record.spec.since)
+    return RanksEnded(key[0], key[1], codes, epoch.state.reason, epoch.state.lost or late, epoch.record.spec.since)
 
 
 def lost_of(epoch: Epoch, state: SupervisorState, why: str) -> SupervisorState:

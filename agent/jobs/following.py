@@ -6,6 +6,7 @@ launched --> its socket says RanksStatus --> the last state it wrote says that a
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -13,10 +14,11 @@ import msgspec
 from agent.jobs import supervision
 from agent.jobs.epoch import Epoch, ended_of, heal_of, lost_of, replaced_of, started_of
 from agent.jobs.launching import Launching
-from agent.jobs.records import Key, file_of, instance_of
+from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import may_be_lost
 from agent.jobs.supervision import (
     HealRank,
+    JoinRanks,
     RanksStatus,
     Renewed,
     SupervisorState,
@@ -70,6 +72,15 @@ class Following:
             at_fault = f"{error.filename}: " if error.filename else ""
             why = f"the supervisor cannot start: {at_fault}{error.strerror or error}"
             await self.never_start(key, epoch, supervision.CANNOT_START, why)
+
+    async def join(self, key: Key, epoch: Epoch, record: StartRecord) -> None:
+        """More ranks come here: `record`, which is written down before anything starts, and so is found again whatever
+        dies. OSError when the disk fails: nothing has changed."""
+        await checked.save(self._env.disk, file_of(key, "start"), record)
+        epoch.record, epoch.joining, epoch.may_be_lost = record, True, False
+        if epoch.stream is not None and epoch.joins:
+            with contextlib.suppress(ConnectionError):
+                await epoch.stream.write(pack(JoinRanks(self._launching.joins(record))))
 
     async def follow(self, key: Key, epoch: Epoch) -> bool:
         """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
@@ -174,13 +185,17 @@ class Following:
                         for rank, step in sorted(epoch.heals.items()):
                             await stream.write(pack(HealRank(rank, step)))
                     epoch.stacks = heard.stacks
+                    if heard.joins and not epoch.joins:
+                        epoch.joins = True
+                        if epoch.record.joined:
+                            await stream.write(pack(JoinRanks(self._launching.joins(epoch.record))))
                     await self._heard(key, epoch, heard.state)
                     if heard.pauses:
                         self._tell_heals(key, epoch)
         except ConnectionError:
             return True
         finally:
-            epoch.stream, epoch.heals_said, epoch.stacks = None, False, False
+            epoch.stream, epoch.heals_said, epoch.stacks, epoch.joins = None, False, False, False
             stream.close()
         return True
 
@@ -203,9 +218,9 @@ class Following:
             self._tell(heal_of(key, epoch))
 
     def _tell_started(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
-        """Once, when all of them run."""
-        if not epoch.started and len(state.pids) == len(epoch.record.spec.ranks):
-            epoch.started = True
+        """Once, when all of them run, and again once ranks that joined them do."""
+        if (epoch.joining or not epoch.started) and len(state.pids) == len(epoch.record.spec.ranks):
+            epoch.started, epoch.joining = True, False
             self._tell(started_of(key, state))
 
     async def _end(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:

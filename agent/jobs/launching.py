@@ -27,8 +27,13 @@ class Launching:
             preempt=file_of(key, "preempt"),
             socket=self.socket(key),
             lease=lease,
+            joined=record.joined,
             spares=self.spares_socket(key),
         )
+
+    def joins(self, record: StartRecord) -> tuple[RankStart, ...]:
+        """Of the ranks that joined others here."""
+        return tuple(RankStart(r.rank, self.command(record, r)) for r in record.spec.ranks if r.rank in record.joined)
 
     def command(self, record: StartRecord, rank: RankSpec) -> Command:
         """Of one rank."""

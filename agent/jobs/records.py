@@ -22,6 +22,8 @@ class StartRecord(msgspec.Struct, frozen=True):
     """None until it is started, or when the agent died in between."""
     output_bytes_max: int = 0
     """What each rank's output may hold on this host."""
+    joined: tuple[int, ...] = ()
+    """Ranks that came from other hosts while others of this epoch ran here."""
 
 
 class Fence(msgspec.Struct, frozen=True):

@@ -144,6 +144,7 @@ class SupervisedRunner:
         known = self._epochs.get(key)
         if known is not None:
             known.found = False  # ranks that come back here wait until those of before are over and forgotten
+            await self._join(key, known, spec)
             return
         token = self._spares.token(key) or self._env.entropy(TOKEN_BYTES).hex()
         epoch = self._epochs[key] = Epoch(StartRecord(spec, token), found=False)
@@ -152,6 +153,24 @@ class SupervisedRunner:
         for fenced in older:
             await self._stop(fenced, StopRanks(0.0, f"epoch {spec.epoch} of this job starts here"))
         self._env.spawn(f"runner: follow {spec.job}.{spec.epoch}", self._begin(key, epoch, older))
+
+    async def _join(self, key: Key, epoch: Epoch, spec: RanksSpec) -> None:
+        """Ranks that come from another host join those of the same grant that run here."""
+        before, after = epoch.record.spec, {rank.rank for rank in spec.ranks}
+        here = {rank.rank for rank in before.ranks}
+        if spec.since <= before.since or not here < after or epoch.ended or epoch.stop is not None:
+            return
+        self.release_port(*key)
+        joined = tuple(rank.rank for rank in spec.ranks if rank.rank in epoch.record.joined or rank.rank not in here)
+        record = msgspec.structs.replace(epoch.record, spec=spec, joined=joined)
+        try:
+            await self._following.join(key, epoch, record)
+        except OSError as error:
+            self._env.log.error("ranks cannot join others", job=key[0], epoch=key[1], why=str(error))
+
+    def may_join(self, job: JobId, epoch: int) -> bool:
+        known = self._epochs.get((job, epoch))
+        return known is not None and known.joins and not known.ended and known.stop is None
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         await self._loaded()
@@ -198,11 +217,14 @@ class SupervisedRunner:
         spec, process = epoch.record.spec, epoch.state.pids.get(rank)
         if process is not None and process.pid == pid and modules:
             epoch.modules = modules
-        if not spec.spares or epoch.ended:
+        if rank in epoch.record.joined:
+            epoch.spares_awaited = 0
+        count = max(spec.spares, epoch.spares_awaited)
+        if not count or epoch.ended:
             self._spares.end((spec.job, spec.epoch))  # those that waited for these ranks to come here
             return
         if epoch.modules:
-            self._spares.keep(epoch.record, epoch.modules, spec.spares)
+            self._spares.keep(epoch.record, epoch.modules, count)
         elif not epoch.spares_refused:
             epoch.spares_refused = True
             how = "by another process, such as a shell" if modules else "without covey.attach"
@@ -211,13 +233,19 @@ class SupervisedRunner:
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
         await self._loaded()
         key = (spec.job, spec.epoch)
-        if key in self._epochs or (spec.epoch, spec.since) <= self._fenced(spec.job):
+        known = self._epochs.get(key)
+        if known is not None and not known.ended:
+            known.spares_awaited = spec.spares
+            self._spares.keep(known.record, modules, max(spec.spares, known.record.spec.spares))
+        if known is not None or (spec.epoch, spec.since) <= self._fenced(spec.job):
             return
         record = StartRecord(spec, self._spares.token(key) or self._env.entropy(TOKEN_BYTES).hex())
         self._spares.keep(record, modules, spec.spares, is_new=True)
 
     def end_spares(self, job: JobId, epoch: int) -> None:
         known = self._epochs.get((job, epoch))
+        if known is not None:
+            known.spares_awaited = 0
         if known is None or not known.record.spec.spares:
             self._spares.end((job, epoch))
 

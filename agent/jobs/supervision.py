@@ -1,5 +1,6 @@
 """The frames between an agent and the supervisors of its host's ranks, and the files that both use."""
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
@@ -13,6 +14,8 @@ from plugins.base import RankLease
 SIGTERM, SIGKILL = 15, 9
 CANNOT_START = 127
 """Exit status of a rank whose command could not be started, as a shell reports it."""
+DISK_RETRY_S = 1.0
+READS_MAX = 5
 UNKNOWN = 255
 """Exit status of a rank whose real one is lost; the reason says so."""
 
@@ -37,6 +40,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the control socket."""
     lease: RankLease | None = None
     """The first lease; None: no lease until the agent sends one."""
+    joined: tuple[int, ...] = ()
+    """Ranks that came from other hosts while others ran here: each is the successor of a process that is lost there."""
     spares: Address = ""
     """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares`)."""
 
@@ -99,6 +104,8 @@ class RanksStatus(SupervisorFrame, frozen=True, tag="Status"):
     """It suspends ranks that may be lost while nobody confirms them (`RankLease.pause_s`)."""
     stacks: bool = False
     """It understands `KeepStacks` and `EndStuck`."""
+    joins: bool = False
+    """It understands `JoinRanks`."""
 
 
 class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
@@ -131,6 +138,13 @@ class HealRank(SupervisorFrame, frozen=True, tag="Heal"):
     step: int
 
 
+class JoinRanks(SupervisorFrame, frozen=True, tag="Join"):
+    """Agent -> supervisor: these ranks come from another host, where they have ended, and run here from now on. Said
+    again whenever the agent connects."""
+
+    ranks: tuple[RankStart, ...]
+
+
 class KeepStacks(SupervisorFrame, frozen=True, tag="KeepStacks"):
     """Agent -> supervisor: ranks that can are to write down where each of their threads is."""
 
@@ -147,7 +161,7 @@ class ForgetRanks(SupervisorFrame, frozen=True, tag="Forget"):
     """Agent -> supervisor: the state is not needed any more. The supervisor exits at once if all ranks ended."""
 
 
-Frame = RanksStatus | StopRanks | Extend | Renewed | HealRank | KeepStacks | EndStuck | ForgetRanks
+Frame = RanksStatus | StopRanks | Extend | Renewed | HealRank | JoinRanks | KeepStacks | EndStuck | ForgetRanks
 decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 state_decoder: msgspec.msgpack.Decoder[SupervisorState] = msgspec.msgpack.Decoder(SupervisorState)
 
@@ -183,6 +197,18 @@ async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[P
     if len(marks) < len(MARKS) or not isinstance(env.processes, Marked):
         return 0
     return await env.processes.end_holding(marks, spare)
+
+
+async def stored_state(env: Env, name: str) -> bytes | None:
+    """What an earlier supervisor wrote; None: nothing. OSError when the disk keeps failing: then nothing may be started
+    here."""
+    for _ in range(READS_MAX - 1):
+        try:
+            return await env.disk.read(name)
+        except OSError as error:
+            env.log.error("state cannot be read", why=str(error))
+            await asyncio.sleep(DISK_RETRY_S)
+    return await env.disk.read(name)
 
 
 def read_state(data: bytes | None) -> SupervisorState | None:

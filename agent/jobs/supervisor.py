@@ -34,51 +34,52 @@ wait for it for ever; codes are kept in the order in which the ranks ended, so t
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from agent.jobs.claimed_socket import ClaimedSocket
+from agent.jobs.connected_agents import ConnectedAgents
+from agent.jobs.endings import EXTENSION_MAX_S, asked_to_end, extended
 from agent.jobs.rank_lease import HeldLease
 from agent.jobs.rank_processes import RankProcesses, SpareEnded
 from agent.jobs.successors import after_loss, command_of, healing_said, incarnation_of, stand_still_unconfirmed
 from agent.jobs.supervision import (
     CANNOT_START,
+    DISK_RETRY_S,
     SIGKILL,
     SIGTERM,
     UNKNOWN,
-    Ending,
     EndStuck,
     Extend,
     ForgetRanks,
+    Frame,
     HealRank,
+    JoinRanks,
     KeepStacks,
+    RankHealing,
     RanksStatus,
     RankStart,
     Renewed,
     StopRanks,
     SupervisorConfig,
     SupervisorState,
-    decoder,
     read_state,
+    stored_state,
 )
 from covey import checked
 from covey.attach.stacks import SIGNAL as STACKS
-from covey.frames import FrameError, pack, read_frame
-from covey.ports import ByteStream, Command, Env, Process, ProcessId
+from covey.frames import FrameError
+from covey.ports import Command, Env, Process, ProcessId
 from covey.units import format_seconds
-from plugins.base import Outbox, Program, RankLease
+from plugins.base import Program, RankLease
 
 SIBLINGS_S = 3.0
 """Seconds between a rank's failure and SIGTERM to its siblings: they usually fail by themselves, with codes that say
 more than -15."""
-EXTENSION_MAX_S = 600.0
-"""Most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
 NOTICE_S = 1.0
 """Longest wait for the disk between a Stop and SIGTERM."""
-DISK_RETRY_S = 1.0
-UNDERSTOOD = {"heals": True, "pauses": True, "stacks": True}
-READS_MAX = 5
 
 
 class Supervisor:
@@ -86,8 +87,8 @@ class Supervisor:
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
-        self._state = self._said = SupervisorState()
-        """The state, and the part of it that is on disk (or cannot be written): only that part is sent."""
+        self._state = SupervisorState()
+        """The part of it that is on disk (or cannot be written) is sent."""
         self._processes: dict[int, Process] = {}
         self._ranks_here = RankProcesses(env, config)
         self._lease = HeldLease(config.lease)
@@ -96,19 +97,22 @@ class Supervisor:
         self._goes_on = asyncio.Event()
         """Not suspended, or about to end: nothing is started here while others may run in its place."""
         self._goes_on.set()
+        self._waits: set[asyncio.Task[None]] = set()  # for ranks that run
+        self._comes: list[RankStart] | None = []
+        """Ranks that are to join while the first ones start; None: those have."""
         self._stuck: dict[int, str] = {}  # ranks that were ended because others waited in vain -> why
         self._over = self._taken_over = False
         self._stopping = asyncio.Event()
         self._forgotten = asyncio.Event()
-        self._agents: list[Outbox] = []
+        self._agents = ConnectedAgents(config, self._heard)
 
     async def run(self) -> None:
-        async with ClaimedSocket(self._env, self._config.socket, self._serve).claimed() as first:
+        async with ClaimedSocket(self._env, self._config.socket, self._agents.serve).claimed() as first:
             if not first:
                 return
             self._ranks_here.adopt()
             try:
-                stored = await self._stored()
+                stored = await stored_state(self._env, self._config.state)
             except OSError as error:
                 await self._ranks_here.end_unknown()
                 await self._end_unstarted(f"the state directory cannot be read: {error}")
@@ -116,20 +120,10 @@ class Supervisor:
                 if stored is None:
                     await self._supervise(self._start_all)
                 else:
-                    self._state = self._said = read_state(stored) or SupervisorState()
+                    self._state = self._agents.said = read_state(stored) or SupervisorState()
                     if not self._state.ended:
                         await self._supervise(self._take_over)
-            await self._say_goodbye()
-
-    async def _stored(self) -> bytes | None:
-        """What an earlier supervisor wrote. OSError when the disk keeps failing: then nothing may be started here."""
-        for _ in range(READS_MAX - 1):
-            try:
-                return await self._env.disk.read(self._config.state)
-            except OSError as error:
-                self._env.log.error("state cannot be read", why=str(error))
-                await asyncio.sleep(DISK_RETRY_S)
-        return await self._env.disk.read(self._config.state)
+            await self._agents.say_goodbye()
 
     async def _end_unstarted(self, why: str) -> None:
         for start in self._config.ranks:
@@ -164,7 +158,13 @@ class Supervisor:
         reason = await begin()
         if reason:
             self._ask_to_stop(0.0, reason)
-        await asyncio.gather(*(self._wait(rank, process) for rank, process in sorted(self._processes.items())))
+        comes, self._comes = self._comes or [], None
+        comes = [start for start in comes if start.rank not in {*self._processes, *self._state.codes}]
+        self._wait_for(self._wait(rank, process) for rank, process in sorted(self._processes.items()))
+        self._wait_for(map(self._join, comes))
+        while self._waits:
+            await asyncio.wait(self._waits, return_when=asyncio.FIRST_COMPLETED)
+            self._waits -= {task for task in self._waits if task.done() and task.result() is None}
         await self._ranks_here.end_strays(self._left_s, self._state.ending is not None)
         if self._taken_over:
             await self._ranks_here.end_unknown()  # what a rank left behind may have another parent
@@ -192,6 +192,40 @@ class Supervisor:
                 process.signal(SIGTERM)
             await self._save()
         return reason
+
+    def _wait_for(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
+        self._waits |= {asyncio.get_running_loop().create_task(work) for work in works}
+
+    def _joins(self, starts: Sequence[RankStart]) -> None:
+        """These come here; what ran here before goes on. Not once all that did has ended: then the gang has."""
+        known = {start.rank for start in self._config.ranks}
+        comes = [start for start in starts if start.rank not in known]
+        if not comes or (self._comes is None and not self._waits):
+            return
+        ranks, joined = (*self._config.ranks, *comes), (*self._config.joined, *(start.rank for start in comes))
+        self._config = msgspec.structs.replace(self._config, ranks=ranks, joined=joined)
+        self._have_come()
+        if self._comes is None:
+            self._wait_for(map(self._join, comes))
+        else:
+            self._comes += comes
+
+    def _have_come(self) -> None:
+        """What came here from another host heals: it would not have come otherwise."""
+        healing = {rank: RankHealing(0) for rank in self._config.joined} | self._state.healing
+        self._state = msgspec.structs.replace(self._state, healing=healing)
+
+    async def _join(self, start: RankStart) -> None:
+        process = await self._start_successor(start.rank, UNKNOWN)
+        if process is not None:
+            await self._wait(start.rank, process)
+            return
+        if self._state.ending is None:
+            why = f"rank {start.rank}, which came from another host, cannot start here"
+            self._state = msgspec.structs.replace(self._state, lost=True, reason=self._state.reason or why)
+            self._env.spawn("siblings", self._stop_siblings(start.rank, CANNOT_START))
+        self._ended(start.rank, CANNOT_START)
+        await self._save()
 
     async def _wait(self, rank: int, process: Process) -> None:
         ended: Process | None = process
@@ -326,24 +360,18 @@ class Supervisor:
         """`firm`: no rank may ask for more time. Said again with the same grace it changes nothing."""
         grace_s = 0.0 if self._suspended else grace_s  # others may run in their place by now
         self._goes_on.set()
-        kill_at_s, ending = self._env.clock.boot_s() + max(0.0, grace_s), self._state.ending
-        if ending is None:
-            ending = Ending(grace_s, kill_at_s, firm=firm)
-            self._state = msgspec.structs.replace(self._state, reason=why, ending=ending)
-        elif grace_s < ending.grace_s or firm > ending.firm:
-            least_s = min(kill_at_s, ending.kill_at_s)
-            ending = Ending(min(grace_s, ending.grace_s), least_s, ending.extended, firm or ending.firm)
-            self._state = msgspec.structs.replace(self._state, ending=ending)
+        reason = why if self._state.ending is None else self._state.reason
+        ending = asked_to_end(self._state.ending, grace_s, self._env.clock.boot_s(), firm)
+        self._state = msgspec.structs.replace(self._state, reason=reason, ending=ending)
         self._stopping.set()
 
     def _extend(self, seconds: float) -> None:
         """A rank asked for more time. Its agent has already refused a request that cannot be granted."""
-        ending = self._state.ending
-        if ending is None or ending.extended or ending.firm or not self._left_s() > 0 or not seconds > 0:
+        ending = extended(self._state.ending, seconds, self._env.clock.boot_s())
+        if ending is None:
             return
-        kill_at_s = ending.kill_at_s + min(seconds, EXTENSION_MAX_S)
-        self._env.log.info("a rank asked for more time", seconds=kill_at_s - ending.kill_at_s)
-        self._state = msgspec.structs.replace(self._state, ending=Ending(ending.grace_s, kill_at_s, extended=True))
+        self._env.log.info("a rank asked for more time", seconds=min(seconds, EXTENSION_MAX_S))
+        self._state = msgspec.structs.replace(self._state, ending=ending)
         self._stopping.set()
         self._env.spawn("extended", self._save())
 
@@ -381,7 +409,7 @@ class Supervisor:
                 await self._save()
         except OSError as error:  # a TimeoutError too
             self._env.log.warning("no preemption file", why=str(error) or "the disk is slow")
-            self._tell(self._state)
+            self._agents.tell(self._state)
 
     # ---- after a supervisor that died ----
 
@@ -389,6 +417,7 @@ class Supervisor:
         """Find the ranks again that an earlier supervisor had started. None is started here: one that is missing was
         never started, or has no record and was ended just now."""
         self._taken_over = True
+        self._have_come()
         self._env.log.warning("an earlier supervisor died", pids=[found.pid for found in self._state.pids.values()])
         awaited = [start for start in self._config.ranks if start.rank not in self._state.codes]
         for start in awaited:
@@ -433,56 +462,34 @@ class Supervisor:
             except OSError as error:
                 self._env.log.error("state cannot be written", why=str(error))
             else:
-                self._tell(state)
+                self._agents.tell(state)
                 return
-            self._tell(state)
+            self._agents.tell(state)
             if not ended or self._forgotten.is_set():
                 return
             await asyncio.sleep(DISK_RETRY_S)
 
-    def _tell(self, state: SupervisorState) -> None:
-        self._said = state
-        status = pack(RanksStatus(self._config.job, self._config.epoch, state, **UNDERSTOOD))
-        for agent in self._agents:
-            agent.put(status)
-
-    # ---- the control socket ----
-
-    async def _serve(self, stream: ByteStream) -> None:
-        outbox = Outbox()
-        self._agents.append(outbox)
-        outbox.put(pack(RanksStatus(self._config.job, self._config.epoch, self._said, **UNDERSTOOD)))
-        writer = asyncio.get_running_loop().create_task(outbox.write_to(stream))
-        try:
-            while True:
-                match await read_frame(stream, decoder):
-                    case StopRanks(grace_s, why, firm):
-                        self._ask_to_stop(grace_s, why, firm)
-                    case Extend(seconds):
-                        self._extend(seconds)
-                    case Renewed(lease):
-                        self._renewed(lease)
-                    case HealRank(rank, step):
-                        self._heal(rank, step)
-                    case KeepStacks():
-                        for process in self._processes.values():
-                            process.signal_catchers(STACKS)
-                    case EndStuck(rank, pid, why):
-                        self._end_stuck(rank, pid, why)
-                    case ForgetRanks():
-                        self._forgotten.set()
-                    case RanksStatus():
-                        raise FrameError("an agent does not send Status")
-        finally:
-            self._agents.remove(outbox)
-            writer.cancel()
-
-    async def _say_goodbye(self) -> None:
-        """Let connected agents read the last status; what they miss is on disk."""
-        for _ in range(50):
-            if all(agent.queue.empty() for agent in self._agents):
-                break
-            await asyncio.sleep(0.01)
+    def _heard(self, frame: Frame) -> None:
+        match frame:
+            case StopRanks(grace_s, why, firm):
+                self._ask_to_stop(grace_s, why, firm)
+            case Extend(seconds):
+                self._extend(seconds)
+            case Renewed(lease):
+                self._renewed(lease)
+            case HealRank(rank, step):
+                self._heal(rank, step)
+            case JoinRanks(ranks):
+                self._joins(ranks)
+            case KeepStacks():
+                for process in self._processes.values():
+                    process.signal_catchers(STACKS)
+            case EndStuck(rank, pid, why):
+                self._end_stuck(rank, pid, why)
+            case ForgetRanks():
+                self._forgotten.set()
+            case RanksStatus():
+                raise FrameError("an agent does not send Status")
 
 
 async def run(env: Env, config: SupervisorConfig) -> None:

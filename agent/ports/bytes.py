@@ -22,10 +22,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent.ports.datagrams import ip_port_text
+from agent.ports.page_lender import PageLender
 from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
 from covey.driven import Driven
-from covey.ports import Address, ByteStream, HeldPort, Listener, Logger, SharedPage
+from covey.ports import ANYBODY, Address, ByteStream, HeldPort, Listener, Logger, SharedPage
 
 SPILL_BYTES = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -37,6 +38,9 @@ SILENCE_MS = 5000
 """TCP_USER_TIMEOUT: bytes that a peer's kernel leaves unacknowledged, or refuses for want of room, this long end the
 connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy host whose
 process is paused for a few seconds must keep its connections."""
+BULK_BYTES = 1 << 20
+"""What the kernel keeps on its way of a unix socket for bulk bytes: with its 208 KB both ends sleep and wake all the
+time. It allows what net.core.wmem_max says."""
 CONNECTIONS_MAX = 2048
 """Accepted per listener; what comes beyond is closed at once."""
 
@@ -58,6 +62,8 @@ class SocketStream(asyncio.BufferedProtocol):
         self._direct = self._reading_paused = self._writing_paused = False
         self._driver: Driven | None = None
         self._polite = self._held = False
+        self._lender: PageLender | None = None
+        self._lends = True
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
         self.uid = -1
@@ -230,6 +236,31 @@ class SocketStream(asyncio.BufferedProtocol):
         if sent < len(data):
             await self.write(data[sent:])
 
+    async def lend(self, head: bytes, pages: memoryview) -> None:
+        """`covey.splicing.PageStream`."""
+        if self._lender is None and self._lends and self.uid >= 0 and self._transport is not None:
+            try:
+                self._lender = PageLender(self._transport.get_extra_info("socket").fileno())
+            except OSError:
+                self._lends = False
+        if self._lender is None or self._ended is not None:
+            await self.write(head, pages)
+            return
+        await self.write(head)
+        done = False
+        try:
+            await self._lender.send(pages)
+            done = True
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise ConnectionResetError(f"{self.peer} cannot be given pages: {error}") from error
+        finally:
+            if not done:
+                self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+                if self._transport is not None:
+                    self._transport.abort()
+
     def _held_up(self) -> bool:
         return self._writing_paused and self._ended is None
 
@@ -280,6 +311,11 @@ class SocketStream(asyncio.BufferedProtocol):
         if self._connected is not None:
             self._connected(self)
 
+    def widen(self) -> None:
+        """It carries bulk bytes over a unix socket."""
+        assert self._transport is not None
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_BYTES)
+
     def eof_received(self) -> bool:
         self._end_with(ConnectionResetError(f"{self.peer} closed the connection"))
         return False
@@ -294,6 +330,8 @@ class SocketStream(asyncio.BufferedProtocol):
             self._ended = error
         if self._reader is not None and not self._reader.done():
             self._reader.set_exception(self._ended)
+        if self._lender is not None:
+            self._lender.close()
         for writer in self._writers:
             if not writer.done():
                 writer.set_result(None)
@@ -310,6 +348,8 @@ class SocketListener:
 
     def __init__(self, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], log: Logger) -> None:
         self._accept, self._log = accept, log
+        self.bulk = False
+        """Its unix sockets carry bulk bytes."""
         self._server: asyncio.Server | None = None
         self._tasks: dict[asyncio.Task[None], SocketStream] = {}
         self._unix_path: str | None = None
@@ -323,6 +363,8 @@ class SocketListener:
         if len(self._tasks) >= CONNECTIONS_MAX or self._server is None:
             stream.close()
             return
+        if self.bulk:
+            stream.widen()
         task = asyncio.get_running_loop().create_task(self._serve(stream), name=f"accept {self.address}")
         self._tasks[task] = stream
         task.add_done_callback(self._served)
@@ -376,6 +418,7 @@ class SocketBytes:
         """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
         listener is replaced; a lock on the directory serialises two processes that try at the same moment."""
         listener = SocketListener(accept, self._log)
+        listener.bulk = uid == ANYBODY
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
             bound = bind_unix(bind.removeprefix("unix:"), uid=uid)

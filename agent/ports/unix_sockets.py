@@ -7,6 +7,8 @@ import socket
 import stat
 import struct
 
+from covey.ports import ANYBODY
+
 UNIX_PATH_MAX = 107
 _ACL = "system.posix_acl_access"
 _ACL_ENTRY = struct.Struct("<HHI")
@@ -18,12 +20,15 @@ _NOBODY = 0xFFFFFFFF
 def hand_over(path: str, uid: int) -> None:
     """That user, and nobody but him and us, may connect there: the file becomes his where this process may give files
     away, else it gets an entry for him (an ACL, which needs no privilege). Where the file system has no ACLs everybody
-    may connect, and the process behind the socket asks the kernel who does, as it always has to. -1: ours alone. The
-    folder can be passed through from now on, not listed."""
+    may connect, and the process behind the socket asks the kernel who does, as it always has to. -1: ours alone;
+    `ANYBODY`: everybody's. The folder can be passed through from now on, not listed."""
     if uid in (-1, os.geteuid()):
         return
     try:
-        os.chown(path, uid, -1)
+        if uid == ANYBODY:
+            os.chmod(path, 0o666)
+        else:
+            os.chown(path, uid, -1)
     except PermissionError:
         try:
             os.setxattr(path, _ACL, _entries(uid))

@@ -11,9 +11,9 @@ Every message about one slab names it by volume and index, and by the epoch unde
 grow, so an answer to an older question is recognised and dropped. A `Done` that nobody asked for gives the slab back as
 well: a borrower says it when a volume is detached or when it gives up a `Map`.
 
-Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever); the
-question `SlabsHere` with its answer, so that any agent can list the slabs of all; and `SlabsHeld`, since a lender that
-has lost a slab for certain is not waited for.
+Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever), and
+`Unrenewed`, which asks for it; the question `SlabsHere` with its answer, so that any agent can list the slabs of all;
+and `SlabsHeld`, since a lender that has lost a slab for certain is not waited for.
 """
 
 from collections.abc import Sequence
@@ -30,6 +30,9 @@ SlabIndex = Annotated[int, Meta(ge=0, lt=1 << 20)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Secret = Annotated[bytes, Meta(max_length=16)]
+Tenant = Annotated[str, Meta(max_length=63)]
+"""Whose volume it is; empty: nobody's in particular, and of borrowers of before."""
+Members = Annotated[int, Meta(ge=1, le=8)]
 Reason = Annotated[str, Meta(max_length=300)]
 
 SECRET_BYTES = 16
@@ -85,7 +88,11 @@ class Map(SlabMessage, frozen=True, tag="Map"):
     """Borrower: I take one."""
 
     slab_bytes: Bytes
-    page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
+    page_bytes: Annotated[int, Meta(ge=512, le=(1 << 16) + 32)]
+    """At most 64 KiB and its seal."""
+    members: Members = 1
+    """Of the slab, which has no disk if there are several: `index` is the number of one of them."""
+    tenant: Tenant = ""
 
 
 class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
@@ -125,6 +132,11 @@ class Evict(SlabMessage, frozen=True, tag="Evict"):
     grace_s: Annotated[float, Meta(ge=0, le=3600)]
 
 
+class Unrenewed(SlabMessage, frozen=True, tag="Unrenewed"):
+    """Lender: nobody renewed this one for a lease. Is it still used? Answer: `Renew` or `Done`. Only about slabs
+    without a disk; the others are orphans by then."""
+
+
 class Done(SlabMessage, frozen=True, tag="Done"):
     """Borrower: nothing of mine depends on it any more; free it."""
 
@@ -136,6 +148,10 @@ class Renew(Message, frozen=True, tag="Renew"):
     """Borrower: I still use these. Whatever is not renewed for a lease is an orphan and freed."""
 
     slabs: SlabRefs
+    members: Members = 1
+    """Of each of these: several have no disk, and last for longer (`policy.mirroring`)."""
+    tenant: Tenant = ""
+    """Of each of these: a lender that began anew knows it from here."""
 
 
 class SlabsHeld(Message, frozen=True, tag="SlabsHeld"):
@@ -164,5 +180,6 @@ class SlabsAre(Message, frozen=True, tag="SlabsAre"):
 
 
 ToLender = QueryMem | Map | Activity | Done | Renew
-ToBorrower = FreeMem | MrInfo | CheckActivity | Evict
+AboutSlab = FreeMem | MrInfo | Evict | Unrenewed
+ToBorrower = FreeMem | MrInfo | CheckActivity | Evict | Unrenewed
 Messages = ToLender | ToBorrower | SlabsHeld | SlabsAreHeld | SlabsHere | SlabsAre

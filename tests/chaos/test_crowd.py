@@ -45,6 +45,14 @@ def test_many_borrowers_spread_their_slabs_evenly_and_leak_none(count: int) -> N
     assert result.leaked == 0
 
 
+def test_members_of_slabs_without_a_disk_lie_apart_whoever_dies_or_gives_way() -> None:
+    """Hosts, and in different ones of eight racks."""
+    result = memory_story(3, 100, slabs=1, members=2)
+    assert result.mapped == result.slabs == 200
+    assert result.lost_to_kills > 0
+    assert (result.one_rack, result.leaked) == (0, 0)
+
+
 def test_the_same_seed_is_the_same_crowd() -> None:
     assert memory_story(7, 40) == memory_story(7, 40)
     assert memory_story(7, 40).story_hash != memory_story(8, 40).story_hash

@@ -85,6 +85,11 @@ VOLUME = {
     "remote_read_bytes": 512,
     "disk_read_bytes": 0,
     "process_alive": True,
+    "latencies": [{"op": "read", "answered": "lender", "requests": 812, "p50_s": 5.5e-5, "p99_s": 1.2e-3}],
+    "tenant": "ann",
+    "job": "j1",
+    "budget_bytes": 96 << 20,
+    "links": {"open": 3, "reopening": 1, "recovering": 0, "leaving": 0},
     "path": "",
 }
 TENSORS = {
@@ -172,6 +177,8 @@ def error_of(text: str) -> dict[str, Any]:
         ("slabs", ["demo", "mapped", "gpu2", "812.2", "1 of 2 slabs mapped on 1 lender"]),
         ("slabs other", ["0 of 0 slabs"]),
         ("volumes", ["64 MiB", "1/4", "2 KiB", "alive"]),
+        ("memory", ["ANSWERED BY", "lender", "812", "55 us", "1.2 ms", "places at lenders: 3 open, 1 reopening"]),
+        ("memory", ["TENANT", "ann", "96 MiB", "demo (j1)"]),
         ("tensors", ["gpu3", "3/4", "1 MiB", "2 MiB"]),
         ("leader", ["gpu1", "1 min 10 s", "entry 9, confirmed 0.2 s ago"]),
         ("status", ["memory", "on", "10 min", "gpu1"]),

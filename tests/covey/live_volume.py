@@ -35,6 +35,8 @@ from plugins.memory.datapath.control import (
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.datapath.vold import VoldConfig
 
+SLOW = 10 if os.environ.get("COVEY_TEST_RDMA") == "1" else 1
+"""In the emulated guest every instruction is translated."""
 PAGE, SLAB = 4096, 16 * MIB
 SECRET, TOKEN = b"c" * 32, b"t" * 32
 STRANGER = 64999
@@ -66,7 +68,7 @@ def faults_are_possible() -> bool:
 
 
 def until(what: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + within_s * SLOW
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
@@ -178,7 +180,7 @@ class LiveVolume:
 
     def ask(self, name: str, question: Question) -> ControlFrame:
         with socket.socket(socket.AF_UNIX) as stream:
-            stream.settimeout(20.0)
+            stream.settimeout(20.0 * SLOW)
             stream.connect(f"{self.run_dir}/{name}.sock")
             stream.sendall(frames.pack(ControlHello(SECRET)) + frames.pack(question))
             while True:
@@ -208,7 +210,7 @@ class LiveVolume:
         """One in which PATH names the volume's socket."""
         return script_of(self.path, text, uid, **more)
 
-    def run(self, text: str, uid: int | None = None, within_s: float = 30.0, **more: str) -> str:
+    def run(self, text: str, uid: int | None = None, within_s: float = 30.0 * SLOW, **more: str) -> str:
         """What the script said; it must end well."""
         process = self.script(text, uid, **more)
         said, errors = process.communicate(timeout=within_s)
@@ -253,7 +255,7 @@ def scripted(volume: LiveVolume, text: str) -> Iterator["subprocess.Popen[str]"]
 def heard(process: "subprocess.Popen[str]") -> str:
     """The next line of a script, which must come within a minute."""
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 60.0)[0], "it says nothing"
+    assert select.select([process.stdout], [], [], 60.0 * SLOW)[0], "it says nothing"
     line = process.stdout.readline()
     assert line, f"it ended: {process.wait()}\n{process.stderr.read() if process.stderr else ''}"
     return line.strip()

@@ -13,7 +13,7 @@ from covey import handshake
 from covey.core import JobId
 from covey.frames import FrameError, read_frame, write_frame
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
-from covey.ports import ByteStream, Env
+from covey.ports import ANYBODY, ByteStream, Env, Listener
 from covey.tensorwire import HEADER_BYTES, TELLS_SINCE, Header, TensorOp, TensorWireError, frame, parse, verify
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.control import (
@@ -47,6 +47,8 @@ class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
     control: str
     """Name of the unix socket in the run directory."""
     memory_bytes_max: int
+    near: str = ""
+    """Name of a unix socket in the run directory for ranks of this host, of whatever user; empty: there is none."""
     orphan_s: float = 300.0
 
 
@@ -58,7 +60,7 @@ class Aggd:
         self.counters = Counters()
         self.jobs: dict[JobId, JobSums] = {}
         self.strangers: Strangers[ByteStream] = Strangers()
-        self.address = ""
+        self.address = self.near = ""
         self.listening, self.over = asyncio.Event(), asyncio.Event()
         self._by_hash: dict[int, JobSums] = {}
         self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers(), AdditionQueue(env))
@@ -73,14 +75,29 @@ class Aggd:
         workers = await self.env.bytes.listen(self.config.bind, self.accept)
         self.address = workers.address
         control = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{self.config.control}", self.obey)
-        self.env.log.info("aggd listens", address=self.address)
+        near = await self._listen_near()
+        self.env.log.info("aggd listens", address=self.address, near=self.near)
         self._cpu_s = self.env.clock.cpu_s()
         self.listening.set()
         try:
             await self._until_over()
         finally:
-            await control.close()
-            await workers.close()
+            for listener in (control, workers, near):
+                if listener is not None:
+                    await listener.close()
+
+    async def _listen_near(self) -> Listener | None:
+        """Ranks of this host come over TCP where they cannot come here."""
+        if not self.config.near:
+            return None
+        path = f"{self.env.run_dir}/{self.config.near}"
+        try:
+            found = await self.env.bytes.listen(f"unix:{path}", self.accept, ANYBODY)
+        except OSError as error:
+            self.env.log.warning("no unix socket for ranks of this host", path=path, why=str(error))
+            return None
+        self.near = path
+        return found
 
     async def _until_over(self) -> None:
         alone_s, step_s = 0.0, min(5.0, self.config.orphan_s)
@@ -178,6 +195,7 @@ class Aggd:
             bad_frames=counters.bad_frames,
             refused=counters.refused,
             memory_bytes=self._shared.memory.used,
+            near=self.near,
         )
 
     # ---- workers ----

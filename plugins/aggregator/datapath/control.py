@@ -88,6 +88,8 @@ class Now(msgspec.Struct, frozen=True, tag="Now"):
     bad_frames: int
     refused: int
     memory_bytes: int
+    near: str = ""
+    """Path of the unix socket for ranks of this host; empty: there is none."""
 
 
 Order = Serve | DropJob | SetPace | GetStatus | Quit

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from covey.ports import ByteStream, Env
+from covey.splicing import LEAST_BYTES, PageStream
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
@@ -24,6 +25,7 @@ from covey.tensorwire import (
     TensorOp,
     TensorWireError,
     frame,
+    is_lasting,
     job_hash,
     parse,
     unpack_opening,
@@ -271,6 +273,8 @@ class WorkerLink:
     def __init__(self, job: JobSums, rank: int, stream: ByteStream) -> None:
         self.job, self.rank = job, rank
         self._stream = stream
+        self._near = stream.uid >= 0
+        """It is on this host, at a unix socket."""
         self._queue: asyncio.Queue[Frame | tuple[int, TensorSum] | None] = asyncio.Queue()
         self._told_bytes = 0
         self._small = bytearray()
@@ -353,7 +357,11 @@ class WorkerLink:
             self._small += payload
             return
         small, self._small = self._small, bytearray()
-        await self._stream.write(small, head, payload)
+        stream = self._stream
+        if self._near and len(payload) >= LEAST_BYTES and is_lasting(head) and isinstance(stream, PageStream):
+            await stream.lend(bytes(small + head), memoryview(payload))
+        else:
+            await stream.write(small, head, payload)
 
     async def _write_small(self) -> None:
         small, self._small = self._small, bytearray()
@@ -379,29 +387,23 @@ class WorkerLink:
         if lent is None:
             return
         version, array, heads = lent
+        job = self.job
         try:
             view = memoryview(array.view("u1").data)
             for part in range(tensor.parts_for(self.rank)):
                 start, end = tensor.declared.state_span(part)
                 payload = view[start:end]
-                head = heads.get(part)
+                kept = ~part if self._near else part  # unlike checksums
+                head = heads.get(kept)
                 if head is None:
-                    epoch, began_s = self.job.epoch, self.job.env.clock.cpu_s()
-                    head, _ = frame(
-                        TensorOp.RESULT,
-                        self.job.hash,
-                        epoch,
-                        key=key,
-                        part=part,
-                        round=version,
-                        type=TYPES[tensor.declared.type][0],
-                        payload=payload,
-                    )
-                    heads[part] = head
-                    self.job.worked(began_s)
+                    began_s, of = job.env.clock.cpu_s(), {"key": key, "part": part, "round": version}
+                    of["type"] = TYPES[tensor.declared.type][0]
+                    head, _ = frame(TensorOp.RESULT, job.hash, job.epoch, payload=payload, near=self._near, **of)
+                    heads[kept] = head
+                    job.worked(began_s)
                 await self._write(head, payload)
-                self.job.sent_bytes += end - start
-                self.job.carried(end - start)
+                job.sent_bytes += end - start
+                job.carried(end - start)
         finally:
             tensor.give_back(array)
 
@@ -421,7 +423,7 @@ class WorkerLink:
                 await self._stream.read_into(memoryview(payload))
             self.job.carried(header.length)
             began_s = self.job.env.clock.cpu_s()
-            verify(head, payload)
+            verify(head, payload, self._near)
             self.job.worked(began_s)
             if self.job.over or self._closed:
                 raise ConnectionAbortedError("served here no more")

@@ -6,6 +6,8 @@ ranks come (`Arena`): all pages of a model at once, in its first round here, wou
 """
 
 import asyncio
+import contextlib
+import mmap
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.ports import Env
+from covey.splicing import LEAST_BYTES
 from covey.tensorwire import Payload
 
 BUFFER_BYTES_MIN = 1 << 16
@@ -76,7 +79,7 @@ class Arena:
 
     def __init__(self, size: int = 0) -> None:
         try:
-            self._memory = np.empty(size, np.uint8)
+            self._memory = mapped(size)
         except MemoryError:
             self._memory = np.empty(0, np.uint8)  # each tensor then asks for its own
         self._given = 0
@@ -92,9 +95,24 @@ class Arena:
         first = -(-self._given // ALIGNED) * ALIGNED
         end = first + count * dtype.itemsize
         if end > len(self._memory):
-            return np.empty(count, dtype)
+            return mapped(count * dtype.itemsize).view(dtype)
         self._given = end
         return self._memory[first:end].view(dtype)
+
+
+def mapped(size: int) -> npt.NDArray[np.uint8]:
+    """Memory that is used for nothing else once it is given back: its pages may be on their way to a rank, which reads
+    them later (`covey.page_pipe`). MemoryError."""
+    if size < LEAST_BYTES:
+        return np.empty(size, np.uint8)
+    try:
+        found = mmap.mmap(-1, size)
+    except OSError as error:
+        raise MemoryError(f"{size} bytes: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without it
+            found.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(found, np.uint8)
 
 
 class MemoryInAdvance:

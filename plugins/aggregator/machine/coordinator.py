@@ -492,4 +492,4 @@ class JobCoordinator:
         return self._next(job, state, f"no answer within {OFFER_S:g} s")
 
     def _rank(self, job: TrackedJob) -> int:
-        return min(place.ranks[0] for place in job.placed.places if place.host == self.me)
+        return min(min(place.ranks) for place in job.placed.places if place.host == self.me)

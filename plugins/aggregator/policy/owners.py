@@ -136,7 +136,7 @@ def refusal(jobs: int, jobs_max: int, load: float, load_max: float) -> str:
 def coordinator_place(places: Sequence[Place], gone: Collection[HostId]) -> Place | None:
     """Where the lowest live rank runs; None when all its hosts are gone."""
     alive = [place for place in places if place.host not in gone]
-    return min(alive, key=lambda place: place.ranks[0], default=None)
+    return min(alive, key=lambda place: min(place.ranks), default=None)
 
 
 ERA_BITS = 24

@@ -278,7 +278,7 @@ class AggregatorService(PluginService):
 
     def _stepped(self, fact: facts.StepTimed) -> None:
         """The steps of the lowest rank here count for the job: rounds keep the ranks in step."""
-        here = [place.ranks[0] for place in self._tables.places(fact.job) if place.host == self.host.id]
+        here = [min(place.ranks) for place in self._tables.places(fact.job) if place.host == self.host.id]
         if here == [fact.rank] and 0 < fact.step_s < STEP_S_MAX:
             period_us = max(1, round(fact.step_s * 1e6))
             for table in self._tables.ids(fact.job):
@@ -417,7 +417,8 @@ class AggregatorService(PluginService):
         if not number:
             self.host.publish(facts.TensorsAssigned(job, grant, assigned.epoch, assigned.owner))
         to = assigned.owner, assigned.address, assigned.secret
-        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over)
+        near = self.now.near if self.now is not None and assigned.owner == self.host.id else ""
+        at = AggregatorAt(job, assigned.epoch, *to, number, assigned.handed_over, near)
         for peer in self.host.peers(job):
             if peer.epoch == grant:
                 peer.send(at)

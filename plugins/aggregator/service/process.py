@@ -7,7 +7,7 @@ from covey.ports import ByteStream, Env, Process, ProcessId
 from plugins.aggregator.datapath.aggd import AggdConfig
 from plugins.starting import LOOK_S, StartPatience
 
-CONTROL = "aggd.sock"
+CONTROL, NEAR = "aggd.sock", "aggd-ranks.sock"
 
 
 class AggdProcess:
@@ -34,7 +34,7 @@ class AggdProcess:
             return stream
         except ConnectionError:
             pass  # there is none
-        config = AggdConfig(bind=bind, control=CONTROL, memory_bytes_max=memory_bytes_max)
+        config = AggdConfig(bind=bind, control=CONTROL, memory_bytes_max=memory_bytes_max, near=NEAR)
         process = await self._env.processes.start_program("aggd", "aggd", config)
         self.id = process.id
         self._env.spawn("aggregator waits for aggd", self._await_end(process))

@@ -21,9 +21,10 @@ Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
 Text = Annotated[str, Meta(max_length=400)]
-PlaceState = Literal["open", "reopening", "recovering", "leaving"]
-"""Has a working link; its link ended and is being opened again; its lender may hold what the disk does not, and has not
-answered since this process began; the disk is being brought up to date with what it held."""
+PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
+"""Has a working link; likewise, but lacks pages that a member of a slab without a disk must have; its link ended and is
+being opened again; its lender may hold what nobody else does, and has not answered since this process began; the disk
+is being brought up to date with what it held."""
 Secret = Annotated[bytes, Meta(max_length=64)]
 
 
@@ -108,6 +109,17 @@ class HeldSlab(msgspec.Struct, frozen=True, array_like=True):
     """Pages that have been written."""
 
 
+class RdmaLent(msgspec.Struct, frozen=True, array_like=True):
+    """One-sided access to the slabs of a slab process."""
+
+    device: Text = ""
+    """Empty: none is in use."""
+    pairs: Count = 0
+    """Volumes that have a queue pair here."""
+    why: Text = ""
+    """Why the last that was asked for was refused; empty: it was not."""
+
+
 class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     id: Id
     address: Text
@@ -119,6 +131,7 @@ class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     """Of all slabs: pages that have been written."""
     more: bool = False
     """There are slabs after these."""
+    rdma: RdmaLent = RdmaLent()
     lacks: Text = ""
     """What this process may not have, for people: locked memory, a keeper; empty: nothing."""
     unlocked_bytes: Count = 0
@@ -181,6 +194,18 @@ class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
     """Why nobody knows yet what a `recovering` one holds; of the first few only."""
 
 
+class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of one kind since the process began, by how long they took (`policy.latencies`)."""
+
+    op: Name
+    """`read` or `write`."""
+    answered: Name
+    """By whom: `zeros`, `ring`, `lender` or `disk`."""
+    counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
+    """Of each bucket; those that are left out at the end are empty."""
+    sum_s: float = 0.0
+
+
 class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     id: Id
     slabs: tuple[SlabCounts, ...]
@@ -208,12 +233,21 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Changes before this one are told."""
     clients: Count = 0
     """Connections of block device clients."""
+    rdma_slabs: Count = 0
+    """Slabs whose pages are read and written one-sided now."""
+    rdma_failed: Count = 0
+    """Links that ended because their queue pair did."""
+    rdma_why: Text = ""
+    """Why a link, the last one that tried, is over TCP alone; empty: none is."""
     clients_refused: Count = 0
     """Of them, those that broke the protocol or were one too many."""
     lacks: Text = ""
     """As in `SlabList`."""
     stalls: Count = 0
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
+    latencies: tuple[LatencyCounts, ...] = ()
+    pages_refused: Count = 0
+    """Pages that came back from a lender and were not what had been sealed for it."""
 
 
 class ExportVolume(Question, frozen=True, tag="Export"):

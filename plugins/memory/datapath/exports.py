@@ -3,9 +3,9 @@
 import asyncio
 
 from covey.ports import ByteStream, Env, Listener
+from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.nbd_front import NbdFront, ServedClients
 from plugins.memory.datapath.nbd_pages import NbdPages
-from plugins.memory.datapath.volume import Volume
 
 CLIENTS_MAX = 64
 """Connections of one export; what comes beyond is closed at once. A client opens a handful."""
@@ -15,7 +15,7 @@ EXPORTS_MAX = 16
 class Exports:
     """Of one volume, by path."""
 
-    def __init__(self, env: Env, volume: Volume) -> None:
+    def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume
         self._pages = NbdPages(env, volume)
         self._open: dict[str, Listener] = {}

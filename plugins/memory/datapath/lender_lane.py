@@ -17,6 +17,8 @@ from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.slabwire import (
     ATTACHED_BYTES,
+    LENT_REGION_BYTES,
+    PAIRED_BYTES,
     REPLY_BYTES,
     VERSION_BYTES,
     SlabOp,
@@ -28,6 +30,8 @@ from plugins.memory.datapath.slabwire import (
 
 Answered = Callable[[bool, Versions], None]
 """Whether the lender did it, and for what was read the version of each page."""
+ANSWERS = {SlabOp.ATTACH: ATTACHED_BYTES, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: LENT_REGION_BYTES}
+"""Bytes of an answer that has always as many."""
 NO_VERSIONS: Versions = array("Q")
 
 
@@ -169,8 +173,8 @@ class LenderLane:
         if op is SlabOp.READ or op is SlabOp.VERSIONS:
             self._versions = array("Q", bytes(reply.pages * VERSION_BYTES))
             self._target = memoryview(self._versions).cast("B")
-        elif op is SlabOp.ATTACH:
-            assert oldest.into is not None and len(oldest.into) == ATTACHED_BYTES
+        elif op in ANSWERS:
+            assert oldest.into is not None and len(oldest.into) == ANSWERS[op]
             self._target = oldest.into
         else:
             self._waiting.popleft()

@@ -6,9 +6,13 @@
 Both are of one session (`slabwire`). The slab for which a link is made brings proof of who we are; each further one is
 attached with its own. When one connection ends or does not answer in time the other ends too, and with them the places
 of all slabs there: `lenders` opens them again. A link that no slab uses any more is closed.
+
+Where both hosts have a device, pages are written and read one-sided (`volume_verbs`), and these two connections have
+the rest: what must be done whole, what is asked about, and what is told.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from covey import handshake, headers
 from covey.driven import driven
@@ -18,9 +22,12 @@ from covey.ports import ByteStream, Env
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import LenderLane
+from plugins.memory.datapath.one_sided import OwnDisk
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slab_session import Greeting
 from plugins.memory.datapath.slabwire import ATTACHED_BYTES, SESSION_BYTES, SlabHello, SlabOp, Versions
+from plugins.memory.datapath.volume_verbs import PairedLink, VolumeVerbs
 
 
 class LenderLink:
@@ -33,6 +40,11 @@ class LenderLink:
         self.greetings: list[Greeting] = []
         self.slabs: dict[tuple[int, int], RemoteSlab] = {}
         """By index and epoch; those that are being attached too."""
+        self.paired: PairedLink | None = None
+        self.pairing = asyncio.Lock()
+        """Held while a queue pair is made."""
+        self.pair_from_s: float | None = None
+        """When the next may be tried; None: nobody thought about it."""
 
     def end(self, why: str) -> None:
         """Idempotent."""
@@ -44,12 +56,16 @@ class LenderLink:
             slab.lost(self.why)
         for lane in self.lanes:
             lane.end(why)
+        if self.paired is not None:
+            self.paired.end(why)
 
     def gone(self, index: int, epoch: int) -> None:
         """The lender says that it is not ours any more."""
         slab = self.slabs.pop((index, epoch), None)
         if slab is not None:
             slab.lost(f"{self.lender} does not lend this slab under epoch {epoch} any more")
+            if self.paired is not None and slab.is_paired:
+                slab.when_idle(self.paired.detach)
             self._close_unused()
 
     def unused(self, slab: RemoteSlab) -> None:
@@ -57,6 +73,8 @@ class LenderLink:
             del self.slabs[slab.place.index, slab.place.epoch]
             for lane in self.lanes:
                 lane.detach(slab.place)
+            if self.paired is not None and slab.is_paired:
+                self.paired.detach(slab.place)
             self._close_unused()
 
     def _close_unused(self) -> None:
@@ -72,14 +90,54 @@ class LenderLinks:
     """Of one volume, whose slabs have so many pages at a lender. SlabGone from `open`: SlabStale when the lender
     refuses, otherwise it cannot be reached or is of another size."""
 
-    def __init__(self, env: Env, volume: str, pages: int, page_bytes: int, deadline_s: float) -> None:
+    def __init__(
+        self, env: Env, volume: str, pages: int, page_bytes: int, deadline_s: float, disk: OwnDisk | None = None
+    ) -> None:
         self._env, self._volume = env, volume
         self._pages, self._page_bytes, self._deadline_s = pages, page_bytes, deadline_s
+        self.verbs = VolumeVerbs(env, pages, page_bytes, deadline_s, disk)
+        self.seal: PageSeal | None = None
         self._links: dict[str, LenderLink] = {}
         self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
 
+    @property
+    def one_sided(self) -> int:
+        """Slabs whose pages go one-sided now."""
+        return sum(slab.one_sided for link in self._links.values() for slab in link.slabs.values())
+
+    def seal_with(self, seal: PageSeal | None) -> None:
+        """What pages are sealed with before they leave; None: nothing. Said before any is opened."""
+        self.seal = seal
+        self.verbs.page_bytes = self._page_bytes if seal is None else seal.sealed_bytes
+
+    @property
+    def refused(self) -> int:
+        """Pages that came back and were not what had been sealed."""
+        return 0 if self.seal is None else self.seal.refused
+
     async def open(self, place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
         """`within_s`: for each step of making a link, when it is less than the deadline of requests."""
+        slab = await self._opened(place, within_s)
+        link = self._links[place.address]
+        if link.slabs.get((place.index, place.epoch)) is slab:
+            self._join(link, slab)
+        return slab
+
+    def _join(self, link: LenderLink, slab: RemoteSlab) -> None:
+        async def control(place: OpenPlace, lost: Callable[[str], None]) -> tuple[LenderLane, Greeting]:
+            stream = await self._connected(place, self._deadline_s)
+            try:
+                greeting = await self._greeted(stream, place, link.greetings[0].hello.session, self._deadline_s)
+            except (SlabGone, asyncio.CancelledError):
+                stream.close()
+                raise
+            lane = LenderLane(self._env, driven(stream), self._deadline_s, lost, link.gone)
+            driven(stream).drive(lane, polite=False)
+            return lane, greeting
+
+        self.verbs.begin(link, slab, control)
+
+    async def _opened(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
         while True:
             link = self._links.get(place.address)
             if link is not None and not link.why:
@@ -134,7 +192,7 @@ class LenderLinks:
 
     def _slab(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:
         short, long = link.lanes
-        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused)
+        slab = RemoteSlab(place, self._pages, self._page_bytes, (short, long), link.end, link.unused, self.seal)
         link.slabs[place.index, place.epoch] = slab
         return slab
 
@@ -157,7 +215,8 @@ class LenderLinks:
         return greeting
 
     def _check_size(self, place: OpenPlace, page_bytes: int, slab_bytes: int) -> None:
-        if (page_bytes, slab_bytes) != (self._page_bytes, self._pages * self._page_bytes):
+        size = self._page_bytes if self.seal is None else self.seal.sealed_bytes
+        if (page_bytes, slab_bytes) != (size, self._pages * size):
             raise SlabGone(f"{place.lender} lends {slab_bytes} bytes in pages of {page_bytes}")
 
     async def _attach(self, link: LenderLink, place: OpenPlace) -> RemoteSlab:

@@ -57,7 +57,7 @@ class Lenders:
         env: Env,
         places: Places,
         spill: Spill,
-        slabs: Slabs,
+        slabs: Slabs[SlabMemory],
         page_bytes: int,
         connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
         fetch: Fetch,
@@ -120,6 +120,7 @@ class Lenders:
 
     def _use(self, slab: SlabMemory, link: RemoteSlab) -> None:
         link.ended = lambda ended: self._ended(slab, ended)
+        link.adopted()
         oldest = slab.adopt(link)
         if oldest is not None:
             oldest.fail("there are two newer ones")
@@ -279,7 +280,7 @@ class Lenders:
         """Runs of pages, counted from the first of the slab, whose newest content is not there."""
         newest = np.array(self._spill.versions(slab.first + at, count))
         flags = np.frombuffer(bytes(link.held.flags[at : at + count]), np.uint8)
-        return _runs(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
+        return runs_of(at + np.flatnonzero((newest > 0) & (flags == 0)), COPY_PAGES)
 
     # ---- after a restart ----
 
@@ -310,6 +311,10 @@ class Lenders:
                 if place.epoch not in slab.unsure:
                     link.fail("given up meanwhile")
                     return
+                if link.lied:
+                    link.fail(f"{place.lender} holds pages that were not sealed for it")
+                    await self.give_up(slab, place.epoch, link.why)
+                    return
                 slab.settle(place.epoch)
                 self._use(slab, link)
                 return
@@ -324,7 +329,10 @@ class Lenders:
             buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
             for at in range(0, slab.pages, STEP_PAGES):
                 for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
-                    got = await link.read(run_at, buffer[: count * size])
+                    got, wrong = await link.read_what_is_ours(run_at, buffer[: count * size])
+                    for position in wrong:
+                        got[position] = 0  # older than anything
+                    link.lied = link.lied or bool(wrong)
                     await self._spill.room(count)
                     self._put(slab, slab.first + run_at, got, buffer)
                 await asyncio.sleep(0)
@@ -337,7 +345,7 @@ class Lenders:
         """Runs of pages, counted from the first of the slab, that the lender holds in a newer version than the queue
         and the disk."""
         newest = np.array(self._spill.versions(slab.first + at, count))
-        return _runs(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
+        return runs_of(at + np.flatnonzero(np.array(versions[at : at + count]) > newest), REQUEST_PAGES_MAX)
 
     def _put(self, slab: SlabMemory, first: int, versions: Versions, pages: memoryview) -> None:
         """A page that was written here meanwhile is newer. Nothing awaits in here."""
@@ -415,7 +423,7 @@ class Lenders:
             pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
 
 
-def _runs(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
+def runs_of(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
     """First page and length of each run of consecutive ones, at most so long; `pages` in order, shape (pages,)."""
     runs: list[tuple[int, int]] = []
     for part in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():

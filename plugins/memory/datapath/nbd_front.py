@@ -6,7 +6,11 @@ what lies outside or stops half way loses its connection and nothing else.
 
 What is answered means: a write is at a lender, or on the disk, as any write of the volume. FLUSH: everything answered
 before, on any connection, is on this host's disk and synced. FUA: the same, before that write is answered. TRIM
-and WRITE_ZEROES: the bytes read as zeros; of a TRIM pages at both ends that are covered in part are left.
+and WRITE_ZEROES: the bytes read as zeros; of a TRIM pages at both ends that are covered in part are left. Zeros take
+room nowhere, unless WRITE_ZEROES forbids a hole: then they are written like any content.
+
+BLOCK_STATUS (`base:allocation`, once agreed) tells what was never written, or reads as zeros since; copies skip it.
+A page that a lender may hold newer than this host knows is called allocated.
 """
 
 import asyncio
@@ -18,12 +22,16 @@ from covey.driven import Part, driven
 from covey.headers import WireError
 from covey.ports import ByteStream, Env
 from plugins.memory.datapath import nbdwire
+from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.nbd_pages import NbdPages
 from plugins.memory.datapath.nbdwire import (
+    FAST_ZERO,
     FLAGS_BYTES,
     FUA,
     LENGTH_MAX,
+    NO_HOLE,
     OPTION_BYTES,
+    REQ_ONE,
     REQUEST_BYTES,
     NbdAnswer,
     NbdCommand,
@@ -31,7 +39,6 @@ from plugins.memory.datapath.nbdwire import (
     NbdOption,
     NbdRequest,
 )
-from plugins.memory.datapath.volume import Volume
 from plugins.memory.datapath.write_buffers import LONG_BYTES
 
 UNDER_WAY_MAX = 256
@@ -58,7 +65,9 @@ class ServedClients:
 class NbdFront:
     """`Driven`."""
 
-    def __init__(self, env: Env, volume: Volume, stream: ByteStream, pages: NbdPages, clients: ServedClients) -> None:
+    def __init__(
+        self, env: Env, volume: AnyVolume, stream: ByteStream, pages: NbdPages, clients: ServedClients
+    ) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._env, self._volume, self._pages, self._clients = env, volume, pages, clients
         self._stream = driven(stream)
@@ -69,6 +78,10 @@ class NbdFront:
         self._option = 0
         self._zeroes = True
         self._structured = self._chosen = False
+        self._context: str | None = None
+        """The export for which the client wants to know what is allocated; None: it does not."""
+        self._allocation = False
+        """It may ask what is allocated."""
         self._request: NbdRequest | None = None
         self._header = memoryview(bytearray(REQUEST_BYTES))
         self._under_way = self._under_way_bytes = 0
@@ -152,8 +165,8 @@ class NbdFront:
             case NbdOption.EXPORT_NAME:
                 if said not in (b"", self._volume.shape.name.encode()):
                     raise WireError("there is no such export")
-                self._say(nbdwire.old_export(self._size, self._zeroes))
-                self._begin_requests()
+                self._say(nbdwire.old_export(self._size, self._zeroes, self._structured))
+                self._begin_requests(said.decode())
             case NbdOption.ABORT:
                 self._say(nbdwire.option_reply(number, NbdAnswer.ACK))
                 self._end()
@@ -166,6 +179,8 @@ class NbdFront:
                 self._say(nbdwire.option_reply(number, NbdAnswer.ACK))
             case NbdOption.INFO | NbdOption.GO:
                 self._info(number, said)
+            case NbdOption.LIST_META_CONTEXT | NbdOption.SET_META_CONTEXT:
+                self._contexts(number, said)
             case NbdOption.LIST | NbdOption.STRUCTURED_REPLY:
                 self._say(nbdwire.option_reply(number, NbdAnswer.ERR_INVALID))
             case _:
@@ -177,14 +192,38 @@ class NbdFront:
             answer = NbdAnswer.ERR_INVALID if name is None else NbdAnswer.ERR_UNKNOWN
             self._say(nbdwire.option_reply(number, answer))
             return
-        for info in (nbdwire.export_info(self._size), nbdwire.block_sizes(self._volume.shape.page_bytes)):
+        for info in (
+            nbdwire.export_info(self._size, self._structured),
+            nbdwire.block_sizes(self._volume.shape.page_bytes),
+        ):
             self._say(nbdwire.option_reply(number, NbdAnswer.INFO, info))
         self._say(nbdwire.option_reply(number, NbdAnswer.ACK))
         if number == NbdOption.GO:
-            self._begin_requests()
+            self._begin_requests(name)
 
-    def _begin_requests(self) -> None:
+    def _contexts(self, number: int, said: bytes) -> None:
+        """What can be told of extents; with SET, what will be asked."""
+        wanted = nbdwire.wanted_contexts(said)
+        if wanted is None or not self._structured:
+            self._say(nbdwire.option_reply(number, NbdAnswer.ERR_INVALID))
+            return
+        name, queries = wanted
+        if name not in ("", self._volume.shape.name):
+            self._say(nbdwire.option_reply(number, NbdAnswer.ERR_UNKNOWN))
+            return
+        if number == NbdOption.SET_META_CONTEXT:
+            found, id = nbdwire.ALLOCATION in queries, nbdwire.ALLOCATION_ID
+            self._context = name if found else None
+        else:
+            found, id = not queries or not {nbdwire.ALLOCATION, "base:"}.isdisjoint(queries), 0
+        if found:
+            self._say(nbdwire.option_reply(number, NbdAnswer.META_CONTEXT, nbdwire.meta_context(id)))
+        self._say(nbdwire.option_reply(number, NbdAnswer.ACK))
+
+    def _begin_requests(self, name: str) -> None:
+        """What was agreed about another export does not hold for this one."""
         self._chosen = True
+        self._allocation = self._structured and self._context == name
         self._target, self._next = self._header, self._requested
 
     # ---- requests ----
@@ -218,6 +257,18 @@ class NbdFront:
             nospace = outside and length and command is NbdCommand.WRITE
             self._answer_error(request, NbdError.ENOSPC if nospace else NbdError.EINVAL, "out of range or not known")
             return
+        if request.flags and request.flags & ~nbdwire.FLAGS.get(command, FUA):
+            self._answer_error(request, NbdError.EINVAL, f"flags {request.flags:#x} are not for this command")
+            return
+        if command is NbdCommand.BLOCK_STATUS:
+            self._status(request)
+            return
+        if request.flags & FAST_ZERO and (request.flags & NO_HOLE or not pages.is_quick(offset, length)):
+            self._answer_error(request, NbdError.ENOTSUP, "it would take as long as to write zeros")
+            return
+        if command is NbdCommand.READ and self._structured and pages.is_zero(offset, length):
+            self._say(nbdwire.hole_chunk(request.cookie, offset, length))
+            return
         self._began(length if in_memory else 0)
         if command is NbdCommand.READ:
             into = bytearray(length)
@@ -235,7 +286,15 @@ class NbdFront:
             case NbdCommand.TRIM:
                 pages.trim(offset, length, done)
             case _:
-                pages.zero(offset, length, done)
+                pages.zero(offset, length, bool(request.flags & NO_HOLE), done)
+
+    def _status(self, request: NbdRequest) -> None:
+        """What is known at this moment, without a look at the disk."""
+        if not self._allocation:
+            self._answer_error(request, NbdError.EINVAL, "ask for base:allocation before choosing an export")
+            return
+        most = 1 if request.flags & REQ_ONE else nbdwire.EXTENTS_MAX
+        self._say(nbdwire.status_chunk(request.cookie, self._pages.status(request.offset, request.length, most)))
 
     def _given_back(self, data: memoryview, done: Answer) -> Answer:
         def written(error: OSError | None) -> None:

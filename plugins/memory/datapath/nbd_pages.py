@@ -9,14 +9,21 @@ from collections.abc import Coroutine
 from typing import Any
 
 from covey.ports import Env
-from plugins.memory.datapath.volume import Done, Volume, settle
+from plugins.memory.datapath import nbdwire
+from plugins.memory.datapath.mirror_volume import AnyVolume
+from plugins.memory.datapath.nbdwire import Extents
+from plugins.memory.datapath.volume import Done, settle
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
+
+STATUS_PAGES_MAX = 1 << 19
+"""Pages looked at for one question about what is allocated: some 2 ms."""
+_EMPTY = nbdwire.HOLE | nbdwire.ZERO
 
 
 class NbdPages:
     """Of one volume, for all connections. `done` of every method is called once, with None or why not."""
 
-    def __init__(self, env: Env, volume: Volume) -> None:
+    def __init__(self, env: Env, volume: AnyVolume) -> None:
         self._env, self._volume = env, volume
         self._page, self._slab_pages = volume.shape.page_bytes, volume.shape.slab_pages
         self._edges = asyncio.Lock()
@@ -56,8 +63,31 @@ class NbdPages:
         first, end = -(-offset // self._page), (offset + length) // self._page
         self._spawn(self._zero_pages(first, max(0, end - first)), done)
 
-    def zero(self, offset: int, length: int, done: Done) -> None:
-        self._spawn(self._zero(offset, length), done)
+    def zero(self, offset: int, length: int, no_hole: bool, done: Done) -> None:
+        """`no_hole`: they take the room that content would."""
+        self._spawn(self._fill(offset, length) if no_hole else self._zero(offset, length), done)
+
+    # ---- what is known at once ----
+
+    def is_quick(self, offset: int, length: int) -> bool:
+        """Are whole pages all that would have to be zeros? Then that costs a record for many of them."""
+        return not offset % self._page and not length % self._page
+
+    def is_zero(self, offset: int, length: int) -> bool:
+        """Is it known, without a look at the disk or a lender, that all of these bytes are zeros?"""
+        first, end = offset // self._page, -(-(offset + length) // self._page)
+        return self._volume.are_zeros(first, end - first)
+
+    def status(self, offset: int, length: int, most: int) -> Extents:
+        """What is allocated from `offset` on, at most `length` bytes and `most` extents, at least one."""
+        page, extents = self._page, list[tuple[int, int]]()
+        first, end = offset // page, -(-(offset + length) // page)
+        at, upto = offset, min(offset + length, (first + STATUS_PAGES_MAX) * page)
+        for start, count, zeros in self._volume.allocation(first, min(end - first, STATUS_PAGES_MAX), most):
+            till = min(upto, (start + count) * page)
+            extents.append((till - at, _EMPTY if zeros else 0))
+            at = till
+        return extents
 
     # ---- what takes several steps ----
 
@@ -108,6 +138,14 @@ class NbdPages:
         await self._zero_pages(first, end - first)
         if end * page < offset + length:
             await self._write_part(end * page, memoryview(bytes(offset + length - end * page)))
+
+    async def _fill(self, offset: int, length: int) -> None:
+        most, end = REQUEST_PAGES_MAX * self._page, offset + length
+        zeros = memoryview(bytes(min(length, most)))
+        while offset < end:
+            run = min(end - offset, most - offset % self._page)
+            await self._write_part(offset, zeros[:run])
+            offset += run
 
     async def _zero_pages(self, first: int, count: int) -> None:
         """Those that were never written are zeros."""

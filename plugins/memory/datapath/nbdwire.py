@@ -23,12 +23,20 @@ _CHUNK = struct.Struct(">IHHQI")
 _EXPORT = struct.Struct(">HQH")
 _SIZES = struct.Struct(">HIII")
 _OLD_EXPORT = struct.Struct(">QH")
+_EXTENT = struct.Struct(">II")
 _I_HAVE_OPTIONS = 0x49484156454F5054
 _REPLY_MAGIC = 0x3E889045565A9
 _REQUEST_MAGIC, _SIMPLE_MAGIC, _CHUNK_MAGIC = 0x25609513, 0x67446698, 0x668E33EF
 FLAGS_BYTES, OPTION_BYTES, REQUEST_BYTES = 4, _OPTION.size, _REQUEST.size
 OPTION_DATA_MAX = 8192
 """Longest that an option may bring along."""
+QUERIES_MAX = 64
+"""Contexts that one option may ask for."""
+EXTENTS_MAX = 8192
+"""Of one answer about what is allocated; what is more is asked for again."""
+ALLOCATION = "base:allocation"
+"""The one context there is; its number is `ALLOCATION_ID`."""
+ALLOCATION_ID = 1
 LENGTH_MAX = 32 << 20
 """Longest read or write, bytes: what the protocol lets a client expect."""
 FIXED_NEWSTYLE, NO_ZEROES = 1, 2
@@ -41,12 +49,15 @@ class NbdOption(IntEnum):
     INFO = 6
     GO = 7
     STRUCTURED_REPLY = 8
+    LIST_META_CONTEXT = 9
+    SET_META_CONTEXT = 10
 
 
 class NbdAnswer(IntEnum):
     ACK = 1
     SERVER = 2
     INFO = 3
+    META_CONTEXT = 4
     ERR_UNSUP = 0x80000001
     ERR_INVALID = 0x80000003
     ERR_UNKNOWN = 0x80000006
@@ -58,13 +69,17 @@ class NbdExportFlag(IntFlag):
     SEND_FUA = 8
     SEND_TRIM = 32
     SEND_WRITE_ZEROES = 64
+    SEND_DF = 128
     MULTI_CONN = 256
+    SEND_FAST_ZERO = 2048
 
 
 EXPORT_FLAGS = (
     NbdExportFlag.HAS_FLAGS | NbdExportFlag.SEND_FLUSH | NbdExportFlag.SEND_FUA
     | NbdExportFlag.SEND_TRIM | NbdExportFlag.SEND_WRITE_ZEROES | NbdExportFlag.MULTI_CONN
+    | NbdExportFlag.SEND_FAST_ZERO
 )  # fmt: skip
+"""`SEND_DF` is added for who agreed on structured replies."""
 
 
 class NbdCommand(IntEnum):
@@ -74,6 +89,7 @@ class NbdCommand(IntEnum):
     FLUSH = 3
     TRIM = 4
     WRITE_ZEROES = 6
+    BLOCK_STATUS = 7
 
 
 class NbdError(IntEnum):
@@ -82,12 +98,23 @@ class NbdError(IntEnum):
     EIO = 5
     EINVAL = 22
     ENOSPC = 28
+    ENOTSUP = 95
 
 
-FUA, DF = 1, 4
+FUA, NO_HOLE, DF, REQ_ONE, FAST_ZERO = 1, 2, 4, 8, 16
+FLAGS = {
+    NbdCommand.READ: FUA | DF,
+    NbdCommand.WRITE_ZEROES: FUA | NO_HOLE | FAST_ZERO,
+    NbdCommand.BLOCK_STATUS: FUA | REQ_ONE,
+}
+"""What a request may carry; others FUA alone."""
+HOLE, ZERO = 1, 2
+"""What is said of an extent: it takes no room; it reads as zeros."""
 _COMMANDS = {command.value: command for command in NbdCommand}
 _INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
-_CHUNK_NONE, _CHUNK_OFFSET_DATA, _CHUNK_ERROR, _CHUNK_DONE = 0, 1, (1 << 15) + 1, 1
+_CHUNK_NONE, _CHUNK_OFFSET_DATA, _CHUNK_HOLE, _CHUNK_STATUS, _CHUNK_ERROR, _CHUNK_DONE = 0, 1, 2, 5, (1 << 15) + 1, 1
+Extents = list[tuple[int, int]]
+"""Length, bytes, and what is said of it, one after another."""
 
 
 class NbdRequest(NamedTuple):
@@ -132,12 +159,42 @@ def wanted_export(data: bytes) -> str | None:
         return None
 
 
+def wanted_contexts(data: bytes) -> tuple[str, list[str]] | None:
+    """Export and queries in the data of LIST_META_CONTEXT or SET_META_CONTEXT; None when they are malformed."""
+    texts: list[str] = []
+    at, left = 0, 1
+    while left:
+        length = int.from_bytes(data[at : at + 4], "big")
+        if at + 4 + length > len(data):
+            return None
+        try:
+            texts.append(data[at + 4 : at + 4 + length].decode())
+        except UnicodeDecodeError:
+            return None
+        at, left = at + 4 + length, left - 1
+        if len(texts) == 1:
+            if at + 4 > len(data):
+                return None
+            left, at = int.from_bytes(data[at : at + 4], "big"), at + 4
+            if left > QUERIES_MAX:
+                return None
+    return (texts[0], texts[1:]) if at == len(data) else None
+
+
+def meta_context(id: int) -> bytes:
+    return id.to_bytes(4, "big") + ALLOCATION.encode()
+
+
 def option_reply(number: int, answer: NbdAnswer, data: bytes = b"") -> bytes:
     return _OPTION_REPLY.pack(_REPLY_MAGIC, number, answer, len(data)) + data
 
 
-def export_info(size_bytes: int) -> bytes:
-    return _EXPORT.pack(_INFO_EXPORT, size_bytes, EXPORT_FLAGS)
+def export_flags(structured: bool) -> int:
+    return EXPORT_FLAGS | NbdExportFlag.SEND_DF if structured else EXPORT_FLAGS
+
+
+def export_info(size_bytes: int, structured: bool) -> bytes:
+    return _EXPORT.pack(_INFO_EXPORT, size_bytes, export_flags(structured))
 
 
 def block_sizes(preferred: int) -> bytes:
@@ -145,9 +202,9 @@ def block_sizes(preferred: int) -> bytes:
     return _SIZES.pack(_INFO_BLOCK_SIZE, 1, preferred, LENGTH_MAX)
 
 
-def old_export(size_bytes: int, zeroes: bool) -> bytes:
+def old_export(size_bytes: int, zeroes: bool, structured: bool) -> bytes:
     """The answer to EXPORT_NAME."""
-    return _OLD_EXPORT.pack(size_bytes, EXPORT_FLAGS) + bytes(124 if zeroes else 0)
+    return _OLD_EXPORT.pack(size_bytes, export_flags(structured)) + bytes(124 if zeroes else 0)
 
 
 def request(data: bytes | memoryview) -> NbdRequest:
@@ -166,6 +223,18 @@ def data_chunk(cookie: int, offset: int, length: int) -> bytes:
     """The only chunk of a read; the data follow."""
     head = _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_OFFSET_DATA, cookie, length + 8)
     return head + offset.to_bytes(8, "big")
+
+
+def hole_chunk(cookie: int, offset: int, length: int) -> bytes:
+    """The only chunk of a read of nothing but zeros."""
+    head = _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_HOLE, cookie, 12)
+    return head + offset.to_bytes(8, "big") + length.to_bytes(4, "big")
+
+
+def status_chunk(cookie: int, extents: Extents) -> bytes:
+    """What is allocated, from the start of the request on."""
+    body = ALLOCATION_ID.to_bytes(4, "big") + b"".join([_EXTENT.pack(*extent) for extent in extents])
+    return _CHUNK.pack(_CHUNK_MAGIC, _CHUNK_DONE, _CHUNK_STATUS, cookie, len(body)) + body
 
 
 def done_chunk(cookie: int) -> bytes:

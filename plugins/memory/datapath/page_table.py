@@ -32,7 +32,7 @@ _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 _MADV_NOHUGEPAGE = 15
 
 
-def _lazy(size: int) -> memoryview:
+def lazy_zeros(size: int) -> memoryview:
     """Zeros that take no memory until they are written. No huge pages: a volume may be used here and there."""
     memory = mmap.mmap(-1, max(mmap.PAGESIZE, size), flags=_LAZY)
     try:
@@ -42,13 +42,23 @@ def _lazy(size: int) -> memoryview:
     return memoryview(memory)[:size]
 
 
+def runs_of(
+    zeros: "NDArray[np.bool_]", first: int, most: int, but: Sequence[tuple[int, int]]
+) -> list[tuple[int, int, bool]]:
+    """As of `PageTable.zero_runs`. `zeros`, shape (pages,), of pages from `first` on; it is written to."""
+    for start, end in but:
+        zeros[max(0, start - first) : max(0, end - first)] = False
+    cuts = [0, *(np.flatnonzero(zeros[1:] != zeros[:-1])[:most] + 1).tolist(), len(zeros)]
+    return [(first + start, end - start, bool(zeros[start])) for start, end in pairwise(cuts[: most + 1])]
+
+
 class PageTable:
     """Of a volume of so many pages whose log has segments of `stride` blocks. `live[slot]`: blocks of a segment whose
     record is the newest of its page."""
 
     def __init__(self, pages: int, stride: int) -> None:
         self.pages, self.stride = pages, stride
-        versions, places, sums = _lazy(8 * pages), _lazy(4 * pages), _lazy(4 * pages)
+        versions, places, sums = lazy_zeros(8 * pages), lazy_zeros(4 * pages), lazy_zeros(4 * pages)
         self._version_bytes = versions
         self.versions, self.places, self.sums = versions.cast("Q"), places.cast("I"), sums.cast("I")
         self.all_versions: NDArray[np.uint64] = np.frombuffer(versions, np.uint64)
@@ -77,6 +87,18 @@ class PageTable:
         wide = np.arange(0, PART_PAGES, min(slab_pages, PART_PAGES))
         slabs = np.unique((parts[:, None] + wide) // slab_pages).tolist()
         return [slab for slab in slabs if places[slab * slab_pages : (slab + 1) * slab_pages].any()]
+
+    def are_zeros(self, first: int, count: int) -> bool:
+        if count == 1:
+            return self.places[first] < LOG
+        return bool(self.all_places[first : first + count].max() < LOG)
+
+    def zero_runs(
+        self, first: int, count: int, most: int, but: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int, bool]]:
+        """A run of pages, `count` of them at least one, cut where zeros begin or end: first page, pages, zeros or not;
+        at most `most` of them. What lies in one of `but`, first page and end of each, is not called zeros."""
+        return runs_of(self.all_places[first : first + count] < LOG, first, most, but)
 
     def use(self, page: int) -> None:
         """It is about to be written, by what came before the log."""

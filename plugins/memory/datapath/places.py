@@ -23,6 +23,10 @@ class PlacesRecord(msgspec.Struct, frozen=True):
     places: tuple[OpenPlace, ...]
     clean: bool = False
     """The last process ended in good order: the disk has everything that these lenders hold."""
+    whole: tuple[tuple[int, int], ...] = ()
+    """Of a volume without a disk: index and epoch of the places where every acknowledged write is."""
+    lost: tuple[int, ...] = ()
+    """Slabs of it whose whole members were all lost at once: what was not written again since cannot be read."""
 
 
 _record = msgspec.msgpack.Decoder(PlacesRecord)
@@ -36,6 +40,8 @@ class Places:
         """As the last process left it."""
         self.late = False
         """The file lists a place that is not used any more, since the disk refused the change."""
+        self.whole: set[tuple[int, int]] = set()
+        self.lost: set[int] = set()
         self._disk, self._log, self._name = disk, log, f"{prefix}/places"
         self._places: dict[tuple[int, int], OpenPlace] = {}
         self._of: dict[int, dict[int, OpenPlace]] = {}
@@ -68,6 +74,7 @@ class Places:
         if record is None:
             return
         self.clean = record.clean
+        self.whole, self.lost = set(record.whole), set(record.lost)
         for place in record.places:
             if place.index < slabs:
                 self._put(place)
@@ -94,6 +101,11 @@ class Places:
             self.late = True
             self._log.warning("a place is not taken out of the file yet", slab=index, epoch=epoch, why=str(error))
 
+    def forget(self, index: int, epoch: int) -> None:
+        """Out of memory; the file follows with the next `write`."""
+        self._take(index, epoch)
+        self.whole.discard((index, epoch))
+
     async def catch_up(self) -> None:
         """Returns when the file lists the places in use and no others, however often the disk refuses."""
         while self.late:
@@ -110,7 +122,7 @@ class Places:
             if self._written >= mine and not clean:
                 return  # whoever wrote meanwhile wrote this change too
             mine = self._asked
-            record = PlacesRecord(self.all(), clean)
+            record = PlacesRecord(self.all(), clean, tuple(sorted(self.whole)), tuple(sorted(self.lost)))
             await checked.save(self._disk, self._name, record)
             self.late, self._written = False, mine
 

@@ -9,12 +9,17 @@ again.
 import asyncio
 from array import array
 from collections.abc import Callable
+from typing import TypeVar
 
 from covey.driven import Part
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import Answered, LenderLane
+from plugins.memory.datapath.one_sided import OneSided, SlabAsk
+from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slabwire import SlabOp, Versions
+
+T = TypeVar("T")
 
 SHORT_BYTES = 32 << 10
 """A request for at most so many bytes goes over the connection for short ones."""
@@ -74,6 +79,7 @@ class RemoteSlab:
         lanes: tuple[LenderLane, LenderLane],
         broken: Callable[[str], None],
         unused: Callable[["RemoteSlab"], None],
+        seal: PageSeal | None = None,
     ) -> None:
         self.place, self.pages, self.page_bytes = place, pages, page_bytes
         self.held = PagesAtLender(pages)
@@ -83,9 +89,21 @@ class RemoteSlab:
         """The lender does not hold what it acknowledged: it is not asked again."""
         self.retiring = False
         """No new requests; those under way may finish."""
+        self.is_paired = False
+        """It was attached over the connection of the queue pair too."""
+        self._seal, self._first = seal, place.index * pages
+        """The latter: number of the first page in the volume."""
         self._short, self._long = lanes
         self._broken, self._unused = broken, unused
         self._under_way = 0
+        self._over_lanes = 0
+        """Of them, asked before the slab went one-sided: 0 from then on."""
+        self._one_sided: OneSided | None = None
+        self._joining: OneSided | None = None
+        """In use once what is under way over the lanes is answered."""
+        self._then: Callable[[OpenPlace], None] | None = None
+        self._gate: list[SlabAsk] = []
+        """Wait for that."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -100,23 +118,103 @@ class RemoteSlab:
     ) -> None:
         """Pages under one version; None: zeros. `answered` is called once, with whether the lender has them. The buffer
         must stay as it is until then."""
+        if self._seal is not None:
+            self._send_sealed(self._seal, SlabOp.WRITE, first, array("Q", (version,)) * count, pages, answered)
+            return
         op, parts = (SlabOp.DISCARD, ()) if pages is None else (SlabOp.WRITE, (pages,))
         self._ask(op, first, count, version, parts, None, lambda done, versions: answered(done))
 
+    def _send_sealed(
+        self,
+        seal: PageSeal,
+        op: SlabOp,
+        first: int,
+        versions: Versions,
+        pages: memoryview | None,
+        answered: Callable[[bool], None],
+    ) -> None:
+        """Zeros are sealed as well: a lender could claim them of any page otherwise."""
+        sealed = seal.seal(self._first + first, versions, pages)
+        parts: tuple[Part, ...] = (sealed,) if op is SlabOp.WRITE else (versions.tobytes(), sealed)
+
+        def over(did: bool, _: Versions) -> None:
+            if did:
+                seal.buffers.give(sealed)
+            answered(did)
+
+        self._ask(op, first, len(versions), versions[0] if op is SlabOp.WRITE else 0, parts, None, over)
+
     def send_read(self, first: int, into: memoryview, answered: Answered) -> None:
         """Fill `into`. `answered` is called once, with whether it is full, and the versions of what is in it."""
-        self._ask(SlabOp.READ, first, len(into) // self.page_bytes, 0, (), into, answered)
+        seal, count = self._seal, len(into) // self.page_bytes
+        if seal is None:
+            self._ask(SlabOp.READ, first, count, 0, (), into, answered)
+            return
+
+        def opened(did: bool, versions: Versions, wrong: list[int]) -> None:
+            if wrong:
+                self._forged(len(wrong))
+            answered(did and not wrong, versions)
+
+        self._read_sealed(seal, first, into, opened)
+
+    def _read_sealed(
+        self, seal: PageSeal, first: int, into: memoryview, opened: Callable[[bool, Versions, list[int]], None]
+    ) -> None:
+        """`opened` gets positions of pages that are not what was sealed, too."""
+        count = len(into) // self.page_bytes
+        sealed = seal.buffers.take(count * seal.sealed_bytes)
+
+        def over(did: bool, versions: Versions) -> None:
+            wrong = seal.open(self._first + first, versions, sealed, into) if did else []
+            if did:
+                seal.buffers.give(sealed)
+            opened(did, versions, wrong)
+
+        self._ask(SlabOp.READ, first, count, 0, (), sealed, over)
+
+    def _forged(self, count: int) -> None:
+        self.lied = True
+        what = "a page that was" if count == 1 else f"{count} pages that were"
+        self.fail(f"{self.place.lender} gave back {what} not sealed for it")
 
     async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
         """Returns when the lender has them. `pages` None: zeros, under one version."""
-        if pages is None:
+        if self._seal is not None:
+            done: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+
+            def answered(did: bool) -> None:
+                if not done.done():
+                    done.set_result(did or None)
+
+            op = SlabOp.WRITE if pages is None else SlabOp.COPY
+            self._send_sealed(self._seal, op, first, versions, pages, answered)
+            await self._awaited(done)
+        elif pages is None:
             await self._wait(SlabOp.DISCARD, first, len(versions), versions[0], ())
         else:
             await self._wait(SlabOp.COPY, first, len(versions), 0, (versions.tobytes(), pages))
 
     async def read(self, first: int, into: memoryview) -> Versions:
         """Fill `into`; the versions of what is in it."""
-        return await self._wait(SlabOp.READ, first, len(into) // self.page_bytes, 0, (), into)
+        versions, wrong = await self.read_what_is_ours(first, into)
+        if wrong:
+            self._forged(len(wrong))
+            raise SlabGone(self.why)
+        return versions
+
+    async def read_what_is_ours(self, first: int, into: memoryview) -> tuple[Versions, list[int]]:
+        """`read`, and positions of pages that are not what was sealed for this lender; the others are good."""
+        if self._seal is None:
+            return await self._wait(SlabOp.READ, first, len(into) // self.page_bytes, 0, (), into), []
+        done: asyncio.Future[tuple[Versions, list[int]] | None] = asyncio.get_running_loop().create_future()
+
+        def opened(did: bool, versions: Versions, wrong: list[int]) -> None:
+            if not done.done():
+                done.set_result((versions, wrong) if did else None)
+
+        self._read_sealed(self._seal, first, into, opened)
+        return await self._awaited(done)
 
     async def versions(self) -> Versions:
         """What the lender holds, all pages."""
@@ -138,6 +236,9 @@ class RemoteSlab:
                 done.set_result(versions if did else None)
 
         self._ask(op, first, count, version, parts, into, answered)
+        return await self._awaited(done)
+
+    async def _awaited(self, done: "asyncio.Future[T | None]") -> T:
         try:
             found = await done
         except asyncio.CancelledError:
@@ -165,12 +266,63 @@ class RemoteSlab:
             self._under_way -= 1
             if not self._under_way:
                 self._idle.set()
+                then, self._then = self._then, None
+                if then is not None:
+                    then(self.place)
             answered(did and not self.why, versions)
+            if self._over_lanes:
+                self._over_lanes -= 1
+                self._join()
 
         short = op is not SlabOp.COPY and count * self.page_bytes <= SHORT_BYTES
+        lane = self._short if short else self._long
         self._under_way += 1
         self._idle.clear()
-        (self._short if short else self._long).ask(self.place, op, first, count, version, parts, into, over)
+        if op is SlabOp.VERSIONS or (self._one_sided is None and self._joining is None):
+            self._over_lanes += self._one_sided is None
+            lane.ask(self.place, op, first, count, version, parts, into, over)
+            return
+
+        def by_lane(then: Answered) -> None:
+            lane.ask(self.place, op, first, count, version, parts, into, then)
+
+        asked = SlabAsk(op, first, count, version, parts, into, over, by_lane)
+        if self._one_sided is not None:
+            self._one_sided.ask(asked)
+        else:
+            self._gate.append(asked)
+
+    # ---- one-sided ----
+
+    @property
+    def one_sided(self) -> bool:
+        return self._one_sided is not None
+
+    def go_one_sided(self, one_sided: OneSided) -> None:
+        """From now on, or as soon as nothing is under way over the lanes: the two ways have no order between them."""
+        self._joining = one_sided
+        self._join()
+
+    def when_idle(self, then: Callable[[OpenPlace], None]) -> None:
+        """Call it when no request is under way."""
+        if self._under_way:
+            self._then = then
+        else:
+            then(self.place)
+
+    def adopted(self) -> None:
+        """The volume uses it from now on."""
+        if self._one_sided is not None:
+            self._one_sided.starts(self.held.flags)
+
+    def _join(self) -> None:
+        if self._joining is None or self._over_lanes or self.why:
+            return
+        self._one_sided, self._joining = self._joining, None
+        self._one_sided.starts(self.held.flags)
+        gate, self._gate = self._gate, []
+        for asked in gate:
+            self._one_sided.ask(asked)
 
     # ---- the end ----
 
@@ -199,5 +351,10 @@ class RemoteSlab:
             self._over()
 
     def _over(self) -> None:
+        gate, self._gate = self._gate, []
+        for asked in gate:
+            asked.answered(False, array("Q"))
+        if self._one_sided is not None:
+            self._one_sided.end()
         if self.ended is not None:
             self.ended(self)

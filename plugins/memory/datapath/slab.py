@@ -12,6 +12,7 @@ after a restart of the process:  unsure (nothing is read that a lender may hold 
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from plugins.memory.datapath.control import OpenPlace, PlaceState
 from plugins.memory.datapath.remote_slab import RemoteSlab
@@ -127,34 +128,50 @@ class SlabMemory:
         return "recovering" if epoch in self.unsure else "leaving"
 
 
-class Slabs:
-    """Those of a volume of `pages` pages, `slab_pages` in each. Iterating gives those that were used."""
+class CountedSlab(Protocol):
+    """What `Slabs` knows of one."""
 
-    def __init__(self, pages: int, slab_pages: int) -> None:
-        self._pages, self._slab_pages = pages, slab_pages
-        self._used: dict[int, SlabMemory] = {}
-        self._changed: dict[int, SlabMemory] = {}
+    index: int
+    stamp: int
+    """When it changed, as `Slabs` counts."""
+
+
+S = TypeVar("S", bound=CountedSlab)
+
+
+class Slabs(Generic[S]):
+    """Those of a volume of `pages` pages, `slab_pages` in each. Iterating gives those that were used. `make` is called
+    with the index, first page and pages of one, and what it calls when it changes."""
+
+    def __init__(self, pages: int, slab_pages: int, make: Callable[[int, int, int, Callable[[S], None]], S]) -> None:
+        self._pages, self._slab_pages, self._make = pages, slab_pages, make
+        self._used: dict[int, S] = {}
+        self._changed: dict[int, S] = {}
         """Those that ever changed, in the order of their stamps."""
         self._stamp = self._told = 0
 
     def __len__(self) -> int:
         return (self._pages + self._slab_pages - 1) // self._slab_pages
 
-    def __iter__(self) -> Iterator[SlabMemory]:
+    def __iter__(self) -> Iterator[S]:
         return iter(list(self._used.values()))
 
-    def __getitem__(self, index: int) -> SlabMemory:
+    def __getitem__(self, index: int) -> S:
         """IndexError when the volume has none of that number."""
         found = self._used.get(index)
         if found is None:
             if not 0 <= index < len(self):
                 raise IndexError(f"slabs 0 to {len(self) - 1}, none with index {index}")
             first = index * self._slab_pages
-            found = SlabMemory(index, first, min(self._slab_pages, self._pages - first), self._touched)
+            found = self._make(index, first, min(self._slab_pages, self._pages - first), self._touched)
             self._used[index] = found
         return found
 
-    def _touched(self, slab: SlabMemory) -> None:
+    def used(self, first: int, end: int) -> list[S]:
+        """Those of numbers `first` to `end` - 1 that were used."""
+        return [slab for index in range(first, end) if (slab := self._used.get(index)) is not None]
+
+    def _touched(self, slab: S) -> None:
         """One that changed already since somebody was told keeps its stamp."""
         if slab.stamp <= self._told:
             self._stamp += 1
@@ -162,9 +179,9 @@ class Slabs:
             self._changed.pop(slab.index, None)
             self._changed[slab.index] = slab
 
-    def changed(self, since: int, most: int) -> tuple[list[SlabMemory], int]:
+    def changed(self, since: int, most: int) -> tuple[list[S], int]:
         """Those that changed after that stamp, at most so many, and the stamp up to which these are all."""
-        found: list[SlabMemory] = []
+        found: list[S] = []
         for slab in reversed(self._changed.values()):
             if slab.stamp <= since:
                 break

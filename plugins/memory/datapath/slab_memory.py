@@ -26,7 +26,7 @@ from covey.ports import Pages, SharedRing
 HEAD_BYTES = 4096
 """A page of the machine: versions and pages begin at one, too."""
 MAGIC = b"coveyslb"
-LIVE = 1
+LIVE, REACHED = 1, 2
 _HEAD = struct.Struct("<8sQII")
 """Magic, live or not, and length and checksum of the record behind it."""
 _LIVE_AT = 8
@@ -103,10 +103,19 @@ class SlabPages:
         versions.frombytes(self.versions.tobytes())
         return len(versions) - versions.count(0)
 
-    def free(self) -> None:
-        """It does not count any more, and nobody here uses it."""
+    def end(self) -> None:
+        """It does not count any more."""
         self.shared.view[_LIVE_AT] = 0
+
+    def free(self) -> None:
+        """Nor does anybody here use it."""
+        self.end()
         self.let_go()
+
+    def reached_by_a_device(self) -> None:
+        """It ends with this process: a device writes pages and versions past it, and a page that was cut off in the
+        middle keeps its older version."""
+        self.shared.view[_LIVE_AT] = REACHED
 
     def let_go(self) -> None:
         """Another process may use it."""

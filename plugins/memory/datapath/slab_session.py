@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from covey import handshake
 from covey.driven import DrivenStream, Part
 from covey.headers import WireError
+from covey.ports import Env
+from covey.verbs import NoVerbs
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.slab_verbs import SessionVerbs
 from plugins.memory.datapath.slabwire import (
     REQUEST_BYTES,
     VERSION_BYTES,
     AttachedSlab,
+    LentRegion,
     SlabHello,
     SlabOp,
     SlabReply,
@@ -44,11 +48,14 @@ class Greeting:
 class SlabSession:
     """`Driven`, and `SlabUser` of the slabs that are attached over it."""
 
-    def __init__(self, store: SlabStore, stream: DrivenStream, greeting: Greeting) -> None:
+    def __init__(
+        self, env: Env, store: SlabStore, verbs: SessionVerbs, stream: DrivenStream, greeting: Greeting
+    ) -> None:
         self.session = greeting.hello.session
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why it ended."""
-        self._store, self._stream, self._greeting = store, stream, greeting
+        self._env, self._store, self._verbs = env, store, verbs
+        self._stream, self._greeting = stream, greeting
         self._slabs: dict[tuple[int, int], HostedSlab] = {}
         """By index and epoch."""
         self._header = memoryview(bytearray(REQUEST_BYTES))
@@ -66,6 +73,7 @@ class SlabSession:
         self._slabs[slab.index, slab.epoch] = slab
 
     def lose(self, slab: HostedSlab) -> None:
+        self._verbs.lose(slab)
         if self._slabs.pop((slab.index, slab.epoch), None) is not None:
             self._say(SlabReply(SlabStatus.GONE, 0, slab.index, slab.epoch, 0))
             asyncio.get_running_loop().call_soon(self.turn)
@@ -95,6 +103,7 @@ class SlabSession:
             self._stream.send(out)
 
     def ended(self, error: ConnectionError) -> None:
+        self._verbs.end()
         for slab in self._slabs.values():
             if self in slab.users:
                 slab.users.remove(self)
@@ -125,7 +134,7 @@ class SlabSession:
     def _begin(self, asked: SlabRequest) -> None:
         slab = self._slabs.get((asked.slab, asked.epoch))
         self._slab = slab
-        if asked.op is SlabOp.ATTACH:
+        if asked.op is SlabOp.ATTACH or asked.op is SlabOp.PAIR:
             slabwire.check(asked, 0, 0)
         elif slab is not None:
             slabwire.check(asked, slab.pages, slab.page_bytes)
@@ -143,6 +152,11 @@ class SlabSession:
         if asked.op is SlabOp.ATTACH:
             self._attach(asked)
             return
+        if asked.op is SlabOp.PAIR:
+            self._pair(asked)
+            return
+        if asked.op is SlabOp.DETACH:
+            self._verbs.drained(asked.slab, asked.epoch)
         if slab is None or self._slabs.get((asked.slab, asked.epoch)) is not slab:  # lost while its payload came
             self._gone(asked)
             return
@@ -155,6 +169,8 @@ class SlabSession:
             case SlabOp.DETACH:
                 del self._slabs[asked.slab, asked.epoch]
                 slab.users.remove(self)
+            case SlabOp.REGION:
+                self._region(asked, slab)
             case _:
                 self._write(slab, asked)
                 self._say(_ok(asked))
@@ -187,6 +203,30 @@ class SlabSession:
         self.attach(slab)
         proof = slabwire.proof_of_lender(slab.secret, *known_by)
         self._say(_ok(asked), slabwire.pack_attached(AttachedSlab(proof, slab.page_bytes, len(slab.memory))))
+
+    def _pair(self, asked: SlabRequest) -> None:
+        """WireError when it has one already."""
+        if self._verbs.has_pair:
+            raise WireError("a second queue pair for one connection")
+        peer = slabwire.paired(bytes(self._payload[: asked.size]))
+        if isinstance(peer, str):
+            raise WireError(f"no queue pair to be connected to: {peer}")
+        try:
+            answer = slabwire.pack_paired(self._verbs.connect(peer))
+        except NoVerbs as why:
+            answer = slabwire.pack_paired(None, str(why))
+        self._say(_ok(asked), answer)
+
+    def _region(self, asked: SlabRequest, slab: HostedSlab) -> None:
+        """Answered later: whoever asks for one asks for nothing else meanwhile. WireError without a queue pair."""
+        if not self._verbs.has_pair:
+            raise WireError("a region without a queue pair")
+
+        def answer(where: LentRegion | None, why: str) -> None:
+            self._say(_ok(asked), slabwire.pack_region(where, why))
+            self.turn()
+
+        self._verbs.register(self._env, slab, answer)
 
     def _gone(self, asked: SlabRequest) -> None:
         if asked.op is not SlabOp.DETACH:

@@ -2,6 +2,7 @@
 zeroed and takes it back whole; no borrower ever sees what another wrote. It outlives this process where a keeper holds
 it (`slab_keeper`)."""
 
+import asyncio
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from covey.ports import Pages, SharedRing
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import HeldSlab
 from plugins.memory.datapath.slab_memory import SlabHead, SlabPages
-from plugins.memory.datapath.slabwire import SlabHello, Versions
+from plugins.memory.datapath.slabwire import LentRegion, SlabHello, Versions
 from plugins.memory.policy.settings import PAGE_BYTES_MAX
 
 Key = tuple[str, str, int]
@@ -25,6 +26,20 @@ class SlabUser(Protocol):
 
     def lose(self, slab: "HostedSlab") -> None:
         """It was freed, or another session attached it: nothing more is answered about it than that."""
+
+
+class Registered(Protocol):
+    """Memory that a device reaches by itself (`slab_verbs`)."""
+
+    where: LentRegion
+    left: asyncio.Event
+    """Nobody reaches it any more."""
+
+    def let_go(self) -> None:
+        """Soon; the memory is given back after that."""
+
+    def close(self) -> None:
+        """Now."""
 
 
 @dataclass
@@ -47,6 +62,7 @@ class HostedSlab:
     touched: int = 0
     """Pages that have a version."""
     live: bool = True
+    registered: Registered | None = None
     on_touched: Callable[[int], None] = lambda bytes: None
     """Called with the bytes of pages that were written for the first time."""
 
@@ -97,7 +113,12 @@ class HostedSlab:
                 self.memory[(first + at) * size : (first + at + 1) * size] = page
                 self.versions[first + at] = new
 
+    def touch_all(self) -> None:
+        """All of it is in RAM, whatever was written."""
+        self._touch(self.pages)
+
     def _touch(self, pages: int) -> None:
+        pages = min(pages, self.pages - self.touched)
         self.touched += pages
         self.on_touched(pages * self.page_bytes)
 
@@ -113,6 +134,7 @@ class SlabStore:
         self.on_freed: Callable[[SlabPages], None] = lambda slab: None
         """Called when it does not count any more, and before it goes."""
         self._lend_bytes, self._pages = lend_bytes, pages
+        self._leaving: list[Registered] = []
 
     def listed(self, after: Key, most: int) -> tuple[tuple[HeldSlab, ...], bool]:
         """At most so many slabs after that key, and whether there are more."""
@@ -132,6 +154,8 @@ class SlabStore:
             raise ValueError(f"a slab of {slab_bytes} bytes is not a whole number of pages of {page_bytes}")
         if known is not None:
             self.free(known.borrower, known.volume, known.index, known.epoch)
+            if known.registered is not None:
+                known.registered.close()
         if self.held_bytes + slab_bytes > self._lend_bytes:
             raise ValueError(f"{self.held_bytes} bytes are lent, {self._lend_bytes} is the most")
         record = SlabHead(*key, asked.epoch, asked.secret, page_bytes, slab_bytes)
@@ -171,7 +195,8 @@ class SlabStore:
         self.touched_bytes += touched_bytes
 
     def free(self, borrower: str, volume: str, index: int, epoch: int) -> None:
-        """Its memory goes back to the kernel; its borrower is told."""
+        """Its memory goes back to the kernel; its borrower is told. Where a device reaches it, that takes a little
+        while (`left`)."""
         slab = self.slabs.get((borrower, volume, index))
         if slab is None or slab.epoch != epoch:
             return
@@ -184,12 +209,23 @@ class SlabStore:
         for user in users:
             user.lose(slab)
         self.on_freed(slab.kept)
-        slab.kept.free()
+        if slab.registered is None:
+            slab.kept.free()
+        else:
+            slab.kept.end()
+            slab.registered.let_go()
+            self._leaving = [each for each in self._leaving if not each.left.is_set()]
+            self._leaving.append(slab.registered)
 
     @property
     def unlocked_bytes(self) -> int:
         """Lent memory that may be swapped out."""
         return sum([len(slab.memory) for slab in self.slabs.values() if not slab.kept.shared.locked])
+
+    async def left(self) -> None:
+        """Wait until no device reaches what was freed before."""
+        for each in list(self._leaving):
+            await each.left.wait()
 
     def find(self, hello: SlabHello) -> HostedSlab | None:
         """None for an unknown slab and for a stale epoch."""

@@ -8,6 +8,7 @@ After that bytes drive a machine (`slab_session`).
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,12 +18,14 @@ from covey.driven import driven
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.headers import Status, Welcome, WireError
 from covey.ports import Address, ByteStream, Env, Listener
+from covey.verbs import SWITCHED_OFF
 from plugins.base import Program
 from plugins.memory.datapath import control, slabwire
-from plugins.memory.datapath.control import Answer, ControlServer, No, Question, SlabList, Yes
+from plugins.memory.datapath.control import Answer, ControlServer, No, Question, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slab_keeping import SlabKeeping
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.slab_verbs import LenderVerbs, SessionVerbs
 
 
 class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +39,8 @@ class SlabdConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Never hold more than this, whatever the agent says."""
     control: str = "slabd"
     """Name of the control socket."""
+    rdma: bool = True
+    """May pages be read and written one-sided, where there is a device?"""
 
 
 class SlabServer:
@@ -43,6 +48,7 @@ class SlabServer:
 
     def __init__(self, env: Env, store: SlabStore) -> None:
         self._env, self._store = env, store
+        self.verbs = LenderVerbs(env)
         self.strangers: Strangers[ByteStream] = Strangers()
         self._nobodys = env.entropy(NONCE_BYTES)
         """The key of slabs that are not here: strangers cannot tell them from others."""
@@ -79,7 +85,9 @@ class SlabServer:
             self._store.refused += 1
             await stream.write(headers.pack_welcome(Welcome(Status.REFUSED, 0, 0)))
             return None
-        session = SlabSession(self._store, driven(stream), greeting)
+        session = SlabSession(
+            self._env, self._store, SessionVerbs(self.verbs, greeting.hello), driven(stream), greeting
+        )
         await stream.write(headers.pack_welcome(Welcome(Status.OK, slab.page_bytes, len(slab.memory))))
         if slab.live:
             session.attach(slab)
@@ -104,6 +112,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
     """The program. OSError when another slab process serves this host already. Ends when the agent says `Stop`, and the
     slabs go with it; or by SIGTERM, or a crash: then they stay with the keeper for the next one."""
     store, stopped = SlabStore(config.lend_bytes, env.pages), asyncio.Event()
+    slabs = SlabServer(env if config.rdma else replace(env, verbs=SWITCHED_OFF), store)
     keeping, serves = SlabKeeping(env, config.secret, store), asyncio.Event()
     lacks, stalls = env.probes.stay_in_memory(flushes=False), env.probes.watch_loop()
     listener: Listener | None = None
@@ -116,10 +125,12 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
                 store.register(question)
             case control.FreeSlabFrame():
                 store.free(question.borrower, question.volume, question.index, question.epoch)
+                await store.left()
             case control.ListSlabs():
                 held, more = store.listed(question.after, question.most)
+                rdma = RdmaLent(slabs.verbs.name, slabs.verbs.pairs, slabs.verbs.why[:400])
                 return SlabList(
-                    question.id, listener.address, held, store.refused, store.touched_bytes, more,
+                    question.id, listener.address, held, store.refused, store.touched_bytes, more, rdma,
                     lacks="; ".join(why for why in (lacks, keeping.why and f"slabs end with it: {keeping.why}") if why),
                     unlocked_bytes=store.unlocked_bytes,
                     stalls=stalls.count,
@@ -134,7 +145,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
     server = ControlServer(env, config.secret, answer)
     await server.open(config.control)  # first: whoever holds this socket owns what the keeper has
     try:
-        listener = await _listen(env, config, await keeping.take_up(), SlabServer(env, store).serve)
+        listener = await _listen(env, config, await keeping.take_up(), slabs.serve)
         keeping.listens(listener.address)
         env.spawn("keep slabs", keeping.run())
         serves.set()

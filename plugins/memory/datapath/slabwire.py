@@ -21,6 +21,11 @@ A slab belongs to the session that attached it last. Requests of an earlier one 
 about a slab that was freed, or was never attached; a GONE with tag 0 tells of it before anybody asks. So a slab is
 fenced without its neighbours noticing, and what a dead process left under way cannot land in it any more.
 
+A third connection of the same session asks for one-sided access (`lender_pair`): `PAIR` once, then for each slab
+`ATTACH` and `REGION`. A slab process of before those two ends that connection, and nothing else. The queue pair lives
+as long as the connection, and ends when another session attaches one of its slabs. After a GONE a `DETACH` over this
+connection says that nothing one-sided is under way any more in that slab.
+
 Every page has a version, given by the volume and growing with each write. A slab keeps the newest version it was sent
 and forgets the rest, so the order in which two writes arrive does not matter, and whoever asks after a crash learns
 what is there. Version 0: never written.
@@ -31,9 +36,12 @@ from array import array
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from covey import headers
 from covey.handshake import NONCE_BYTES, PROOF_BYTES, proof_of_client, proof_of_server
 from covey.headers import WireError
+from covey.verbs import GID_BYTES, MTU_MAX, NUMBER_BITS, PairPlace
 from plugins.memory.policy.settings import PAGE_BYTES_MAX, REQUEST_PAGES_MAX
 
 MAGIC = b"coveysl4"
@@ -49,6 +57,11 @@ REPLY_BYTES = _REPLY.size
 _ATTACHED = struct.Struct(f"<{PROOF_BYTES}sIQ")
 ATTACHED_BYTES = _ATTACHED.size
 _SLAB = struct.Struct("<IQ")
+WHY_BYTES = 200
+_PAIRED = struct.Struct(f"<{GID_BYTES}sIIIBxxx{WHY_BYTES}s")
+PAIRED_BYTES = _PAIRED.size
+_REGION = struct.Struct(f"<IIQQ{WHY_BYTES}s")
+LENT_REGION_BYTES = _REGION.size
 
 if TYPE_CHECKING:
     Versions = array[int]
@@ -69,6 +82,8 @@ class SlabOp(IntEnum):
     VERSIONS = 5
     ATTACH = 6
     DETACH = 7
+    PAIR = 8
+    REGION = 9
 
 
 class SlabStatus(IntEnum):
@@ -79,6 +94,8 @@ class SlabStatus(IntEnum):
     """The request is out of range; the connection ends."""
 
 
+_ABOUT_NO_PAGES = {SlabOp.ATTACH: PROOF_BYTES, SlabOp.DETACH: 0, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: 0}
+"""Bytes that each brings along."""
 _OPS = {op.value: op for op in SlabOp}
 _STATUSES = {status.value: status for status in SlabStatus}
 
@@ -121,6 +138,17 @@ class AttachedSlab(NamedTuple):
     proof: bytes
     page_bytes: int
     slab_bytes: int
+
+
+class LentRegion(NamedTuple):
+    """Where a slab is reached one-sided, in the lender's memory."""
+
+    pages_key: int
+    versions_key: int
+    pages_at: int
+    """Address of the first byte of its pages."""
+    versions_at: int
+    """Of the first of its versions, 8 bytes each, little-endian."""
 
 
 def pack_hello(hello: SlabHello) -> bytes:
@@ -167,8 +195,8 @@ def check(asked: SlabRequest, pages: int, page_bytes: int) -> None:
     """WireError when it does not lie within a slab of so many pages, or brings along another number of bytes than it
     must."""
     op, count = asked.op, asked.pages
-    if op is SlabOp.ATTACH or op is SlabOp.DETACH:
-        limit, size = 0, PROOF_BYTES if op is SlabOp.ATTACH else 0
+    if op in _ABOUT_NO_PAGES:
+        limit, size = 0, _ABOUT_NO_PAGES[op]
     else:
         limit = VERSIONS_MAX if op is SlabOp.VERSIONS else REQUEST_PAGES_MAX
         size = count * page_bytes if op is SlabOp.WRITE or op is SlabOp.COPY else 0
@@ -201,6 +229,44 @@ def attached(data: bytes | bytearray) -> AttachedSlab:
     """WireError when it has another length."""
     headers.expect("attached", data, ATTACHED_BYTES)
     return AttachedSlab(*_ATTACHED.unpack(data))
+
+
+def pack_paired(place: PairPlace | None, why: str = "") -> bytes:
+    """None: there is none, and why."""
+    gid, lid, number, psn, mtu = (bytes(GID_BYTES), 0, 0, 0, 0) if place is None else msgspec.structs.astuple(place)
+    return _PAIRED.pack(gid, lid, number, psn, mtu, _words(why) if place is None else b"")
+
+
+def paired(data: bytes | bytearray) -> PairPlace | str:
+    """The pair, or why there is none. WireError when it is neither."""
+    headers.expect("queue pair", data, PAIRED_BYTES)
+    gid, lid, number, psn, mtu, why = _PAIRED.unpack(data)
+    if not mtu:
+        return _read(why) or "it does not say why"
+    if mtu > MTU_MAX or lid >> 16 or number >> NUMBER_BITS or psn >> NUMBER_BITS:
+        raise WireError(f"no queue pair: number {number}, first packet {psn}, lid {lid}, mtu {mtu}")
+    return PairPlace(gid, lid, number, psn, mtu)
+
+
+def pack_region(region: LentRegion | None, why: str = "") -> bytes:
+    """None: it is not registered, and why."""
+    return _REGION.pack(*(region or (0, 0, 0, 0)), _words(why) if region is None else b"")
+
+
+def region(data: bytes | bytearray) -> LentRegion | str:
+    """The region, or why there is none. WireError when it has another length."""
+    headers.expect("region", data, LENT_REGION_BYTES)
+    *numbers, why = _REGION.unpack(data)
+    return LentRegion(*numbers) if any(numbers) else (_read(why) or "it does not say why")
+
+
+def _words(why: str) -> bytes:
+    return why.encode("ascii", "replace")[:WHY_BYTES]
+
+
+def _read(why: bytes) -> str:
+    """For people; whatever a peer sent, it is one printable line."""
+    return "".join(each if each.isprintable() else "?" for each in why.rstrip(b"\0").decode("ascii", "replace"))
 
 
 def proof_of_volume(secret: bytes, hello: bytes, nonce: bytes, slab: int, epoch: int) -> bytes:

@@ -118,6 +118,10 @@ class Spill:
     def versions(self, first: int, count: int) -> Versions:
         return self.table.run(first, count)
 
+    def marks(self) -> tuple[int, int]:
+        """The number of the next record, and of the first that is not durable; -1: a sync failed, so nobody knows."""
+        return self.log.put, -1 if self.log.owed else self.log.synced
+
     def is_on_disk(self, page: int) -> bool:
         """Its newest content is in the log, durable or not."""
         place = self.table.places[page]

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hmac
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgspec
 
@@ -16,6 +17,7 @@ from covey import headers, volumewire
 from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env, LoopStalls
+from covey.verbs import SWITCHED_OFF
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
 from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_token
@@ -30,7 +32,9 @@ from plugins.memory.datapath.control import (
     Yes,
 )
 from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
+from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.volume import Volume
 from plugins.memory.datapath.volume_session import VolumeSession
 
 HELLO_S = 5.0
@@ -59,8 +63,14 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Places of the ring: pages that may wait for the disk."""
     deadline_s: float
     """For one request to a lender."""
+    sealed: bool = False
+    """Pages are sealed before they leave this host."""
     uid: int = -1
     """Whose processes may use it; -1: whoever has the token."""
+    members: int = 1
+    """Of each slab; with several it has no disk."""
+    rdma: bool = True
+    """May pages be read and written one-sided, where there is a device?"""
 
 
 def control_name(volume: str) -> str:
@@ -81,7 +91,7 @@ class Front:
     belongs, and whoever connects is known by what the kernel says of him, whatever he says himself."""
 
     def __init__(
-        self, env: Env, config: VoldConfig, volume: Volume, tell: Callable[[control.ClientRefused], None]
+        self, env: Env, config: VoldConfig, volume: AnyVolume, tell: Callable[[control.ClientRefused], None]
     ) -> None:
         self._env, self._config, self._volume, self._tell = env, config, volume, tell
         self._told_s = float("-inf")
@@ -156,7 +166,7 @@ class Front:
 class VolumeControl:
     """What the agent asks of this process."""
 
-    def __init__(self, volume: Volume, exports: Exports, lacks: str, stalls: LoopStalls) -> None:
+    def __init__(self, volume: AnyVolume, exports: Exports, lacks: str, stalls: LoopStalls) -> None:
         self._volume, self._exports = volume, exports
         self._lacks, self._stalls = lacks, stalls
         self.opened = asyncio.Event()
@@ -195,8 +205,7 @@ class VolumeControl:
                 places = self._volume.places.after(question.index, question.epoch)
                 return PlaceList(question.id, places[:SLABS_TOLD], len(places) > SLABS_TOLD)
             case control.PlaceDead():
-                slab = self._volume.slab(question.index)
-                await self._volume.lenders.give_up(slab, question.epoch, question.why)
+                await self._volume.give_up(question.index, question.epoch, question.why)
             case control.GiveUp():
                 given_up = await self._volume.lenders.give_up_all("a person gave it up", SLABS_TOLD)
                 return PlaceList(question.id, given_up, len(given_up) == SLABS_TOLD)
@@ -208,7 +217,14 @@ class VolumeControl:
         return Yes(question.id)
 
 
-async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None] | None = None) -> None:
+def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.Told], None]) -> AnyVolume:
+    where = prefix(config.volume)
+    if config.members > 1:
+        return MirrorVolume(env, shape, where, config.deadline_s, tell, config.sealed)
+    return Volume(env, shape, where, config.queue_pages, config.deadline_s, tell, config.sealed)
+
+
+async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], None] | None = None) -> None:
     """The program. OSError when another process serves this volume already. Ends when the agent says `Stop`, or by
     SIGTERM; in good order it brings its queue to the disk first. `watch` is called with the volume that it serves."""
     shape = Shape(config.volume, config.size_bytes, config.page_bytes, config.slab_bytes)
@@ -218,7 +234,9 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[Volume], None]
         if server is not None:
             server.tell(frame)
 
-    volume = Volume(env, shape, prefix(config.volume), config.queue_pages, config.deadline_s, tell)
+    if not config.rdma:
+        env = replace(env, verbs=SWITCHED_OFF)
+    volume = _volume(env, shape, config, tell)
     exports = Exports(env, volume)
     asked = VolumeControl(volume, exports, env.probes.stay_in_memory(flushes=True), env.probes.watch_loop())
     server = ControlServer(env, config.secret, asked.answer)

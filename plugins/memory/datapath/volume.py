@@ -23,18 +23,19 @@ import errno
 from array import array
 from collections.abc import Callable, Coroutine
 from operator import ge
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from covey import checked
 from covey.ports import Env
 from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
+from plugins.memory.datapath.latencies import Answerer, Latencies
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.old_layout import Conversion
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
+from plugins.memory.datapath.sealing import PageSeal
+from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
 from plugins.memory.datapath.slab import SlabMemory, Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill, named
@@ -44,8 +45,6 @@ Done = Callable[[OSError | None], None]
 """Called once, with why it failed."""
 WRITABLE_S = 1.0
 """Pause before a volume that cannot be written looks at its disk again."""
-GENERATION_BITS = 20
-"""Upper bits of a version: how often this volume's process has started. The rest counts writes."""
 
 
 async def settle(work: Coroutine[Any, Any, None], done: Done) -> None:
@@ -58,64 +57,39 @@ async def settle(work: Coroutine[Any, Any, None], done: Done) -> None:
         done(None)
 
 
-class VolumeRecord(msgspec.Struct, frozen=True):
-    """What a volume is; file `volume`."""
-
-    size_bytes: int
-    page_bytes: int
-    slab_bytes: int
-    generation: int
-    """Counts starts of its process."""
-
-
-_volume = msgspec.msgpack.Decoder(VolumeRecord)
-
-
-class Shape(NamedTuple):
-    """Sizes of a volume, bytes, and what its lenders know it by."""
-
-    name: str
-    size_bytes: int
-    page_bytes: int
-    slab_bytes: int
-
-    @property
-    def pages(self) -> int:
-        return -(-self.size_bytes // self.page_bytes)
-
-    @property
-    def slab_pages(self) -> int:
-        return self.slab_bytes // self.page_bytes
-
-    @property
-    def slabs(self) -> int:
-        return -(-self.pages // self.slab_pages)
-
-
 class Volume:
     """Reads, writes and places of one volume. Its files start with `prefix`; `tell` is called when a slab is
     lost or copied."""
 
     def __init__(
-        self, env: Env, shape: Shape, prefix: str, queue_pages: int, deadline_s: float, tell: Callable[[Told], None]
+        self,
+        env: Env,
+        shape: Shape,
+        prefix: str,
+        queue_pages: int,
+        deadline_s: float,
+        tell: Callable[[Told], None],
+        sealed: bool = False,
     ):
         self.shape = shape
         self.spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
-        self.slabs = Slabs(shape.pages, shape.slab_pages)
+        self.slabs = Slabs(shape.pages, shape.slab_pages, SlabMemory)
         self.places = Places(env.disk, env.log, prefix)
         self.lenders = Lenders(
             env, self.places, self.spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
         )
         self.read_only = ""
         """Why nothing can be written, for people; empty: it can."""
-        self._env, self._prefix = env, prefix
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
+        self._env, self._prefix, self._sealed = env, prefix, sealed
+        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s, self.spill)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self.opening = "it reads its log"
         """Why it does not answer yet, for people."""
         self._version = self._ours = 0
         self._opened = False
         self.buffers = WriteBuffers()
+        self.latencies = Latencies()
+        self._now_s = env.clock.now_s
         self._life = int.from_bytes(env.entropy(7), "little")
         self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
 
@@ -124,8 +98,10 @@ class Volume:
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size, or are
         damaged. A disk that can be read but not written is no reason not to serve reads."""
-        record = await self._load_record()
+        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
+        record = next_life(known, self.shape, self._sealed, self._env.entropy)
         self._version = self._ours = record.generation << (64 - GENERATION_BITS)
+        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
         await self.spill.open(record.generation)
         await self.places.load(len(self.slabs))
         try:
@@ -150,16 +126,6 @@ class Volume:
             slab = self.slabs[index]
             slab.written = self.spill.count_written(slab.first, slab.pages)
             slab.touch()
-
-    async def _load_record(self) -> VolumeRecord:
-        shape = self.shape
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", _volume)
-        generation = 1
-        if known is not None:
-            if (known.size_bytes, known.page_bytes, known.slab_bytes) != shape[1:]:
-                raise ValueError(f"the disk holds {shape.name} with other sizes: {known}")
-            generation = known.generation + 1
-        return VolumeRecord(shape.size_bytes, shape.page_bytes, shape.slab_bytes, generation)
 
     async def _make_writable(self, record: VolumeRecord) -> None:
         """Before the first write its versions must be above all earlier ones, what a loss of power left torn must be
@@ -219,6 +185,7 @@ class Volume:
         if slab is None or link is None or not link.usable or not plain:
             self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
+        began_s = self._now_s()
         version = self._begin(slab, first, count, pages)
         number = spill.log.put
 
@@ -226,12 +193,17 @@ class Volume:
             self._written_bytes += count * self.shape.page_bytes
             if did:
                 self.lenders.acknowledged_run(slab, link, first, count, version)
+                self.latencies.writes["lender"].add(self._now_s() - began_s)
                 done(None)
             else:
                 self.buffers.spoil(pages)
-                self._env.spawn("write", settle(spill.written(number), done))
+                self._env.spawn("write", settle(self._wait_written(number, began_s), done))
 
         link.send_write(first - slab.first, count, version, pages, answered)
+
+    async def _wait_written(self, number: int, began_s: float) -> None:
+        await self.spill.written(number)
+        self.latencies.writes["disk"].add(self._now_s() - began_s)
 
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
         """`read`, likewise. `into` is not touched any more once `done` is called."""
@@ -241,6 +213,7 @@ class Volume:
         if slab is None or link is None or slab.unsure or not link.usable:
             self._env.spawn("read", settle(self.read(first, into), done))
             return
+        began_s = self._now_s()
         at, spill = first - slab.first, self.spill
         if spill.has_any(first, count) or link.held.flags.find(0, at, at + count) >= 0:
             if spill.is_here(first, count):
@@ -248,6 +221,7 @@ class Volume:
                 slab.touch()
                 spill.read_here(first, into)
                 self._read_bytes += len(into)
+                self._was_here(first, count, began_s)
                 done(None)
                 return
             self._env.spawn("read", settle(self.read(first, into), done))
@@ -260,6 +234,7 @@ class Volume:
             if did and all(map(ge, versions, wanted)):
                 self._remote_read_bytes += len(into)
                 self._read_bytes += len(into)
+                self.latencies.reads["lender"].add(self._now_s() - began_s)
                 done(None)
                 return
             if did:
@@ -267,6 +242,11 @@ class Volume:
             self._env.spawn("read", settle(self.read(first, into), done))
 
         link.send_read(at, into, answered)
+
+    def _was_here(self, first: int, count: int, began_s: float) -> None:
+        """Pages were read that were at hand."""
+        answerer: Answerer = "zeros" if self.spill.table.are_zeros(first, count) else "ring"
+        self.latencies.reads[answerer].add(self._now_s() - began_s)
 
     def submit_flush(self, done: Done) -> None:
         self._env.spawn("flush", settle(self.flush(), done))
@@ -283,20 +263,21 @@ class Volume:
         nor disk took it: then it may or may not be what later reads find, until it is written again."""
         if self.read_only:
             raise OSError(errno.EROFS, f"volume {self.shape.name} is read-only: {self.read_only}")
-        size = self.shape.page_bytes
+        size, began_s, at_lenders = self.shape.page_bytes, self._now_s(), True
         for slab, start, run in self._parts(first, count):
             part = None if pages is None else pages[(start - first) * size : (start - first + run) * size]
-            await self._write_part(slab, start, run, part)
+            at_lenders &= await self._write_part(slab, start, run, part)
         self._written_bytes += count * size
+        self.latencies.writes["lender" if at_lenders else "disk"].add(self._now_s() - began_s)
 
     async def _write_part(
         self, slab: SlabMemory, first: int, count: int, pages: memoryview | None, only: int | None = None
-    ) -> None:
+    ) -> bool:
         """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
-        it. `only`: nothing happens if the page has another version by now."""
+        it. `only`: nothing happens if the page has another version by now. Whether a lender has it."""
         await self.spill.room(count)
         if only is not None and self.spill.version(first) != only:
-            return
+            return False
         version = self._begin(slab, first, count, pages)
         number, link = self.spill.log.put, slab.link
         if link is not None and link.usable:
@@ -304,9 +285,10 @@ class Volume:
                 versions = array("Q", (version,)) * count
                 await link.write(first - slab.first, versions, pages)
                 self.lenders.acknowledged_run(slab, link, first, count, version)
-                return
+                return True
             self.buffers.spoil(pages)
         await self.spill.written(number)
+        return False
 
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
@@ -321,19 +303,27 @@ class Volume:
     async def read(self, first: int, into: memoryview) -> None:
         """Fill `into` with a run of pages. OSError when a page cannot be had from anywhere, or when a lender that may
         hold a newer one has not answered since this process began."""
-        size = self.shape.page_bytes
+        size, began_s = self.shape.page_bytes, self._now_s()
         count = len(into) // size
+        asked: list[Answerer] = []
         for slab, start, run in self._parts(first, count):
             slab.requests += run
             slab.touch()
             if slab.unsure and any(version < self._ours for version in self.spill.versions(start, run)):
                 await self.lenders.known(slab)
-            await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
+            await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size], asked)
         self._read_bytes += count * size
+        if asked:
+            self.latencies.reads["disk" if "disk" in asked else "lender"].add(self._now_s() - began_s)
+        else:
+            self._was_here(first, count, began_s)
 
-    async def _fetch(self, slab: SlabMemory, first: int, into: memoryview) -> Versions:
+    async def _fetch(
+        self, slab: SlabMemory, first: int, into: memoryview, asked: list[Answerer] | None = None
+    ) -> Versions:
         """Fill `into` from wherever the newest content is; the versions of what is in it. When a link ends on the way,
-        the rest comes from elsewhere."""
+        the rest comes from elsewhere. `asked` gets who had to be asked."""
+        asked = [] if asked is None else asked
         size = self.shape.page_bytes
         versions = array("Q")
         while len(versions) < len(into) // size:
@@ -344,6 +334,7 @@ class Volume:
                 self.spill.read_here(page, rest[:size])
                 continue
             holder, run = self._same_holder(slab, page, len(rest) // size)
+            asked.append("lender" if holder is not None else "disk")
             if holder is None:
                 versions.extend(await self.spill.read(page, rest[: run * size]))
                 self._disk_read_bytes += run * size
@@ -374,6 +365,21 @@ class Volume:
         """Was any of these pages, which lie in one slab? A lender that has not answered may know better."""
         slab = self.slabs[first // self.shape.slab_pages]
         return bool(slab.unsure) or self.spill.ever_written(first, count)
+
+    def are_zeros(self, first: int, count: int) -> bool:
+        """Is it known now, without a look at the disk, that all of these pages read as zeros?"""
+        if not self.spill.table.are_zeros(first, 1):
+            return False
+        slab = self._slab_of(first, count)
+        return slab is not None and not slab.unsure and self.spill.table.are_zeros(first, count)
+
+    def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
+        """Runs of these pages that follow one another, at most `most` of them: first page, pages, whether they are
+        known to read as zeros. What a lender may hold newer is not."""
+        size = self.shape.slab_pages
+        slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
+        unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.unsure]
+        return self.spill.table.zero_runs(first, count, most, unsure)
 
     def never_written(self, first: int, count: int) -> bool:
         """Is it known now, without a look at the disk, that none of these pages ever was?"""
@@ -425,6 +431,10 @@ class Volume:
         await self._restore()
         await self.lenders.close(self.slab(index), epoch)
 
+    async def give_up(self, index: int, epoch: int, why: str) -> None:
+        """The lender of this place has lost it. ValueError when there is no such slab."""
+        await self.lenders.give_up(self.slab(index), epoch, why)
+
     def slab(self, index: int) -> SlabMemory:
         """ValueError when there is none."""
         try:
@@ -457,6 +467,11 @@ class Volume:
             trouble=self.trouble[:400],
             life=self._life,
             upto=upto,
+            latencies=self.latencies.told(),
+            rdma_slabs=self._links.one_sided,
+            rdma_failed=self._links.verbs.failed,
+            rdma_why=self._links.verbs.why[:400],
+            pages_refused=self._links.refused,
         )
 
     @property

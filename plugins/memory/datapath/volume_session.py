@@ -10,7 +10,7 @@ from covey import headers, volumewire
 from covey.driven import Part, driven
 from covey.headers import Op, Reply, Request, Status, WireError
 from covey.ports import ByteStream, Env
-from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.mirror_volume import AnyVolume
 
 UNDER_WAY_MAX = 64
 """Requests of one connection; each is at most 256 pages."""
@@ -23,7 +23,7 @@ GATHERED_MAX = 1 << 20
 class VolumeSession:
     """`Driven`. `over` is set when it ends, with what the client did wrong, if anything."""
 
-    def __init__(self, env: Env, volume: Volume, stream: ByteStream) -> None:
+    def __init__(self, env: Env, volume: AnyVolume, stream: ByteStream) -> None:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._env, self._volume, self._stream = env, volume, driven(stream)
         self._header = memoryview(bytearray(headers.REQUEST_BYTES))

@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
+from plugins.memory.machine import members
 from plugins.memory.machine.borrower_events import (
     Actions,
     BorrowerAction,
@@ -36,11 +37,13 @@ from plugins.memory.machine.borrower_events import (
     VolumeDetached,
     VolumeFound,
 )
-from plugins.memory.machine.leaving import close, closed, leave_if_evicted, lost_note, reconcile
+from plugins.memory.machine.leaving import close, closed, give_back, leave_if_evicted, lost_note, reconcile
 from plugins.memory.machine.lender_search import Opening, Querying, Requesting, names, without
+from plugins.memory.machine.members import search_timer
 from plugins.memory.machine.place import Link, SlabPlace
-from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold, Migrating, counted
+from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold, Migrating, counted, rate_text
 from plugins.memory.messages import (
+    AboutSlab,
     Activity,
     CheckActivity,
     Done,
@@ -51,11 +54,9 @@ from plugins.memory.messages import (
     QueryMem,
     Renew,
     SlabActivity,
-    SlabMessage,
-    SlabRef,
     ToBorrower,
     ToLender,
-    in_parts,
+    Unrenewed,
 )
 from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeer
@@ -91,6 +92,7 @@ class Borrower:
         self.me, self.hot, self.lease_s = me, hot, lease_s
         self._cold_share, self._drawn, self._choices = cold_share, drawn, choices
         self.volumes: dict[str, BorrowedVolume] = {}
+        self.awaited: set[str] = set()  # volumes whose processes have not said yet which places they have
         self._rng = rng
         self._epoch = boot << 32
         self._peers: tuple[LenderPeer, ...] = ()
@@ -137,6 +139,7 @@ class Borrower:
         epochs: set[int] = set()
         for name, volume in self.volumes.items():
             assert len(volume.rates) == len(volume.slabs), f"{name} measures other slabs than it has"
+            assert not members.together(volume), members.together(volume)[0]
             for index, slab in enumerate(volume.slabs):
                 assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
                 for epoch in slab.epochs:
@@ -173,9 +176,13 @@ class Borrower:
         """Each second for each slab of the host: with thousands of slabs nothing costs more."""
         volume.rates = placement.activities(volume.rates, requests)
         actions: Actions = []
+        if volume.members > 1:
+            for slab in members.homeless(volume, now_s):
+                actions += self._seek(slab, "wanted", f"one of {volume.members} members has no place", now_s)
+            return actions
         for slab in [slab for slab in volume.slabs if isinstance(slab.phase, Cold)]:
             if now_s >= slab.retry_at_s and placement.is_hot(volume.rates[slab.index], volume.hot):
-                why = f"{_rate(volume.rates[slab.index])} page requests/s, hot above {_rate(volume.hot)}"
+                why = f"{rate_text(volume.rates[slab.index])} page requests/s, hot above {rate_text(volume.hot)}"
                 actions += self._seek(slab, "hot", why, now_s)
         return actions if volume.cold is None else actions + self._give_back_cold(volume)
 
@@ -184,7 +191,7 @@ class Borrower:
         for slab, rate in zip(volume.slabs, volume.rates, strict=True):
             if placement.is_cold(rate, volume.cold, volume.hot) and slab.state == "mapped":
                 assert slab.place is not None and volume.cold is not None
-                why = f"{_rate(rate)} page requests/s, cold below {_rate(volume.cold)}"
+                why = f"{rate_text(rate)} page requests/s, cold below {rate_text(volume.cold)}"
                 note = LogEvent(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back")
                 actions += [note, close(slab)]
         return actions
@@ -197,14 +204,7 @@ class Borrower:
         if now_s < self._renewed_s + self.lease_s / 3:
             return []
         self._renewed_s = now_s
-        by_lender: dict[HostId, list[SlabRef]] = {}
-        for slab in self._all():
-            for place in slab.places:
-                by_lender.setdefault(place.lender, []).append(slab.ref(place.epoch))
-            for epoch, lender in slab.left.items():
-                by_lender.setdefault(lender, []).append(slab.ref(epoch))
-        renewed = [(lender, part) for lender, slabs in sorted(by_lender.items()) for part in in_parts(slabs)]
-        return [Send(lender, Renew(part), self.lease_s / 3) for lender, part in renewed]
+        return [Send(lender, renew, self.lease_s / 3) for lender, renew in members.renewals(self.volumes.values())]
 
     # ---- finding a place ----
 
@@ -213,6 +213,7 @@ class Borrower:
         volume = self.volumes[slab.volume]
         away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
         free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
+        free = members.kept_apart(volume, slab, free, self._peers)
         if not free:
             return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
         holding = {host for other in volume.slabs for host in other.hosts()}
@@ -226,7 +227,7 @@ class Borrower:
         )
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
-        timer = _search_timer(slab, self._epoch, "answers", 1.5 * ANSWER_S)
+        timer = search_timer(slab, self._epoch, "answers", 1.5 * ANSWER_S)
         return [LogEvent(slab.subject, event, reason), *sends, timer]
 
     def _retry_later(self, slab: BorrowedSlab, event: str, reason: str, now_s: float) -> Actions:
@@ -234,7 +235,8 @@ class Borrower:
         slab.retries += 1
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s
-        actions: Actions = [LogEvent(slab.subject, event, f"{reason}; stays on disk, next try in {pause_s:g} s")]
+        why = f"{reason}; {members.without(slab)}, next try in {pause_s:g} s"
+        actions: Actions = [LogEvent(slab.subject, event, why)]
         return actions + leave_if_evicted(slab)
 
     def _offered(self, slab: BorrowedSlab, host: HostId, slabs: int, now_s: float) -> Actions:
@@ -255,11 +257,12 @@ class Borrower:
         if chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
         slab.search_on(search.requesting(chosen))
-        taken = Map(slab.volume, slab.index, search.epoch, volume.slab_bytes, volume.page_bytes)
+        sizes = volume.slab_bytes, volume.page_bytes
+        taken = Map(slab.volume, slab.index, search.epoch, *sizes, volume.members, volume.tenant)
         equal = sorted(search.offers.values())[-2:] == [search.offers[chosen]] * 2
         best = f"no less room, and {counted(ours[chosen])} of {slab.volume}" if equal else "the most room"
         note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")
-        return [note, Send(chosen, taken, ANSWER_S), _search_timer(slab, search.epoch, "map", 1.5 * ANSWER_S)]
+        return [note, Send(chosen, taken, ANSWER_S), search_timer(slab, search.epoch, "map", 1.5 * ANSWER_S)]
 
     def _next_best(self, slab: BorrowedSlab, search: Requesting | Opening, why: str, now_s: float) -> Actions:
         """The chosen host is out; take the other one, if it has room. What the volume's process was told to open is
@@ -277,7 +280,7 @@ class Borrower:
         opening = search.granted(info.address, info.secret)
         slab.search_on(opening)
         opens = OpenSlab(slab.volume, slab.index, opening.place)
-        return [opens, _search_timer(slab, search.epoch, "open", OPEN_S)]
+        return [opens, search_timer(slab, search.epoch, "open", OPEN_S)]
 
     def _search_over(self, slab: BorrowedSlab, event: SearchOver, now_s: float) -> Actions:
         search = slab.search
@@ -324,7 +327,7 @@ class Borrower:
             return [note, CloseSlab(slab.volume, slab.index, epoch), *leave_if_evicted(slab)]
         if slab.place is None or slab.place.epoch != epoch or slab.is_closing:
             return []
-        note = lost_note(slab, slab.place, why, "the disk serves it, until another place is found")
+        note = lost_note(slab, slab.place, why, f"{members.instead(slab)}, until another place is found")
         return [note, close(slab, lost=True)]
 
     def _host_lost(self, host: HostId) -> Actions:
@@ -360,7 +363,7 @@ class Borrower:
 
     def _moves(self, slab: BorrowedSlab) -> bool:
         """Is it worth looking for another place with its pages, rather than leaving them to the disk?"""
-        return placement.is_hot(self._requests_per_s(slab), self.volumes[slab.volume].hot)
+        return slab.members > 1 or placement.is_hot(self._requests_per_s(slab), self.volumes[slab.volume].hot)
 
     def _evict_other(self, slab: BorrowedSlab, sender: HostId, message: Evict, now_s: float) -> Actions:
         """Not the place in use: the one being opened or filled is given up; anything else is not ours any more."""
@@ -388,18 +391,19 @@ class Borrower:
         match message:
             case CheckActivity():
                 return [Send(sender, self._activity(message), ANSWER_S)]
-            case FreeMem() | MrInfo() | Evict():
+            case FreeMem() | MrInfo() | Evict() | Unrenewed():
                 return self._heard_about_slab(sender, message, now_s)
             case _:
                 assert_never(message)
 
-    def _heard_about_slab(self, sender: HostId, message: FreeMem | MrInfo | Evict, now_s: float) -> Actions:
+    def _heard_about_slab(self, sender: HostId, message: AboutSlab, now_s: float) -> Actions:
         slab = self._slab(message.volume, message.index)
         if slab is None:
-            stale = isinstance(message, Evict) or (isinstance(message, MrInfo) and not message.refused)
-            return [_give_back(sender, message)] if stale else []
+            return [] if message.volume in self.awaited else members.not_ours(sender, message)
         search = slab.search
         match message:
+            case Unrenewed():
+                return [members.still_used(slab, sender, message)]
             case Evict():
                 return self._evict(slab, sender, message, now_s)
             case FreeMem():
@@ -413,7 +417,7 @@ class Borrower:
         if search is None or search.epoch != message.epoch or search.chosen != sender:
             known = {place.epoch for place in slab.places}
             unused = not message.refused and message.epoch not in known
-            return [_give_back(sender, message)] if unused else []
+            return [give_back(sender, message)] if unused else []
         if not isinstance(search, Requesting):
             return []
         if message.refused:
@@ -452,12 +456,10 @@ class Borrower:
 
     def _volume_found(self, event: VolumeFound, now_s: float) -> Actions:
         """The places are those that the process has open; what it does not have is given back."""
+        self.awaited.discard(event.volume)
         known = self.volumes.get(event.volume)
         if known is None:
-            hot = placement.hot_for(event.slab_bytes) if self.hot is None else self.hot
-            slabs = [BorrowedSlab(event.volume, index) for index in range(event.slabs)]
-            known = BorrowedVolume(event.slab_bytes, event.page_bytes, slabs, hot, self._cold_share * hot or None)
-            self.volumes[event.volume] = known
+            known = self.volumes[event.volume] = members.new_volume(event, self.hot, self._cold_share)
         open_now: dict[int, list[SlabPlace]] = {}
         for index, place in event.places:
             open_now.setdefault(index, []).append(place)
@@ -468,6 +470,7 @@ class Borrower:
         return actions
 
     def _volume_detached(self, name: str) -> Actions:
+        self.awaited.discard(name)
         volume = self.volumes.pop(name, None)
         actions: Actions = []
         for slab in volume.slabs if volume else ():
@@ -486,15 +489,3 @@ class Borrower:
 
     def _all(self) -> list[BorrowedSlab]:
         return [slab for volume in self.volumes.values() for slab in volume.slabs]
-
-
-def _give_back(to: HostId, message: SlabMessage) -> Send:
-    return Send(to, Done(message.volume, message.index, message.epoch))
-
-
-def _search_timer(slab: BorrowedSlab, epoch: int, step: str, after_s: float) -> SetTimer[SearchOver | GraceOver]:
-    return SetTimer(after_s, SearchOver(slab.volume, slab.index, epoch, step))
-
-
-def _rate(requests_per_s: float) -> str:
-    return f"{requests_per_s:.0f}" if requests_per_s >= 10 else f"{requests_per_s:.3g}"

@@ -27,6 +27,10 @@ class VolumeFound(msgspec.Struct, frozen=True):
     slab_bytes: int
     page_bytes: int
     places: tuple[tuple[int, SlabPlace], ...]
+    members: int = 1
+    """Of each slab (`policy.mirroring`); places are by their number."""
+    tenant: str = ""
+    """Against whose budget it counts; empty: nobody's."""
 
 
 class VolumeDetached(msgspec.Struct, frozen=True):

@@ -4,12 +4,17 @@ Until it is closed its pages may be the only copy, should the process die: `Done
 reason for leaving. What the process does not have any more is given back at once.
 """
 
-from covey.core import LogEvent, Send
+from covey.core import HostId, LogEvent, Send
 from plugins.memory.machine.borrower_events import Actions, CloseSlab
 from plugins.memory.machine.lender_search import Opening
 from plugins.memory.machine.place import SlabPlace
 from plugins.memory.machine.slab import BorrowedSlab
-from plugins.memory.messages import Done
+from plugins.memory.messages import Done, SlabMessage
+
+
+def give_back(to: HostId, message: SlabMessage) -> Send:
+    """What this host does not use."""
+    return Send(to, Done(message.volume, message.index, message.epoch))
 
 
 def lost_note(slab: BorrowedSlab, place: SlabPlace, why: str, instead: str) -> LogEvent:
@@ -36,7 +41,7 @@ def closed(slab: BorrowedSlab, epoch: int) -> Actions:
         return []
     lender = slab.place.lender
     serving = slab.closed()
-    where = "the disk" if serving is None else serving.lender
+    where = ("the disk" if slab.members == 1 else "its other member") if serving is None else serving.lender
     return [LogEvent(slab.subject, "done", f"{lender} may free it, {where} holds it now"), Send(lender, done)]
 
 

@@ -9,7 +9,8 @@ A host is short of memory when less than its headroom is free, or when its tasks
 measured each second. Then E slabs must go, of whatever sizes. Only their borrowers know which of them are idle, so the
 borrowers of E + E' slabs are asked and the E least active go (Infiniswap §2.5.2). A slab is freed after its borrower's
 `Done`; without one, when both the grace and the lease have passed, since the borrower may be dead. That is safe at any
-time: a borrower never has the only copy of a page here.
+time: a borrower never has the only copy of a page here. Of one without a disk the other copy may be on its way to a new
+place; so an orphan of those is kept for longer, and what must go is asked for as always.
 
 While tasks wait for memory the kernel says so at once (PSI). What headroom lacks then goes without a question and
 without grace, before jobs are killed for it.
@@ -59,9 +60,11 @@ from plugins.memory.messages import (
     SlabsAreHeld,
     ToBorrower,
     ToLender,
+    Unrenewed,
     in_parts,
 )
-from plugins.memory.policy import eviction, headroom, lending
+from plugins.memory.policy import eviction, headroom, lending, mirroring
+from plugins.memory.policy.budgets import over_budget
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 
@@ -89,6 +92,7 @@ class Lender:
         lend_bytes: int,
         grace_s: float,
         lease_s: float,
+        budget_of: Callable[[str], int | None] = lambda tenant: None,
     ) -> None:
         self.lent: dict[Key, Lent] = {}
         self.address = ""
@@ -98,6 +102,8 @@ class Lender:
         """Slabs taken back, by reason."""
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
+        self._budget_of = budget_of
+        """Most that is lent to a tenant, bytes; None: not limited."""
         self._used_bytes: float | None = None
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
@@ -213,8 +219,13 @@ class Lender:
             if now_s < lent.expires_s:
                 continue
             if lent.state == "lent":
-                self.evictions["orphan"] += 1
-                actions += self._free(lent, "orphan", f"{lent.borrower} has not renewed it for {self._lease_s:g} s")
+                kept_s = mirroring.orphan_after_s(self._lease_s, lent.members)
+                if now_s >= lent.expires_s - self._lease_s + kept_s:
+                    self.evictions["orphan"] += 1
+                    actions += self._free(lent, "orphan", f"{lent.borrower} has not renewed it for {kept_s:g} s")
+                elif now_s >= lent.asked_s + self._lease_s / 3:
+                    lent.asked_s, ref = now_s, lent.slab
+                    actions.append(Send(lent.borrower, Unrenewed(ref.volume, ref.index, ref.epoch), ANSWER_S))
             elif lent.state == "evicting" and now_s >= lent.deadline_s:
                 self.evictions["forced"] += 1
                 why = f"{lent.borrower} did not let go in time; grace and lease are over"
@@ -337,10 +348,12 @@ class Lender:
     def _map_new(self, sender: HostId, message: Map, now_s: float) -> Actions:
         why = self._why_not(message)
         if why:
-            note = LogEvent(f"slab/{message.volume}/{message.index}", "not lent", f"to {sender}: {why}")
+            slab = mirroring.slab_of(message.index, message.members)
+            note = LogEvent(f"slab/{message.volume}/{slab}", "not lent", f"to {sender}: {why}")
             return [note, self._refuse(sender, message.ref, why)]
         secret = self._entropy(SECRET_BYTES)
-        lent = Lent(sender, message.ref, message.slab_bytes, secret, now_s + self._lease_s)
+        lent = Lent(sender, message.ref, message.slab_bytes, secret, now_s + self._lease_s, members=message.members)
+        lent.tenant = message.tenant
         self.lent[sender, message.volume, message.index] = lent
         return [RegisterSlab(sender, message.ref, message.slab_bytes, message.page_bytes, secret)]
 
@@ -352,7 +365,9 @@ class Lender:
         spare = self.spare_bytes()
         if message.slab_bytes > spare:
             return f"only {format_size(spare)} to spare now, a slab is {format_size(message.slab_bytes)}"
-        return ""
+        tenant = message.tenant
+        has = (lent.size_bytes for lent in self.lent.values() if lent.tenant == tenant)
+        return over_budget(tenant, has, message.slab_bytes, self._budget_of(tenant))
 
     def _refuse(self, to: HostId, slab: SlabRef, why: str) -> Send:
         return Send(to, MrInfo(slab.volume, slab.index, slab.epoch, refused=why[:300]), ANSWER_S)
@@ -385,7 +400,8 @@ class Lender:
         for ref in message.slabs:
             lent = self._find(sender, ref)
             if lent is not None and lent.state in ("registering", "lent"):
-                lent.expires_s = now_s + self._lease_s
+                lent.expires_s, lent.members = now_s + self._lease_s, message.members
+                lent.tenant = message.tenant or lent.tenant
         return []
 
     # ---- taking back ----
@@ -412,7 +428,7 @@ class Lender:
         match message:
             case CheckActivity():
                 return self._activity(to, Activity(message.round, ()), now_s)
-            case FreeMem() | MrInfo() | Evict():
+            case FreeMem() | MrInfo() | Evict() | Unrenewed():
                 return []
             case _:
                 assert_never(message)

@@ -8,6 +8,7 @@ import msgspec
 
 from covey.core import HostId
 from plugins.memory.messages import SlabRef
+from plugins.memory.policy import mirroring
 
 Key = tuple[HostId, str, int]
 """Borrower, volume, index."""
@@ -35,10 +36,16 @@ class Lent:
     state: Literal["registering", "lent", "evicting", "freeing"] = "registering"
     deadline_s: float = 0.0
     """When `evicting`: the end of the grace."""
+    members: int = 1
+    """Of the slab: with several its borrower has no disk, and this is one of them."""
+    tenant: str = ""
+    """Whose volume it is; empty: nobody's, or not known yet since this host began anew."""
+    asked_s: float = float("-inf")
+    """When its borrower was asked whether it still uses it, since nobody renewed it."""
 
     @property
     def subject(self) -> str:
-        return f"slab/{self.slab.volume}/{self.slab.index}"
+        return f"slab/{self.slab.volume}/{mirroring.slab_of(self.slab.index, self.members)}"
 
 
 @dataclass

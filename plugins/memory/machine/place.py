@@ -5,8 +5,9 @@ from typing import Literal
 
 from covey.core import HostId
 
-Link = Literal["", "open", "reopening", "recovering", "leaving"]
-"""What the volume's process says of the link to a place; empty while it does not answer."""
+Link = Literal["", "open", "filling", "reopening", "recovering", "leaving"]
+"""What the volume's process says of the link to a place; empty while it does not answer. `filling`: it has a working
+one, and does not hold everything yet that a member of a mirrored slab must."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from plugins.memory.machine import lender_search
 from plugins.memory.machine.lender_search import LenderSearch, Opening
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.messages import SlabRef
+from plugins.memory.policy import mirroring
 
 Onward = LenderSearch | SlabPlace | None
 """Beside a place that a slab leaves: a search for the next one, the next one while it is filled, or nothing."""
@@ -128,12 +129,13 @@ def goes_on(phase: Phase, onward: Onward) -> Phase:
 
 class BorrowedSlab:
     """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
-    process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before."""
+    process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before.
+    `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`)."""
 
-    __slots__ = ("_phase", "doubted", "index", "left", "retries", "retry_at_s", "volume")
+    __slots__ = ("_phase", "doubted", "index", "left", "members", "retries", "retry_at_s", "volume")
 
-    def __init__(self, volume: str, index: int) -> None:
-        self.volume, self.index = volume, index
+    def __init__(self, volume: str, index: int, members: int = 1) -> None:
+        self.volume, self.index, self.members = volume, index, members
         self._phase: Phase = TRANSITIONS.first(COLD)
         self.left: dict[int, HostId] = {}
         self.doubted = self.retries = 0
@@ -147,7 +149,7 @@ class BorrowedSlab:
 
     @property
     def subject(self) -> str:
-        return f"slab/{self.volume}/{self.index}"
+        return f"slab/{self.volume}/{mirroring.slab_of(self.index, self.members)}"
 
     @property
     def place(self) -> SlabPlace | None:
@@ -182,11 +184,11 @@ class BorrowedSlab:
 
     @property
     def state(self) -> str:
-        """`cold`, `asking`, `mapped`, `reopening`, `recovering`, `lost` or `moving`."""
+        """`cold`, `asking`, `mapped`, `filling`, `reopening`, `recovering`, `lost` or `moving`."""
         phase = self._phase
         if not isinstance(phase, AtLender):
             return "asking" if isinstance(phase, Seeking) else "cold"
-        if phase.link == "recovering":
+        if phase.link in ("recovering", "filling"):
             return phase.link
         if isinstance(phase, Closing):
             return "lost" if phase.lost else "moving"
@@ -322,6 +324,9 @@ class BorrowedVolume(msgspec.Struct):
     """Page requests per second below which a placed slab is given back unasked (§2.4.1, ColdSlab); None: never."""
     rates: list[float] = []
     """Page requests per second of each of them, smoothed."""
+    members: int = 1
+    """Of each slab; with several there is no disk, and `slabs` are the members."""
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         self.rates = self.rates or [0.0] * len(self.slabs)
@@ -340,3 +345,8 @@ class BorrowedVolume(msgspec.Struct):
 
 def counted(slabs: int) -> str:
     return "1 slab" if slabs == 1 else f"{slabs} slabs"
+
+
+def rate_text(requests_per_s: float) -> str:
+    """For people."""
+    return f"{requests_per_s:.0f}" if requests_per_s >= 10 else f"{requests_per_s:.3g}"

@@ -34,6 +34,8 @@ class LenderPeer(msgspec.Struct, frozen=True):
     """What it says it could lend; None when it lends nothing or has not said so yet."""
     slab_bytes: int = 0
     """Size of the slabs it counts in; 0: of the one who asks."""
+    rack: str = ""
+    """What it says it stands in; empty: it has no label."""
 
 
 def activity(old: float, measured: float, alpha: float = ALPHA) -> float:
@@ -94,7 +96,7 @@ def in_slabs_of(peers: Sequence[LenderPeer], slab_bytes: int) -> list[LenderPeer
     return [
         peer
         if peer.slabs_free is None or peer.slab_bytes in (0, slab_bytes)
-        else LenderPeer(peer.host, peer.state, peer.slabs_free * peer.slab_bytes // slab_bytes)
+        else LenderPeer(peer.host, peer.state, peer.slabs_free * peer.slab_bytes // slab_bytes, rack=peer.rack)
         for peer in peers
     ]
 

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from covey.units import GIB, format_size, parse_seconds, parse_size
+from plugins.memory.policy.budgets import budget_of
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
 from plugins.memory.policy.spilling import volume_bytes_most
@@ -16,11 +17,14 @@ SLABS_MAX = 1 << 14
 slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
-PAGE_BYTES_MAX = 1 << 16
-"""Bytes of the largest page."""
+SEAL_BYTES = 32
+"""What sealing adds to a page at its lender (`datapath.sealing`)."""
+PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
+"""Bytes of the largest page at a lender."""
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")
+_LABEL = re.compile(r"[A-Za-z0-9._-]{1,63}")
 _PERCENT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 
 
@@ -48,18 +52,37 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drawn: int = DRAWN
     """Hosts drawn at random for a slab that needs a place; the two that are freest by gossip are asked (measured by
     `covey-sim memory`). 2: no look at gossip, as in the paper (Infiniswap §2.4.2)."""
+    seal: bool = True
+    """Pages of new volumes are encrypted and authenticated before they leave their host. `false`: a lender, and whoever
+    listens on the way, can read them, and a lender can change them."""
     spill_queue: str = "16 MiB"
     """Pages acknowledged by a lender that may wait for the disk, per volume; when full, writers wait."""
     remote_deadline: str = "2 s"
     """A lender that does not answer a page request for so long is given up; the disk answers."""
+    rdma: Literal["auto", "off"] = "auto"
+    """`auto`: pages are read and written one-sided over RDMA where both hosts have a device and pyverbs
+    (`apt install python3-pyverbs`), over TCP elsewhere. A slab that is lent this way takes RAM as a whole."""
     grace: str = "10 s"
     """How long a borrower may take to move a slab that its lender wants back."""
     lease: str = "60 s"
     """A slab that its borrower has not renewed for so long is an orphan and freed."""
+    rack: str = ""
+    """What this host stands in and may fail with: a label, alike on the hosts of one rack. The members of a slab that
+    has no disk lie in different ones where there is room. Empty: nobody knows, the host is one of its own."""
     volume_max: str = "1 TiB"
     """Largest volume; with pages of 1 KiB or less 683 GiB or less, which is what its log can tell apart."""
 
+    budgets: dict[str, str] = {}
+    """Remote memory per tenant: the most that its volumes on this host have, and the most of this host's memory that is
+    lent to it."""
+    default_budget: str = ""
+    """That of a tenant without a budget of its own; empty: not limited."""
+
     def __post_init__(self) -> None:
+        for tenant, budget in self.budgets.items():
+            _checked(f"budgets.{tenant}", budget, parse_size)
+        if self.default_budget:
+            _checked("default_budget", self.default_budget, parse_size)
         for key in ("slab", "page", "spill_queue", "volume_max"):
             _checked(key, getattr(self, key), parse_size)
         for key in ("remote_deadline", "grace", "lease"):
@@ -75,6 +98,8 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"cold_share = {self.cold_share}: expected 0 (never) to less than 1")
         if not CHOICES <= self.drawn <= DRAWN_MAX:
             raise ValueError(f"drawn = {self.drawn}: expected {CHOICES} to {DRAWN_MAX}")
+        if self.rack and not _LABEL.fullmatch(self.rack):
+            raise ValueError(f"rack = {self.rack!r}: expected at most 63 of a-z, A-Z, 0-9, '-', '_' and '.'")
         self._check_sizes()
 
     def _check_sizes(self) -> None:
@@ -114,6 +139,11 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def hot(self) -> float | None:
         """None for `auto`."""
         return None if self.hot_requests_per_s == "auto" else self.hot_requests_per_s
+
+    def budget_bytes(self, tenant: str) -> int | None:
+        """None: not limited."""
+        most = parse_size(self.default_budget) if self.default_budget else None
+        return budget_of(tenant, {each: parse_size(size) for each, size in self.budgets.items()}, most)
 
     @property
     def lend_max_bytes(self) -> int | None:

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import ID_PATTERN, Fact, Heard, HostId
+from covey.core import ID_PATTERN, Fact, Heard, HostId, JobId
 from covey.errors import Refused
 from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import HostAway, HostGone, SecondPassed
+from plugins.facts import HostAway, HostGone, JobPlaced, JobUnplaced, SecondPassed
+from plugins.memory.datapath.control import PageCounts
 from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender_events import BorrowerAway
 from plugins.memory.messages import (
@@ -25,10 +26,13 @@ from plugins.memory.messages import (
     ToBorrower,
     ToLender,
 )
+from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
+from plugins.memory.service.forming import NOBODY, Account
 from plugins.memory.service.lending import Lending
-from plugins.memory.service.open_volume import lacking
+from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
 from plugins.views import SlabView, VolumeView
 
@@ -44,7 +48,9 @@ class MemoryService(PluginService):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        settings = host.settings(MemorySettings)
+        settings = self._settings = host.settings(MemorySettings)
+        self._tenants: dict[JobId, str] = {}
+        """Of jobs that run."""
         self._record = SlabRecord(self.env.disk)
         self.borrowing = Borrowing(host, settings, self._record, self.perform)
         self.lending = Lending(host, settings, self._record, self.perform)
@@ -63,6 +69,10 @@ class MemoryService(PluginService):
                 if not self._second_passes:
                     self._second_passes = True
                     self.env.spawn("memory second", self._second())
+            case JobPlaced():
+                self._tenants[fact.job] = fact.tenant
+            case JobUnplaced():
+                self._tenants.pop(fact.job, None)
             case HostAway():
                 self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
             case HostGone():
@@ -99,7 +109,7 @@ class MemoryService(PluginService):
         try:
             match frame:
                 case Attach():
-                    peer.send(await self._attach_for(peer.uid, frame))
+                    peer.send(await self._attach_for(peer, frame))
                 case Detach():
                     await self.borrowing.detach(_volume_name(frame.volume), peer.uid)
                     peer.send(Detached(frame.volume))
@@ -108,8 +118,11 @@ class MemoryService(PluginService):
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))
 
-    async def _attach_for(self, uid: int, frame: Attach) -> VolumeAt:
-        volume = await self.borrowing.attach(_volume_name(frame.volume), frame.size_bytes, uid)
+    async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
+        """It counts against the budget of the job's tenant."""
+        account = NOBODY if peer.job is None else Account(self._tenants.get(peer.job, ""), peer.job)
+        name = _volume_name(frame.volume)
+        volume = await self.borrowing.attach(name, frame.size_bytes, peer.uid, members=frame.mirror, by=account)
         known = volume.known
         path = self.borrowing.path(known.volume)
         return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
@@ -127,13 +140,16 @@ class MemoryService(PluginService):
         }
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
-        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new."""
+        """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
+        `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
             raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
-        return self.borrowing.volume_view(await self.borrowing.attach(name, size, -1, owner))
+        account = Account(_tenant(arguments.get("tenant", "")))
+        volume = await self.borrowing.attach(name, size, -1, owner, arguments.get("mirror", 0), account)
+        return self.borrowing.volume_view(volume)
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""
@@ -151,11 +167,14 @@ class MemoryService(PluginService):
         """`volume`."""
         name = _volume_name(arguments.get("volume"))
         given_up = await self.borrowing.give_up(name)
-        return {"volume": name, "slabs": [place.index for place in given_up],
-                "lenders": sorted({place.lender for place in given_up})}  # fmt: skip
+        members = self.borrowing.volumes[name].known.members
+        return {"volume": name, "slabs": sorted({mirroring.slab_of(place.index, members) for place in given_up}),
+                "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
-        return self.borrowing.volume_views()
+        views = self.borrowing.volume_views()
+        budget = self._settings.budget_bytes
+        return [measured.completed(view, self.borrowing.volumes[view.volume], budget(view.tenant)) for view in views]
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
         """This host's; with `all` those of every host that answers."""
@@ -177,8 +196,22 @@ class MemoryService(PluginService):
     def notes(self) -> Sequence[str]:
         return [*self.lending.notes(), *lacking(self.borrowing.volumes.values())]
 
+    def status(self) -> Mapping[str, str]:
+        settings = self.host.settings(MemorySettings)
+        if settings.rdma == "off":
+            return {"pages": "over TCP; RDMA is switched off ([memory] rdma)"}
+        found = self.env.verbs.look(settings.slab_bytes)
+        return {"pages": one_sided.told(found, self._counts(), self.lending.rdma)}
+
+    def _counts(self) -> list[PageCounts]:
+        return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]
+
     def metrics(self) -> Mapping[str, float]:
-        return {**self.lending.metrics(), **self.borrowing.metrics()}
+        volumes = self.borrowing.volumes.values()
+        counted = one_sided.metrics(self._counts())
+        accounts = measured.accounts(volumes, self.lending.machine.lent.values())
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
+        return {**found, **counted, **accounts, **stalls(self._counts())}
 
 
 def _volume_name(name: object) -> str:
@@ -186,6 +219,12 @@ def _volume_name(name: object) -> str:
         why = "use a-z, 0-9, '-' and '.', starting with a letter or digit, at most 63 characters"
         raise Refused(2, f"{name!r} is no name for a volume", why, "choose such a name")
     return name
+
+
+def _tenant(name: object) -> str:
+    if name == "" or (isinstance(name, str) and _NAME.fullmatch(name)):
+        return name
+    raise Refused(2, f"{name!r} is no tenant", "it is a name as jobs are submitted with", "give --tenant NAME")
 
 
 def _size(size: object) -> int:

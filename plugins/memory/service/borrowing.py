@@ -20,7 +20,6 @@ from plugins.memory.datapath.control import (
     PageCounts,
     PlaceList,
     SlabCopiedFrame,
-    SlabCounts,
     SlabLost,
     Told,
     Yes,
@@ -34,9 +33,20 @@ from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service.open_volume import OpenVolume, stalls
+from plugins.memory.service import views
+from plugins.memory.service.forming import (
+    NOBODY,
+    Account,
+    check_owner,
+    checked_members,
+    no_room,
+    refuse_over_budget,
+    until_formed,
+)
+from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
+from plugins.memory.service.views import trouble_told
 from plugins.views import SlabView, VolumeView, WaitView
 
 ASK_S = 5.0
@@ -78,22 +88,27 @@ class Borrowing:
 
     async def start(self) -> None:
         """Every volume's process is found again, or started again."""
+        self.machine.awaited.update(known.volume for known in self._record.now.volumes)
         for known in self._record.now.volumes:
             self._keep(known)
 
     # ---- volumes ----
 
-    async def attach(self, name: str, size_bytes: int, uid: int, owner: int | None = None) -> OpenVolume:
+    async def attach(
+        self, name: str, size_bytes: int, uid: int, owner: int | None = None, members: object = 0, by: Account = NOBODY
+    ) -> OpenVolume:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
-        `uid` -1: asked by agentctl."""
+        `uid` -1: asked by agentctl. `members` of each slab, several: without a disk; 0: as it is."""
         async with self._changing:
-            known = self._volume_like(name, size_bytes, uid, uid if owner is None else owner)
+            known = self._volume_like(name, size_bytes, uid if owner is None else owner, members, by)
             found = self.volumes.get(name)
             if found is None:
                 await self._record.set_volume(known)
                 found = self._keep(known)
                 size = format_size(known.size_bytes)
-                self._host.note(f"volume/{name}", "attached", f"{size} in slabs of {format_size(known.slab_bytes)}")
+                slabs = f"slabs of {format_size(known.slab_bytes)}"
+                twice = "" if known.members == 1 else f", {known.members} members each and no disk"
+                self._host.note(f"volume/{name}", "attached", f"{size} in {slabs}{twice}")
         try:
             async with asyncio.timeout(READY_S):
                 await found.process.ready.wait()
@@ -101,11 +116,23 @@ class Borrowing:
             what = f"volume {name} is not ready"
             why = found.trouble or f"its process is still starting after {READY_S:g} s"
             raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
+        if found.known.members > 1 and not found.known.formed:
+            await self._form(found)
         return found
 
-    def _volume_like(self, name: str, size_bytes: int, uid: int, owner: int) -> KnownVolume:
+    async def _form(self, found: OpenVolume) -> None:
+        """Wait until it has a place for everything. Refused, and detached, when there is no room."""
+        if not await until_formed(found, self._env.clock):
+            refused = no_room(found)
+            await self.detach(found.known.volume, -1)
+            raise refused
+        found.known = msgspec.structs.replace(found.known, formed=True)
+        await self._record.set_volume(found.known)
+
+    def _volume_like(self, name: str, size_bytes: int, owner: int, members: object, account: Account) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
         settings, what = self._settings, f"cannot attach volume {name}"
+        count = checked_members(members, what)
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
         if not 1 <= size_bytes <= most:
             why = f"{size_bytes} bytes; a volume here has 1 B to {format_size(most)}"
@@ -113,6 +140,8 @@ class Borrowing:
         found = self.volumes.get(name)
         if found is None:
             pages = -(-size_bytes // settings.page_bytes)
+            taken = pages * settings.page_bytes * count
+            refuse_over_budget(settings, self.volumes.values(), account.tenant, taken, what)
             return KnownVolume(
                 volume=name,
                 size_bytes=pages * settings.page_bytes,
@@ -121,17 +150,20 @@ class Borrowing:
                 token=self._env.entropy(TOKEN_BYTES),
                 uid=owner,
                 process=KnownProcess(self._env.entropy(TOKEN_BYTES)),
+                sealed=settings.seal,
+                tenant=account.tenant,
+                job=account.job,
+                members=count,
             )
         known = found.known
-        self._check_owner(known, owner, what)
+        check_owner(known, owner, what)
         if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
             why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
             raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
+        if members and count != known.members:
+            why = f"it exists with {known.members} places for each slab, not {count}"
+            raise Refused(4, what, why, "ask for it as it is, or detach it first")
         return known
-
-    def _check_owner(self, known: KnownVolume, uid: int, what: str) -> None:
-        if uid not in (known.uid, -1, 0) and known.uid != -1:
-            raise Refused(4, what, f"it belongs to another user (uid {known.uid})", "choose another name")
 
     async def detach(self, name: str, uid: int) -> None:
         """Forget it, on this host and at its lenders. Refused when there is none."""
@@ -139,7 +171,7 @@ class Borrowing:
             found = self.volumes.get(name)
             if found is None:
                 raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-            self._check_owner(found.known, uid, f"cannot detach volume {name}")
+            check_owner(found.known, uid, f"cannot detach volume {name}")
             del self.volumes[name]
             await found.process.stop(forget=True)
             self.dispatch(events.VolumeDetached(name))
@@ -160,6 +192,9 @@ class Borrowing:
             queue_pages=settings.spill_queue_pages,
             deadline_s=settings.remote_deadline_s,
             uid=known.uid,
+            sealed=known.sealed,
+            members=known.members,
+            rdma=settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:
@@ -200,13 +235,14 @@ class Borrowing:
             more = answer.more
             for place in answer.places:
                 after = (place.index, place.epoch)
-                if place.index < slabs:
-                    places.append((place.index, _place(place)))
+                if place.index < slabs * known.members:
+                    places.append((place.index, slab_place(place)))
         self._opens(known.volume, "")
         await self._export_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
-        self.dispatch(events.VolumeFound(known.volume, slabs, known.slab_bytes, known.page_bytes, tuple(places)))
+        sizes = (slabs, known.lent_slab_bytes, known.lent_page_bytes)
+        self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members, known.tenant))
 
     async def _export_again(self, name: str, process: ByteProcess) -> None:
         volume = self.volumes.get(name)
@@ -271,7 +307,7 @@ class Borrowing:
     def _tell_trouble(self, volume: OpenVolume, counts: PageCounts) -> None:
         """In its event log, when it begins, changes and ends."""
         if counts.trouble != volume.trouble:
-            what = ("disk refuses", counts.trouble) if counts.trouble else ("disk well again", "it takes pages")
+            what = trouble_told(counts.trouble, volume.known.members)
             volume.trouble = counts.trouble
             self._host.note(f"volume/{volume.known.volume}", *what)
 
@@ -332,8 +368,7 @@ class Borrowing:
             given_up += answer.places if isinstance(answer, PlaceList) else ()
             more = isinstance(answer, PlaceList) and answer.more
         for place in given_up:
-            why = f"slab {place.index} waits no longer for {place.lender}; pages written there last may read older"
-            self._host.note(f"volume/{name}", "given up", why)
+            self._host.note(f"volume/{name}", "given up", views.given_up_told(place, volume.known.members))
         return given_up
 
     async def export(self, name: str, path: str, end: bool) -> None:
@@ -363,7 +398,7 @@ class Borrowing:
         for view in self._host.hosts():
             if view.host != self._host.id:
                 spare = view.value("spare", Spare)
-                known = (spare.slabs_free, spare.slab_bytes) if isinstance(spare, Spare) else (None, 0)
+                known = (spare.slabs_free, spare.slab_bytes, spare.rack) if isinstance(spare, Spare) else (None, 0, "")
                 peers.append(LenderPeer(view.host, view.state, *known))
         return tuple(peers)
 
@@ -415,25 +450,8 @@ class Borrowing:
         return [self.volume_view(volume) for _, volume in sorted(self.volumes.items())]
 
     def volume_view(self, volume: OpenVolume) -> VolumeView:
-        known, counts = volume.known, volume.counts
-        slabs = self._slabs(known.volume)
-        return VolumeView(
-            volume=known.volume,
-            host=self._host.id,
-            size_bytes=known.size_bytes,
-            page_bytes=known.page_bytes,
-            slab_bytes=known.slab_bytes,
-            slabs_mapped=sum(slab.is_served for slab in slabs),
-            slabs=volume.slabs,
-            read_bytes=counts.read_bytes if counts else 0,
-            written_bytes=counts.written_bytes if counts else 0,
-            remote_read_bytes=counts.remote_read_bytes if counts else 0,
-            disk_read_bytes=counts.disk_read_bytes if counts else 0,
-            process_alive=volume.process.ready.is_set(),
-            path=self.path(known.volume),
-            waits_for=self._waits_for(volume),
-            trouble=volume.trouble,
-        )
+        name = volume.known.volume
+        return views.volume_view(volume, self._host.id, self._slabs(name), self.path(name), self._waits_for(volume))
 
     def _waits_for(self, volume: OpenVolume) -> tuple[WaitView, ...]:
         why = {place.epoch: place.why for place in volume.recovering()}
@@ -453,23 +471,10 @@ class Borrowing:
 
     def slab_views(self) -> list[SlabView]:
         return [
-            self._slab_view(slab, volume) for name, volume in sorted(self.volumes.items()) for slab in self._slabs(name)
+            views.slab_view(slab, volume, self._host.id, self.machine.volumes[name].rates[slab.index])
+            for name, volume in sorted(self.volumes.items())
+            for slab in self._slabs(name)
         ]
-
-    def _slab_view(self, slab: BorrowedSlab, volume: OpenVolume) -> SlabView:
-        counts = volume.counted.get(slab.index) or SlabCounts(slab.index, 0, 0, 0)
-        return SlabView(
-            volume=slab.volume,
-            index=slab.index,
-            borrower=self._host.id,
-            state=slab.state,
-            lender=HostId(slab.place.lender) if slab.place else None,
-            size_bytes=min(volume.known.slab_bytes, volume.known.size_bytes - slab.index * volume.known.slab_bytes),
-            pages_written=counts.written,
-            pages_remote=counts.remote,
-            requests_per_s=round(self.machine.volumes[slab.volume].rates[slab.index], 3),
-            epoch=slab.place.epoch if slab.place else 0,
-        )
 
     def _slabs(self, name: str) -> list[BorrowedSlab]:
         volume = self.machine.volumes.get(name)
@@ -492,9 +497,4 @@ class Borrowing:
             "covey_slab_links_reopened_total": sum(counts.links_reopened for counts in counted),
             "covey_slabs_unrecovered_total": sum(counts.unrecovered for counts in counted),
             "covey_volumes_in_trouble": sum(bool(counts.trouble) for counts in counted),
-            **stalls(counted),
         }
-
-
-def _place(place: OpenPlace) -> SlabPlace:
-    return SlabPlace(place.epoch, HostId(place.lender), place.address, place.secret)

@@ -12,7 +12,7 @@ from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
 from plugins.facts import Spare, SpareChanged, is_drained
 from plugins.memory.datapath import control, slab_keeper
-from plugins.memory.datapath.control import SLABS_TOLD, SlabList, Yes
+from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender_events as machine
 from plugins.memory.machine.lender import Lender, react_s
@@ -43,12 +43,19 @@ class Lending:
         self._perform_shared = perform
         self.lend_bytes = _lend_bytes(host.env.probes.memory(), settings)
         self.machine = Lender(
-            host.env.rng, host.env.entropy, settings.headroom_kept, self.lend_bytes, settings.grace_s, settings.lease_s
+            host.env.rng,
+            host.env.entropy,
+            settings.headroom_kept,
+            self.lend_bytes,
+            settings.grace_s,
+            settings.lease_s,
+            settings.budget_bytes,
         )
         self.process: ByteProcess | None = None
         self._published: Spare | None = None
         self._touched_bytes = 0
         self._told: SlabList | None = None
+        self.rdma = RdmaLent()
         self._awake = False
 
     async def start(self) -> None:
@@ -92,6 +99,7 @@ class Lending:
             secret=known.secret,
             lend_bytes=self.lend_bytes,
             control=CONTROL,
+            rdma=self._settings.rdma == "auto",
         )
 
         async def remember(process: ProcessId) -> None:
@@ -115,7 +123,7 @@ class Lending:
         self.dispatch(machine.StoreFound(self._reached_at(listed.address), tuple(slabs)))
 
     def _down(self, why: str) -> None:
-        self._touched_bytes, self._told = 0, None
+        self._touched_bytes, self._told, self.rdma = 0, None, RdmaLent()
         self._env.log.warning("the slab process is gone", why=why)
         self.dispatch(machine.StoreLost(why))
 
@@ -127,7 +135,7 @@ class Lending:
         if not isinstance(answer, SlabList):
             raise ConnectionResetError(f"the slab process answered {answer}")
         self._touched_bytes = answer.touched_bytes
-        self._told = answer
+        self._told, self.rdma = answer, answer.rdma
         return answer
 
     def _reached_at(self, address: str) -> str:
@@ -212,7 +220,7 @@ class Lending:
     def _publish(self) -> None:
         slab_bytes = self._settings.slab_bytes
         spare_bytes = self.machine.spare_bytes()
-        spare = Spare(slab_bytes, spare_bytes // slab_bytes, len(self.machine.lent))
+        spare = Spare(slab_bytes, spare_bytes // slab_bytes, len(self.machine.lent), self._settings.rack)
         if self._published is None or _worth_telling(self._published, spare):
             self._published = spare
             self._host.spread("spare", spare)
@@ -230,11 +238,10 @@ class Lending:
             "covey_slab_lent_bytes": sum(slab.size_bytes for slab in lent),
             "covey_slab_touched_bytes": self._touched_bytes,
             "covey_slab_connections_refused_total": said.refused,
+            "covey_slab_queue_pairs": self.rdma.pairs,
             "covey_slab_unlocked_bytes": said.unlocked_bytes,
             'covey_memory_stalls_total{process="slabd"}': said.stalls,
-            'covey_memory_stall_longest_seconds{process="slabd"}': 0.0
-            if self._told is None
-            else self._told.stall_s_longest,
+            'covey_memory_stall_longest_seconds{process="slabd"}': said.stall_s_longest,
             "covey_spare_bytes": self.machine.spare_bytes(),
             "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
             **{

@@ -1,12 +1,22 @@
 """A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
 
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from plugins.memory.datapath.control import PageCounts, PlaceNow, SlabCounts
-from plugins.memory.machine.place import Link
+from covey.core import HostId
+from plugins.memory.datapath.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
+from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.policy import mirroring
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
+
+LATENCIES_EVERY, LATENCIES_KEPT = 10, 6
+"""How long requests took is told of the last minute: every tenth answer of so many is kept."""
+
+
+def slab_place(place: OpenPlace) -> SlabPlace:
+    return SlabPlace(place.epoch, HostId(place.lender), place.address, place.secret)
 
 
 @dataclass
@@ -23,6 +33,9 @@ class OpenVolume:
     """Slab -> its places, as its process said last."""
     links: dict[int, Link] = field(default_factory=dict)
     """Epoch -> how the link to that place is."""
+    older: deque[tuple[LatencyCounts, ...]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
+    """How long requests took, as its process said up to a minute ago, the oldest first."""
+    _answers: int = 0
     _opening: bool = False
     trouble: str = ""
     """What its event log says now about reading and writing it; empty: nothing is wrong."""
@@ -39,6 +52,20 @@ class OpenVolume:
     def slabs(self) -> int:
         return -(-self.known.size_bytes // self.known.slab_bytes)
 
+    @property
+    def numbers(self) -> int:
+        """Of slabs, as lenders count: each member has its own."""
+        return self.slabs * self.known.members
+
+    def formed(self) -> int:
+        """Slabs whose members all hold everything, as its process said last."""
+        whole = Counter(
+            mirroring.slab_of(number, self.known.members)
+            for number, places in self.places.items()
+            if any(place.state == "open" for place in places)
+        )
+        return sum(count >= self.known.members for count in whole.values())
+
     def since(self) -> tuple[int, int]:
         """What its process is asked to go on from."""
         return (0, 0) if self.counts is None else (self.counts.life, self.counts.upto)
@@ -47,12 +74,16 @@ class OpenVolume:
         """Pages requested of each slab since the last answer. A process that started anew counts from 0."""
         if self.counts is None or counts.life != self.counts.life:
             self.counted, self.places, self.links = {}, {}, {}
+            self.older.clear()
         if not counts.life:  # a process of before tells everything each time
             self.places, self.links = {}, {}
+        if self._answers % LATENCIES_EVERY == 0:
+            self.older.append(counts.latencies)
+        self._answers += 1
         self.counts = counts
-        requested = [0] * self.slabs
+        requested = [0] * self.numbers
         for slab in counts.slabs:
-            if slab.index < self.slabs:
+            if slab.index < self.numbers:
                 before = self.counted.get(slab.index)
                 requested[slab.index] = slab.requests - (0 if before is None else before.requests)
             self.counted[slab.index] = slab

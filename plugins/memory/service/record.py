@@ -9,6 +9,7 @@ import msgspec
 
 from covey import checked
 from covey.ports import Disk, ProcessId
+from plugins.memory.policy.settings import SEAL_BYTES
 
 FILE = "memory/agent"
 
@@ -32,8 +33,32 @@ class KnownVolume(msgspec.Struct, frozen=True):
     uid: int
     """Whose it is; -1: any user of this host."""
     process: KnownProcess
+    tenant: str = ""
+    """Against whose budget it counts; empty: nobody's."""
+    job: str = ""
+    """Whose rank made it; empty: nobody's."""
+    sealed: bool = False
+    """Its pages are sealed before they leave this host."""
     exports: tuple[str, ...] = ()
     """Unix sockets where it is offered as a block device."""
+    members: int = 1
+    """Of each slab; with several it has no disk."""
+    formed: bool = False
+    """Of one without a disk: every slab once had all of its members."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of other hosts' memory, when all of it is there."""
+        return self.size_bytes * self.members
+
+    @property
+    def lent_page_bytes(self) -> int:
+        """Of a page at its lender."""
+        return self.page_bytes + (SEAL_BYTES if self.sealed else 0)
+
+    @property
+    def lent_slab_bytes(self) -> int:
+        return self.slab_bytes // self.page_bytes * self.lent_page_bytes
 
 
 class SlabsOnDisk(msgspec.Struct, frozen=True):

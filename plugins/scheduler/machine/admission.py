@@ -85,6 +85,7 @@ class Admission:
         if not self._would_be_in_the_way():
             for id in self.run_queues.oldest_opportunistic(self.capacity.vacant, lambda id: self._has_room(jobs[id])):
                 self._grant(jobs[id])
+        self._move_one_together()
         return self.commands
 
     def _would_be_in_the_way(self) -> bool:
@@ -189,6 +190,22 @@ class Admission:
             keeps = self._ask(job, steps, hosts)
         self._keep(job, _smaller(keeps, capacity.open_for(job)))
         return True
+
+    def _move_one_together(self) -> None:
+        """A gang that runs on several hosts, and is slower there, goes on on one of them once that has room: where no
+        other job waits for it."""
+        capacity = self.capacity
+        if not self.settings.defragment or capacity.keeper is not None or self.short or self.placing or self.commands:
+            return
+        for job in self.may_move:
+            if len(job.places) < 2 or not job.spec.gpus_per_worker:
+                continue
+            loss = self.queue.models.spread_loss(job.spec, job.tensors, packlimit(self.queue, self.settings))
+            free = capacity.free_for(job)
+            move = self.defragmenting.merge(job, loss, free, capacity.takers, self.wall_s) if loss else None
+            if move is not None:
+                self.commands.append(move)
+                return
 
     def _ask(self, job: Job, steps: Sequence[Departure], spread: int = 0) -> Gpus:
         """These move for it, to GPUs that are taken from now on. Where it is to run then."""

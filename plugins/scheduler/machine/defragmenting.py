@@ -6,10 +6,11 @@ lacks GPUs, or would be spread --departures, and they pay--> MoveAsked to each; 
    '-- none, or `LASTS_S` passed: as without -+-- all through: it starts
 
 Who could start anyway has others move for it only in a rack where nothing else is going on, and seldom: what is gained
-then is not certain, and what moves is slower for a moment.
+then is not certain, and what moves is slower for a moment. So does a gang that runs on several hosts and would lie on
+one, place after place.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -18,7 +19,18 @@ from plugins.scheduler.machine.job_table import JobTable
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.replacing import leaves_to, move_asked
 from plugins.scheduler.messages.commands import MoveAsked
-from plugins.scheduler.policy.defragment import Departure, Movable, WantedShape, departures, gains, pays, together
+from plugins.scheduler.policy.defragment import (
+    Apart,
+    Departure,
+    Movable,
+    WantedShape,
+    departures,
+    gains,
+    merging,
+    merging_gains,
+    pays,
+    together,
+)
 from plugins.scheduler.policy.explain import gpus as in_words
 from plugins.scheduler.policy.shared import is_part
 
@@ -109,6 +121,28 @@ class Defragmenting:
         found = together(job.spec.workers, job.spec.gpus_per_worker, takers, movable) if movable else None
         ran_s = job.attained_gpu_s / job.spec.width
         return found if found and gains(job.spec.gpus, ran_s, loss, found) else []
+
+    def merge(self, job: Job, loss: float, free: Gpus, hosts: Container[HostId], wall_s: float) -> MoveAsked | None:
+        """Of a gang that runs: the next of the moves after which it lies on one of its hosts, if these gain more than
+        they cost. `loss`: of a step, since it is spread; the rest as of `steps`."""
+        spec, places = job.spec, job.places
+        if self.clearing is not None or not self.quiet or job.seeks or job.leaving or job.id in self.rests_until_s:
+            return None
+        gang = Apart(tuple((place.host, len(place.gpus)) for place in places))
+        if spec.pack not in ("few", "host") or not all(gpus for _, gpus in gang.places):
+            return None
+        if any(is_part(gpu) for place in places for gpu in place.gpus):
+            return None
+        found = merging(gang, {host: gpus for host, gpus in free.items() if host in hosts})
+        if not found or not merging_gains(gang, job.attained_gpu_s / spec.width, loss, len(found)):
+            return None
+        leaves, to = found[0]
+        coordinator = leaves_to(job, leaves, hosts)
+        if coordinator is None:
+            return None
+        self.rests_until_s[job.id] = self.now_s + (LASTS_S if len(found) > 1 else AGAIN_S)
+        by = f"the leader, so that it lies on one host, not on {len(places)},"
+        return move_asked(job, leaves, to, coordinator, by, wall_s)
 
     def _movable(self, job: Job, takers: Gpus) -> list[Movable]:
         if job.state != "running" or job.seeks or job.leaving or job.id in self.rests_until_s:

@@ -9,8 +9,9 @@ plans with that number. GPUs that the log keeps for another gang meanwhile are c
 here: committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the
 grant.
 
-A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places,
-which has no rank of it yet; Replaced is the start then.
+A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places.
+One that has ranks of it already takes some more if somebody wants that, or if no other has room. Replaced is the start
+then.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import msgspec
 
 from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
 from plugins.facts import Place
+from plugins.scheduler.machine.replacing import taken_over
 from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Replaced, Result
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
@@ -49,6 +51,12 @@ class PlacesSought(msgspec.Struct, frozen=True):
     """Grows with each time that places of this grant are looked for."""
     prefer: HostId | None = None
     """Where processes wait to become its ranks (`submit --spares`): the first choice, if there is room."""
+    stays: tuple[Place, ...] = ()
+    """Places of it that more ranks may join."""
+
+    def joined(self, host: HostId) -> Place | None:
+        """What there is on this host already, for ranks that go there."""
+        return next((place for place in self.stays if place.host == host), None)
 
 
 class GrantSeen(msgspec.Struct, frozen=True):
@@ -149,6 +157,8 @@ class HostSearch(msgspec.Struct):
     proposed: Placement | None = None
     trouble: str = ""
     """Why the newest attempt failed."""
+    refusal: str = ""
+    """Who said no last, and why: gossip of its free GPUs counts for nothing then."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -216,7 +226,8 @@ class Gangs:
                 assert sum(len(place.ranks) for place in search.proposed.places) == search.spec.workers
             if isinstance(search.proposed, Replaced):
                 assert search.sought is not None and set(search.plan) == set(search.yes)
-                assert not set(search.plan) & set(search.sought.avoid), "a host has two places of one gang"
+                joined = {place.host for place in search.sought.stays}
+                assert not set(search.plan) & (set(search.sought.avoid) - joined), "a host has two places of one gang"
                 assert set(search.proposed.places) == {place.host for place, _ in search.sought.places}
 
     # ---- events ----
@@ -255,7 +266,8 @@ class Gangs:
         if not plan:
             have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
             misfit = "the gang does not fit whole" if search.sought is None else "no other host has room"
-            return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}")
+            said = f" ({search.refusal})" if search.refusal else ""
+            return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}{said}")
         search.plan, search.yes = dict(sorted(plan.items())), {}
         first = next(iter(search.plan)) if search.sought is None else None
         asks: list[Action] = [
@@ -272,6 +284,7 @@ class Gangs:
                     search.opportunistic,
                     search.spec.gpu_memory,
                     search.apart_from,
+                    search.sought is not None and search.sought.joined(host) is not None,
                 ),
                 self.settings.reserve_deadline_s,
             )
@@ -317,7 +330,8 @@ class Gangs:
         search = self._find(answer.job, answer.epoch, answer.attempt)
         if search is None or host not in search.plan or search.proposed is not None:
             return ()
-        return self._fail(search, f"{host} said no: {answer.reason}")
+        search.refusal = f"{host} said no: {answer.reason}"
+        return self._fail(search, search.refusal)
 
     def _undelivered(self, event: Undelivered) -> Sequence[Action]:
         if not isinstance(event.message, Reserve):
@@ -376,9 +390,14 @@ class Gangs:
     def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:
         each = search.spec.gpus_per_worker
         free = self._known_free(search, now_s) if each else self.ranks
-        room = {host: count // each if each else -count for host, count in free.items() if host not in sought.avoid}
+        every = {host: count // each if each else -count for host, count in free.items()}
+        wanted = {to for _, to in sought.places if to is not None and sought.joined(to) is not None}
+        room = {host: count for host, count in every.items() if host not in sought.avoid or host in wanted}
         needs = [(len(place.ranks) if each else 0, to) for place, to in sought.places]
         hosts = _on_spares(room, needs, sought.prefer) or stand_in(room, needs)
+        if hosts is None:
+            may_join = {host: every[host] for host in every if sought.joined(host) is not None}
+            hosts = stand_in({**room, **may_join}, needs)
         if hosts is None:
             return None
         search.goes = {host: place for host, (place, _) in zip(hosts, sought.places, strict=True)}
@@ -386,7 +405,10 @@ class Gangs:
 
     def _replaced(self, search: HostSearch, sought: PlacesSought) -> Replaced:
         goes = search.goes.items()
-        new = {old.host: Place(host, old.ranks, search.yes[host].gpus, sought.since) for host, old in goes}
+        new = {
+            old.host: taken_over(Place(host, old.ranks, search.yes[host].gpus, sought.since), sought.joined(host))
+            for host, old in goes
+        }
         first = next((search.yes[host] for host, old in goes if 0 in old.ranks), None)
         return Replaced(
             wall_s=0.0,

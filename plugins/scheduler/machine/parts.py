@@ -30,6 +30,12 @@ class Hold(msgspec.Struct, frozen=True):
     started: bool = False
     guaranteed: bool = True
     """As the job is now; matters for parts only."""
+    joins: bool = False
+    """For ranks that are to join those of this grant, which run here and have a hold of their own."""
+
+    @property
+    def key(self) -> tuple[JobId, int, bool]:
+        return self.job, self.epoch, self.joins
 
     @property
     def is_guest(self) -> bool:

@@ -1,4 +1,4 @@
-"""A gang that goes on without some of its hosts: what the log remembers of that.
+"""A gang that goes on without some of its hosts, or on fewer: what the log remembers of that.
 
     running, whole --PlacesLost (a host is lost)--> running, `missing` --Replaced--> running, whole
                    --MoveAsked (it is alive)------> running, `moving`  --Replaced--> running, `leaving` --its report-->
@@ -6,6 +6,12 @@
 It stays one grant under one epoch: the ranks that are left go on where they are, and wait for those that are to come.
 Where no place is found the whole gang stops and is queued again, as one does that cannot heal; one that only was to
 move stays where it is.
+
+A place is taken over by a host without ranks of the gang, or by one that has some and whose place grows:
+
+    gpu1 (0 1), gpu2 (2 3)  --Replaced(gpu1 -> gpu2 (2 3 0 1))-->  gpu2 (2 3 0 1), leaving: gpu1 (0 1)
+
+Those that it had run on, and the others join them (`plugins.facts.Place.ranks`).
 """
 
 from collections.abc import Collection, Container, Mapping
@@ -59,8 +65,7 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
     if job.place_on(command.host) is None:
         where = ", ".join(place.host for place in job.places)
         return NotApplied(4, what, f"no rank of it is on {command.host}", f"its hosts are {where}")
-    if any(command.to == place.host for place in (*job.places, *job.leaving)):
-        why = f"ranks of it are on {command.to} already, and a host has one place of a job"
+    if command.to is not None and (why := _not_there(job, command.host, command.to)):
         return NotApplied(4, what, why, "name another host, or none")
     if command.to is not None and command.to in drained:
         return NotApplied(
@@ -74,6 +79,35 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
         why = f"its ranks on {', '.join(sorted(job.moving))} are about to move, and nobody else has what they need"
         return NotApplied(75, what, why, "try again once they run")
     return None
+
+
+def _not_there(job: Job, host: HostId, to: HostId) -> str:
+    """Why ranks of this host cannot go on on that one; empty when they can, for all that the log knows."""
+    if to == host:
+        return "they are there already"
+    if job.left_on(to) is not None:
+        return f"ranks of it on {to} are about to end"
+    if job.place_on(to) is None or to in (place.host for place in joinable(job)):
+        return ""
+    if job.spec.pack == "apart":
+        return f"a rank of it is on {to}, and each of its ranks is to have a host of its own"
+    return f"its ranks on {to} are about to go on elsewhere, or lost"
+
+
+def joinable(job: Job) -> list[Place]:
+    """Places that others of its ranks may join."""
+    if job.spec.pack == "apart":
+        return []
+    gone = {*job.missing, *job.moving, *(place.host for place in job.leaving)}
+    return [place for place in job.places if place.host not in gone]
+
+
+def taken_over(place: Place, joined: Place | None) -> Place:
+    """What stands in the log once these ranks are in `place`, beside those that were there. Each of them keeps its GPUs
+    and its number on the host."""
+    if joined is None:
+        return place
+    return Place(place.host, (*joined.ranks, *place.ranks), (*joined.gpus, *place.gpus), place.since)
 
 
 def why_not(job: Job) -> str:
@@ -116,20 +150,32 @@ def wrong_replacement(
 ) -> str:
     """Why these places are not those that are looked for; empty when they are. `holders`: as of `wrong_places`."""
     taken = {place.host for place in (*job.places, *job.leaving)}
+    stays = {place.host: place for place in joinable(job)}
     hosts = [place.host for place in command.places.values()]
     for host, place in command.places.items():
         before = job.place_on(host)
         if before is None or host not in (*job.missing, *job.moving):
             return f"nothing of it is to leave {host}"
-        if place.host in taken or hosts.count(place.host) > 1:
+        joined = stays.get(place.host)
+        if hosts.count(place.host) > 1 or (place.host in taken and joined is None):
             return f"{place.host} has ranks of it"
         if not _stays(job, command.places):
             return "nothing of it would be left that has what they need"
-        if place.ranks != before.ranks or place.since != job.healed + 1:
+        new = _beside(place, joined)
+        if new is None or new.ranks != before.ranks or new.since != job.healed + 1:
             return f"the place on {place.host} is not the one that {host} had"
-        if wrong := wrong_gpus(job, place, jobs, holders):
+        if wrong := wrong_gpus(job, new, jobs, holders):
             return wrong
     return ""
+
+
+def _beside(place: Place, joined: Place | None) -> Place | None:
+    """What of this place is not there yet; None: it lacks something of what is. The other way of `taken_over`."""
+    if joined is None:
+        return place
+    ranks, gpus = len(joined.ranks), len(joined.gpus)
+    new = Place(place.host, place.ranks[ranks:], place.gpus[gpus:], place.since)
+    return new if taken_over(new, joined) == place else None
 
 
 def was_replaced(job: Job, command: Replaced) -> bool:
@@ -143,19 +189,23 @@ def replace(job: Job, command: Replaced) -> str:
     for host, place in sorted(command.places.items()):
         before = job.place_on(host)
         assert before is not None
-        if host in job.missing:
-            said.append(f"{place.host} takes {_ranks(place)} over from {host}, which is lost")
-        else:
-            said.append(f"{place.host} takes {_ranks(place)} over from {host}")
+        beside = ", beside those that it has" if job.place_on(place.host) is not None else ""
+        lost = ", which is lost" if host in job.missing else ""
+        said.append(f"{place.host} takes {_ranks(before)} over from {host}{lost}{beside}")
+        if host not in job.missing:
             job.leaving = (*job.leaving, before)
-    places = {place.host: place for place in job.places}
-    job.places = tuple(command.places.get(host, place) for host, place in places.items())
-    if command.master_addr and any(0 in place.ranks for place in command.places.values()):
-        job.master_addr, job.master_port = command.master_addr, command.master_port
+        if command.master_addr and 0 in before.ranks:
+            job.master_addr, job.master_port = command.master_addr, command.master_port
+    grown = {place.host for place in command.places.values()}
+    job.places = tuple(
+        command.places.get(place.host, place)
+        for place in job.places
+        if place.host in command.places or place.host not in grown
+    )
     job.missing = tuple(host for host in job.missing if host not in command.places)
     job.moving = {host: to for host, to in job.moving.items() if host not in command.places}
-    job.healing = tuple(host for host in job.healing if host not in command.places)
-    job.timings = {host: timing for host, timing in job.timings.items() if host not in command.places}
+    job.healing = tuple(host for host in job.healing if host not in (*command.places, *grown))
+    job.timings = {host: timing for host, timing in job.timings.items() if host not in (*command.places, *grown)}
     job.healed += 1
     return "; ".join(said)
 
@@ -173,11 +223,11 @@ def began_anew(job: Job) -> None:
 
 def waits_for(job: Job, place: Place) -> HostId | None:
     """The host where these ranks have to end before they start in `place`."""
-    return next((before.host for before in job.leaving if before.ranks == place.ranks), None)
+    return next((before.host for before in job.leaving if set(before.ranks) <= set(place.ranks)), None)
 
 
 def _ranks(place: Place) -> str:
-    numbers = ", ".join(map(str, place.ranks))
+    numbers = ", ".join(map(str, sorted(place.ranks)))
     return f"ranks {numbers}" if len(place.ranks) > 1 else f"rank {numbers}"
 
 

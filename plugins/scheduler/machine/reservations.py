@@ -47,6 +47,8 @@ class GrantNews(msgspec.Struct, frozen=True):
     over: bool
     guaranteed: bool = False
     """What the job is now."""
+    joins: bool = False
+    """About what is held for ranks that are to join others of it here."""
 
 
 class Starting(msgspec.Struct, frozen=True):
@@ -106,13 +108,14 @@ class Reservations:
         self.uses: dict[str, GpuUse] = {}
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
-        """Per job, by epoch: an older one whose ranks still end, and the newest."""
-        self.lease_until_s: dict[tuple[JobId, int], float] = {}
+        """Per job, by epoch: an older one whose ranks still end, and the newest; and what is for ranks that are to join
+        them."""
+        self.lease_until_s: dict[tuple[JobId, int, bool], float] = {}
         self.released: dict[JobId, tuple[int, int]] = dict(held.released)
         """The newest (epoch, attempt) that is over here; a Reserve up to it comes too late."""
         for hold in held.holds:
             self.holds.setdefault(hold.job, []).append(hold)
-            self.lease_until_s[hold.job, hold.epoch] = now_s + lease_s
+            self.lease_until_s[hold.key] = now_s + lease_s
 
     def held(self) -> HeldReservations:
         return HeldReservations(tuple(self.all()), dict(self.released))
@@ -120,8 +123,8 @@ class Reservations:
     def all(self) -> list[Hold]:
         return [hold for job in sorted(self.holds) for hold in self.holds[job]]
 
-    def find(self, job: JobId, epoch: int) -> Hold | None:
-        return next((hold for hold in self.holds.get(job, []) if hold.epoch == epoch), None)
+    def find(self, job: JobId, epoch: int, joins: bool = False) -> Hold | None:
+        return next((hold for hold in self.holds.get(job, []) if hold.key == (job, epoch, joins)), None)
 
     def owners(self) -> dict[str, JobId]:
         """GPU, or part of one -> job that holds it."""
@@ -147,7 +150,8 @@ class Reservations:
             case Starting():
                 return self._starting(event, now_s)
             case RanksGone():
-                return self._drop(self.find(event.job, event.epoch))
+                joining = self._drop(self.find(event.job, event.epoch, joins=True))
+                return [*joining, *self._drop(self.find(event.job, event.epoch))]
             case SecondWent():
                 return self._leases(now_s)
             case _:
@@ -159,7 +163,7 @@ class Reservations:
         assert len(held) == len(set(held)), f"a GPU is held twice: {sorted(held)}"
         owned = [(device_of(gpu), hold.job) for hold in self.all() if not hold.is_guest for gpu in hold.gpus]
         assert len({gpu for gpu, _ in owned}) == len(set(owned)), f"a GPU has two guaranteed jobs: {sorted(owned)}"
-        assert {(hold.job, hold.epoch) for hold in self.all()} == set(self.lease_until_s)
+        assert {hold.key for hold in self.all()} == set(self.lease_until_s)
         assert len(self.released) <= RELEASED_MAX
 
     # ---- events ----
@@ -179,11 +183,14 @@ class Reservations:
         newest = max((hold.epoch for hold in self.holds.get(ask.job, [])), default=-1)
         if ask.epoch < newest:
             return [self._no(coordinator, ask, f"a newer grant (epoch {newest}) was seen here")]
-        held = self.find(ask.job, ask.epoch)
-        if held is not None and held.started:
-            return [self._no(coordinator, ask, "its ranks run here already")]
+        ranks_here = self.find(ask.job, ask.epoch)
+        is_running = ranks_here is not None and ranks_here.started
+        if is_running != ask.joins:
+            why = "its ranks run here already" if is_running else "no rank of it runs here that others could join"
+            return [self._no(coordinator, ask, why)]
+        held = self.find(ask.job, ask.epoch, ask.joins)
         if held is not None and held.attempt == ask.attempt:
-            self.lease_until_s[ask.job, ask.epoch] = now_s + ask.lease_s
+            self.lease_until_s[held.key] = now_s + ask.lease_s
             return self._yes(held, ask.master)
         actions: list[Action] = []
         for older in [hold for hold in self.holds.get(ask.job, []) if not hold.started]:
@@ -193,7 +200,10 @@ class Reservations:
             but = f": {chosen.why_not}" if chosen.why_not else ""
             why = f"{wanted} GPUs were asked for and {chosen.there} are free{but}"[:1000]
             return [*actions, self._no(coordinator, ask, why, chosen.there)]
-        hold = Hold(ask.job, ask.epoch, ask.attempt, coordinator, chosen.gpus, 0, guaranteed=not ask.opportunistic)
+        guaranteed = not ask.opportunistic
+        hold = Hold(
+            ask.job, ask.epoch, ask.attempt, coordinator, chosen.gpus, 0, guaranteed=guaranteed, joins=ask.joins
+        )
         self._hold(hold, now_s + ask.lease_s)
         return [*actions, Save(), *self._yes(hold, ask.master)]
 
@@ -207,20 +217,20 @@ class Reservations:
 
     def _release(self, over: Release) -> Sequence[Action]:
         self._fence(over.job, over.epoch, over.attempt)
-        hold = self.find(over.job, over.epoch)
-        if hold is None or hold.started or hold.attempt > over.attempt:
-            return [Save()]
-        return self._drop(hold)
+        for hold in (self.find(over.job, over.epoch, joins=True), self.find(over.job, over.epoch)):
+            if hold is not None and not hold.started and hold.attempt <= over.attempt:
+                return self._drop(hold)
+        return [Save()]
 
     def _news(self, event: GrantNews, now_s: float) -> Sequence[Action]:
-        hold = self.find(event.job, event.epoch)
+        hold = self.find(event.job, event.epoch, event.joins)
         if hold is None:
             return ()
         if event.over and not hold.started:
             self._fence(hold.job, hold.epoch, hold.attempt)
             return self._drop(hold)
         if event.live:
-            self.lease_until_s[event.job, event.epoch] = now_s + self.lease_s
+            self.lease_until_s[hold.key] = now_s + self.lease_s
         if event.live and event.guaranteed and not hold.guaranteed:
             return self._upgraded(hold)
         return ()
@@ -243,17 +253,18 @@ class Reservations:
         """The log's word counts, also for a hold whose lease ended: its GPUs are free again or nobody's else. So it
         does for parts, whose names a host that lost its record cannot know."""
         hold = self.find(event.job, event.epoch)
-        if hold is not None and hold.started:
-            if hold.gpus == event.gpus:
-                return ()
-            self._exchange(hold, msgspec.structs.replace(hold, gpus=event.gpus, guaranteed=event.guaranteed))
-            return [Save()]
-        attempt, coordinator, port = (hold.attempt, hold.coordinator, hold.port) if hold else (0, HostId(""), 0)
+        joining = self.find(event.job, event.epoch, joins=True)
+        if hold is not None and hold.started and hold.gpus == event.gpus and joining is None:
+            return ()
         actions: list[Action] = []
         for other in self.all():
             overlaps = set(other.gpus) & set(event.gpus)
             if not other.started and ((other.job, other.epoch) == (event.job, event.epoch) or overlaps):
                 actions += self._drop(other, keep_port=other.job == event.job)
+        if hold is not None and hold.started:
+            self._exchange(hold, msgspec.structs.replace(hold, gpus=event.gpus, guaranteed=event.guaranteed))
+            return [*actions, Save()]
+        attempt, coordinator, port = (hold.attempt, hold.coordinator, hold.port) if hold else (0, HostId(""), 0)
         started = Hold(event.job, event.epoch, attempt, coordinator, event.gpus, port, True, event.guaranteed)
         self._hold(started, now_s + self.lease_s)
         return [*actions, Save()]
@@ -261,7 +272,7 @@ class Reservations:
     def _leases(self, now_s: float) -> Sequence[Action]:
         actions: list[Action] = []
         for hold in self.all():
-            if not hold.started and self.lease_until_s[hold.job, hold.epoch] <= now_s:
+            if not hold.started and self.lease_until_s[hold.key] <= now_s:
                 self._fence(hold.job, hold.epoch, hold.attempt)
                 actions += self._drop(hold)
         return actions
@@ -270,7 +281,7 @@ class Reservations:
 
     def _hold(self, hold: Hold, until_s: float) -> None:
         self.holds.setdefault(hold.job, []).append(hold)
-        self.lease_until_s[hold.job, hold.epoch] = until_s
+        self.lease_until_s[hold.key] = until_s
 
     def _exchange(self, hold: Hold, now: Hold) -> None:
         holds = self.holds[hold.job]
@@ -282,7 +293,7 @@ class Reservations:
         self.holds[hold.job].remove(hold)
         if not self.holds[hold.job]:
             del self.holds[hold.job]
-        del self.lease_until_s[hold.job, hold.epoch]
+        del self.lease_until_s[hold.key]
         return [Save()] if keep_port else [Save(), ReleasePort(hold.job, hold.epoch)]
 
     def _fence(self, job: JobId, epoch: int, attempt: int) -> None:

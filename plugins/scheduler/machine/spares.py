@@ -120,7 +120,7 @@ class SparesOfOthers:
 
 def destination(job: Job, place: Place) -> HostId | None:
     """Where ranks that leave a host go on."""
-    return next((other.host for other in job.places if other.ranks == place.ranks), None)
+    return next((other.host for other in job.places if set(place.ranks) <= set(other.ranks)), None)
 
 
 def _runs(jobs: Mapping[JobId, Job], id: JobId, epoch: int) -> bool:

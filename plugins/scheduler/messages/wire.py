@@ -47,6 +47,8 @@ class Reserve(Message, frozen=True, tag="Reserve"):
     """On each of its GPUs; 0: it did not say."""
     apart_from: Annotated[tuple[Job, ...], Meta(max_length=APART_MAX)] = ()
     """Guaranteed jobs that were measured to suffer from it, or from one of its name."""
+    joins: bool = False
+    """Ranks of this grant run there, and more are to join them."""
 
 
 class Reserved(Message, frozen=True, tag="Reserved"):

@@ -9,6 +9,10 @@ A gang that fits already, on several hosts, and is slower there, waits for moves
 
 That is worth it if what it loses to the network in the time that it is taken to run is more than what all stand still.
 
+A gang that runs on several hosts, and is slower there, moves together once one of them has room for all of it:
+
+    h1 [AA..]  h2 [BBBA]                 B has ended: A's rank on h2 moves to h1
+
 Only gangs that go on without a host can move (`machine/replacing.py`); each waits for some seconds meanwhile, whole.
 Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it, for a
 job's processes would begin anew.
@@ -56,6 +60,17 @@ class Departure(NamedTuple):
 
     place: Movable
     to: HostId
+
+
+class Apart(NamedTuple):
+    """A gang that runs on several hosts."""
+
+    places: tuple[tuple[HostId, int], ...]
+    """Hosts, and GPUs of each."""
+
+    @property
+    def width(self) -> int:
+        return sum(gpus for _, gpus in self.places)
 
 
 class WantedShape(NamedTuple):
@@ -141,6 +156,22 @@ def _refuge(shape: WantedShape, place: Movable, free: Mapping[HostId, int]) -> H
         if host not in place.hosts and gpus >= place.gpus and shape.slots(gpus - place.gpus) == shape.slots(gpus)
     ]
     return min(able)[1] if able else None
+
+
+def merging(gang: Apart, free: Mapping[HostId, int]) -> list[tuple[HostId, HostId]] | None:
+    """Moves, from where and to where, after which it lies on one of its hosts; None: none has room for the rest of it,
+    or too many would move. `free`: as of `departures`. The host that has most of it, the lowest name of these."""
+    able = [(-gpus, host) for host, gpus in gang.places if host in free and free[host] >= gang.width - gpus]
+    if len(gang.places) < 2 or len(gang.places) - 1 > TOGETHER_MAX or not able:
+        return None
+    to = min(able)[1]
+    return [(host, to) for host, _ in gang.places if host != to]
+
+
+def merging_gains(gang: Apart, ran_s: float, loss: float, moves: int) -> bool:
+    """Whether it loses more GPU·s on several hosts than it stands still for moving together. `loss`, `ran_s`: as of
+    `gains`."""
+    return loss * gang.width * max(ran_s, RUN_LEAST_S) > PAUSE_S * gang.width * moves
 
 
 def pays(gpus: int, waited_s: float, steps: Sequence[Departure]) -> bool:

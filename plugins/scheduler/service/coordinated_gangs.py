@@ -148,4 +148,5 @@ class CoordinatedGangs:
 def sought_places(job: Job, spares_on: HostId | None = None) -> gang.PlacesSought:
     """What a gang that has lost hosts, or is to leave some, looks for. `spares_on`: where processes wait for it."""
     avoid = tuple(dict.fromkeys(place.host for place in (*job.places, *job.leaving)))
-    return gang.PlacesSought(replacing.sought_places(job), avoid, job.healed + 1, job.sought, spares_on)
+    stays = tuple(replacing.joinable(job))
+    return gang.PlacesSought(replacing.sought_places(job), avoid, job.healed + 1, job.sought, spares_on, stays)

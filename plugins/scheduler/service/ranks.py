@@ -18,13 +18,7 @@ from covey.checked import Damaged
 from covey.core import Heard, HostId, JobId, Send
 from covey.errors import NoLeader, OutcomeUnknown
 from plugins.base import Host
-from plugins.facts import (
-    GpusMeasured,
-    JobPlaced,
-    JobUnplaced,
-    Place,
-    RanksEnded,
-)
+from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, Place, RanksEnded
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.machine.replacing import waits_for
@@ -54,6 +48,7 @@ from plugins.scheduler.service.leases import HostLeases
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.rankspec import hold_of, ranks_spec
 from plugins.scheduler.service.reach import unreachable
+from plugins.scheduler.service.reports import report_of, with_late_ranks
 from plugins.scheduler.service.step_times import StepTimes
 from plugins.scheduler.service.telling_ranks import TellingRanks
 from plugins.scheduler.service.views import sharing_of
@@ -145,11 +140,18 @@ class LocalRanks:
         self.reservations.handle(GpusSeen(gpus), self.host.env.clock.now_s())
 
     async def on_message(self, sender: HostId, message: Reserve | Release) -> None:
-        if isinstance(message, Reserve) and self.host.runner.refusal:
-            no = NotReserved(message.job, message.epoch, message.attempt, 0, self.host.runner.refusal[:1000])
-            self._send(Send(sender, no))
+        refusal = self._refusal(message) if isinstance(message, Reserve) else ""
+        if refusal:
+            self._send(Send(sender, NotReserved(message.job, message.epoch, message.attempt, 0, refusal[:1000])))
             return
         await self.dispatch(Heard(sender, message))
+
+    def _refusal(self, ask: Reserve) -> str:
+        """Why no rank can start here, or join those that run, whatever is free; empty when they can."""
+        runner = self.host.runner
+        if ask.joins and (ask.job, ask.epoch) in runner.running() and not runner.may_join(ask.job, ask.epoch):
+            return "the supervisor of its ranks here is of an older version, and takes no more"
+        return runner.refusal
 
     async def dispatch(self, event: Event) -> None:
         await self._perform(self.reservations.handle(event, self.host.env.clock.now_s()))
@@ -220,12 +222,15 @@ class LocalRanks:
         for hold in list(self.reservations.holds.get(id, [])):
             mine = job is not None and job.epoch == hold.epoch
             here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
+            here = here and not hold.joins
             sought = mine and job is not None and job.seeks and not hold.started
             here = here or sought
             elsewhere = mine and not here and job is not None and job.placed and job.place_on(self.host.id) is None
             over = elsewhere or self.queue.over(id, hold.epoch)
             guaranteed = mine and job is not None and job.counts
-            await self.dispatch(GrantNews(id, hold.epoch, live=here, over=over, guaranteed=guaranteed))
+            await self.dispatch(
+                GrantNews(id, hold.epoch, live=here, over=over, guaranteed=guaranteed, joins=hold.joins)
+            )
             if hold.started and over and not self.log.behind and not self._heard_of(id, hold.epoch):
                 await self.dispatch(RanksGone(id, hold.epoch))  # its end was told, before a disk failed
 
@@ -301,15 +306,17 @@ class LocalRanks:
             self.ended(RanksEnded(job.id, job.epoch, codes, why))
             return
         runs = (job.id, job.epoch) in self.host.runner.running()
+        known = self.host.runner.spec(job.id, job.epoch)
+        joins = runs and known is not None and known.since < place.since
         if runs:
             self.beside.run(job, place)
-        env = {} if runs else await self.envs.here(job)
+        env = (known.env if joins and known is not None else {}) if runs else await self.envs.here(job)
         if env is None:
             self._fetch(job, place)
             return
-        if not runs and not self._may_start(job, place):
+        if (joins or not runs) and not self._may_start(job, place):
             return
-        if hold is not None and started and hold.gpus != place.gpus:
+        if hold is not None and started and (hold.gpus != place.gpus or joins):
             await self.dispatch(Starting(job.id, job.epoch, place.gpus, job.counts))
         if not started or self.fences.get(job.id, 0) < job.epoch:
             if self.fences.get(job.id, 0) > job.epoch:
@@ -321,7 +328,9 @@ class LocalRanks:
             return
         if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
             return
-        if (job.id, job.epoch) not in self.host.runner.running() and not await self._start(job, place, env):
+        joins = joins and job.state == "running"
+        runs = (job.id, job.epoch) in self.host.runner.running()
+        if (joins or not runs) and not await self._start(job, place, env):
             return
         if job.state == "stopping":
             await self._stop(job.id, job.epoch, job)
@@ -451,6 +460,10 @@ class LocalRanks:
         await self.log.insist(self._report_of(fact, silent))
         while not await self.log.until(lambda: not self.log.behind and not self._awaited(*key), LAG_S):
             self.host.env.log.debug("the report is not in this copy of the log yet", job=fact.job, epoch=fact.epoch)
+            joined = with_late_ranks(fact, self.queue.jobs.get(fact.job), self.host.id)
+            if joined is not None:
+                fact = self.ends[key] = joined
+                await self.log.insist(self._report_of(fact, silent))
         await self.dispatch(RanksGone(*key))
         await self._saved()
         self.ends.pop(key, None)
@@ -468,22 +481,8 @@ class LocalRanks:
             await asyncio.sleep(LAG_S)
 
     def _report_of(self, fact: RanksEnded, silent: tuple[HostId, ...]) -> RanksReported:
-        steps = self.steps.of(fact.job, fact.epoch)
-        return RanksReported(
-            wall_s=0.0,
-            job=fact.job,
-            epoch=fact.epoch,
-            host=self.host.id,
-            codes=fact.codes,
-            reason=fact.reason[:1000],
-            asked=(fact.job, fact.epoch) in self.asked or bool(fact.reason),
-            lost=fact.lost,
-            step=steps.step,
-            metrics=steps.metrics,
-            step_s=steps.step_s(),
-            unreachable=silent,
-            since=fact.since,
-        )
+        asked = (fact.job, fact.epoch) in self.asked
+        return report_of(self.host.id, fact, self.steps.of(fact.job, fact.epoch), asked, silent)
 
     def _awaited(self, id: JobId, epoch: int) -> bool:
         """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next

@@ -14,8 +14,10 @@ import pytest
 from agent.jobs import supervisor
 from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, NEVER, after_loss, command_of, healing_said
 from agent.jobs.supervision import (
+    CANNOT_START,
     EndStuck,
     HealRank,
+    JoinRanks,
     KeepStacks,
     RankHealing,
     RanksStatus,
@@ -255,6 +257,75 @@ def test_a_supervisor_that_dies_beside_a_successor_gives_its_number_to_no_other(
 
     numbers = play([(1.0, -9), *[(2.0, 0)] * 5], story, seed=int(1 + 100 * kill_s)).started["1"]
     assert len(numbers) == len(set(numbers)), "no two processes of a rank have one number"
+
+
+# ---- ranks that come from another host, in the simulator ----
+
+
+def joiner(rank: int) -> RankStart:
+    env = {"RANK": str(rank), "COVEY_INCARNATION": "65536"}
+    return RankStart(rank, Command(argv=("train",), cwd="/", env=env, output="/log", run=f"/1.{rank}"))
+
+
+def joins(after_s: float, *then: Any) -> Any:
+    """The agent says, twice, that rank 2 comes here too; then the rest, and it hears the end."""
+
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await asyncio.sleep(after_s)
+        for frame in (JoinRanks((joiner(2),)), JoinRanks((joiner(2),)), *then):
+            await stream.write(pack(frame))
+        played.last = await last_word(stream)  # type: ignore[attr-defined]
+
+    return story
+
+
+def test_a_rank_that_joins_others_runs_once_and_all_are_waited_for() -> None:
+    played = play([(1.0, 0)], joins(30.0))
+    last: SupervisorState = played.last  # type: ignore[attr-defined]
+    assert played.started == {"0": ["0"], "1": ["0"], "2": ["65537"]}
+    assert (dict(last.codes), last.lost, played.world.now > 89.0) == ({1: 0, 0: 0, 2: 0}, False, True)
+
+
+def test_a_rank_that_joins_before_the_first_ones_run_is_not_forgotten() -> None:
+    played = play([(1.0, 0)], joins(0.0))
+    assert sorted(played.last.codes.items()) == [(0, 0), (1, 0), (2, 0)]  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_joins_ranks_that_are_asked_to_end_does_not_start() -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await asyncio.sleep(1.0)
+        await stream.write(pack(StopRanks(5.0, "cancelled")))
+        await stream.write(pack(JoinRanks((joiner(2),))))
+        last = await last_word(stream)
+        assert (last.codes[2], last.reason, last.lost) == (CANNOT_START, "cancelled", False)
+
+    assert "2" not in play([(60.0, 0)], story).started
+
+
+@pytest.mark.parametrize("kill_s", [0.0, 0.01, 0.03, 0.1, 2.0])
+def test_a_rank_that_joins_runs_once_whenever_the_supervisor_dies(kill_s: float) -> None:
+    """The record has it by then (`agent.jobs.following`), and so has the next supervisor."""
+
+    async def story(env: Env, played: Ranks) -> None:
+        stream = await meet(env, played.config())
+        await asyncio.sleep(1.0)
+        await stream.write(pack(JoinRanks((joiner(2),))))
+        await asyncio.sleep(kill_s)
+        for process in played.host.find("sup"):
+            process.end(-9)
+        await asyncio.sleep(0.5)
+        told = played.config()
+        told = msgspec.structs.replace(told, ranks=(*told.ranks, joiner(2)), joined=(2,))
+        await env.processes.start_program("supervisor", "again", told)
+        stream = await meet(env, told)
+        await stream.write(pack(JoinRanks((joiner(2),))))
+        last = await last_word(stream)
+        assert ({**last.codes}, last.lost) == ({0: 0, 1: 0, 2: 0}, False)
+
+    numbers = play([(30.0, 0)], story, seed=int(1 + 100 * kill_s)).started["2"]
+    assert len(numbers) == len(set(numbers)) <= 2, "each process has a number of its own"
 
 
 def test_none_is_started_by_a_supervisor_that_nobody_confirms() -> None:

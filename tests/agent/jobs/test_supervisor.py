@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from agent.jobs import supervisor
 from agent.jobs.claimed_socket import SOCKET_CHECK_S
+from agent.jobs.endings import EXTENSION_MAX_S
 from agent.jobs.supervision import (
     CANNOT_START,
+    DISK_RETRY_S,
     UNKNOWN,
     Extend,
     ForgetRanks,
@@ -29,7 +31,7 @@ from agent.jobs.supervision import (
     decoder,
     read_state,
 )
-from agent.jobs.supervisor import DISK_RETRY_S, EXTENSION_MAX_S, NOTICE_S
+from agent.jobs.supervisor import NOTICE_S
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.checked import seal

@@ -93,7 +93,7 @@ class AggdThread:
 
     def serve(self, job: str, epoch: int, workers: int) -> AggregatorAt:
         self.order(Serve(JobId(job), epoch, workers, SECRET))
-        return AggregatorAt(JobId(job), epoch, HostId("h1"), self.aggd.address, SECRET)
+        return AggregatorAt(JobId(job), epoch, HostId("h1"), self.aggd.address, SECRET, near=self.aggd.near)
 
     def now(self) -> Now:
         return self.order(GetStatus())

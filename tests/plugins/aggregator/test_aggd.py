@@ -47,7 +47,7 @@ def aggd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AggdThread]:
 
 
 def say(op: TensorOp, payload: bytes = b"", job: JobId = JOB, epoch: int = EPOCH, **fields: int) -> bytes:
-    head, body = frame(op, job_hash(job), epoch, payload=payload, key=key_of("w"), **fields)
+    head, body = frame(op, job_hash(job), epoch, payload=payload, near=False, **{"key": key_of("w"), **fields})
     return head + bytes(body)
 
 

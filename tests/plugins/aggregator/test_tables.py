@@ -104,6 +104,8 @@ def test_every_host_of_a_job_owns_a_table_of_it() -> None:
         job.finish()
         assert [job.owner(table) for table in (1, 2)] == ["h2", "h3"]
         assert {at.table for rank in job.ranks for at in rank.told} == {0, 1, 2}
+        near = {(bool(at.near), at.host == rank.host) for rank in job.ranks for at in rank.told}
+        assert near == {(True, True), (False, False)}, "a unix socket reaches ranks of its host alone"
         said = [line.reason for line in rack.agents["h1"].event_log.lines_of("j1") if line.event == "tensors assigned"]
         assert any(line.startswith("table 2: to h3 at ") for line in said)
 

@@ -1,9 +1,11 @@
 """Real ports in one process, for tests of the byte path: loopback sockets, files in a directory, a real clock."""
 
 import asyncio
+import os
 import random
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,19 +16,33 @@ from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.pages import MemfdPages
+from agent.ports.verbs import PyVerbs
 from agent.tasks import Tasks
+from chaos.world.clock import SimLoopStalls
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
+from covey.verbs import NO_VERBS_HERE, Verbs
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
+from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.slab_keeper import KeeperConfig, run_keeper
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
+from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
+from plugins.memory.policy.settings import SEAL_BYTES
 
+RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
+"""Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
+THIS_MACHINES: Verbs = PyVerbs() if RDMA else NO_VERBS_HERE
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
 SECRET = b"s" * 16
+SEALED = os.environ.get("COVEY_TEST_SEALED") == "1"
+"""Whether volumes of a bench seal their pages, unless it says otherwise."""
 
 
 class QuietLog:
@@ -34,6 +50,16 @@ class QuietLog:
     def info(self, event: str, **fields: Any) -> None: ...
     def warning(self, event: str, **fields: Any) -> None: ...
     def error(self, event: str, **fields: Any) -> None: ...
+
+
+class QuietProbes:
+    """What programs ask of `covey.ports.Probes`: the process of the tests is not locked."""
+
+    def stay_in_memory(self, flushes: bool) -> str:
+        return ""
+
+    def watch_loop(self) -> SimLoopStalls:
+        return SimLoopStalls()
 
 
 class GateDisk:
@@ -106,9 +132,11 @@ class LocalProcesses:
         self.started: list[LocalProcess] = []
 
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> LocalProcess:
-        assert program == "spill"
-        assert isinstance(config, SpillConfig)
-        work = run_spill(self._bench.env, config)
+        if isinstance(config, KeeperConfig):
+            work = run_keeper(self._bench.env, config)
+        else:
+            assert isinstance(config, SpillConfig)
+            work = run_spill(self._bench.env, config)
         process = LocalProcess(ProcessId(len(self.started) + 1, 0), asyncio.get_running_loop().create_task(work))
         self.started.append(process)
         return process
@@ -118,10 +146,57 @@ class LocalProcesses:
         return found if found.alive else None
 
 
+class SentHere:
+    """`OwnDisk` of a borrower without a volume: everything is durable, and the newest is what was sent last."""
+
+    def __init__(self) -> None:
+        self.newest: dict[int, int] = {}
+
+    def marks(self) -> tuple[int, int]:
+        return 0, 0
+
+    def versions(self, first: int, count: int) -> "array[int]":
+        return array("Q", [self.newest.get(page, 0) for page in range(first, first + count)])
+
+    def watch(self, slab: RemoteSlab) -> None:
+        """What is written to it from now on."""
+        write, at = slab.write, slab.place.index * slab.pages
+
+        async def written(first: int, versions: Versions, pages: memoryview | None) -> None:
+            for page, version in enumerate(versions, at + first):
+                self.newest[page] = max(version, self.newest.get(page, 0))
+            await write(first, versions, pages)
+
+        slab.write = written  # type: ignore[method-assign]
+
+
+def borrowers_links(env: Env, deadline_s: float = 2.0, always: bool = RDMA) -> LenderLinks:
+    """Of a volume whose slabs have 16 pages, without the volume. `always`: all goes one-sided."""
+    disk = SentHere()
+    links = LenderLinks(env, "data", 16, PAGE, deadline_s, disk)
+    if always:
+        one_sided_first(links, disk.watch)
+    return links
+
+
+def one_sided_first(links: LenderLinks, seen: Callable[[RemoteSlab], None] = lambda slab: None) -> None:
+    """A slab is open when its pages go one-sided, so that no test says something about TCP alone."""
+    opened = links.open
+
+    async def open(place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
+        slab = await opened(place, within_s)
+        await soon(lambda: slab.one_sided or slab.why or links.verbs.why, 20.0)
+        assert slab.one_sided or slab.why or not RDMA, links.verbs.why
+        seen(slab)
+        return slab
+
+    links.open = open  # type: ignore[method-assign]
+
+
 class Bench:
     """Ports, a lender in the same process, and volumes made on demand."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, verbs: Verbs = THIS_MACHINES) -> None:
         self.failures: list[BaseException] = []
         self.tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
         self.directory = DirectoryDisk(directory)
@@ -138,16 +213,20 @@ class Bench:
             bytes=SocketBytes(QuietLog()),
             disk=cast(Disk, self.disk),
             processes=cast(Processes, None),
-            probes=cast(Probes, None),
+            probes=cast(Probes, QuietProbes()),
             pages=MemfdPages(),
             run_dir=directory,
+            verbs=verbs,
         )
         self.processes = LocalProcesses(self)
         self.env = Env(**{**self.env.__dict__, "processes": self.processes})
         self.store = SlabStore(1 << 30, self.env.pages)
         self.server = SlabServer(self.env, self.store)
         self.address = ""
+        self.sealed = SEALED
         self.told: list[Told] = []
+        self.one_sided = False
+        """Volumes wait until a slab goes one-sided, or says why not."""
         self._listener: Any = None
         self._volumes: list[tuple[Volume, Tasks]] = []
 
@@ -169,6 +248,9 @@ class Bench:
         """Over the connections there are now: their requests arrive and nothing is done about them."""
         for user in [user for slab in self.store.slabs.values() for user in slab.users]:
             cast(SlabSession, user)._do = lambda asked, slab: None  # type: ignore[method-assign]
+            end = cast(SlabSession, user)._verbs._pair
+            if end is not None:
+                end.pair.close()  # nobody is told
 
     async def mute_lender(self) -> None:
         """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""
@@ -184,16 +266,19 @@ class Bench:
         await self.lend()
 
     def register(self, index: int, epoch: int = 1, secret: bytes = SECRET) -> OpenPlace:
-        size = SHAPE.slab_bytes
-        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, PAGE, secret))
+        page_bytes = PAGE + SEAL_BYTES * self.sealed
+        size = SHAPE.slab_pages * page_bytes
+        self.store.register(RegisterSlabFrame(1, "h1", "data", index, epoch, size, page_bytes, secret))
         return OpenPlace(index, epoch, "h2", self.address, secret)
 
     async def volume(self, deadline_s: float = 5.0, queue_pages: int = 512) -> Volume:
         """A process of its own as far as tasks go: `die` ends them without a word."""
         tasks = Tasks(QuietLog(), lambda name, error: self.failures.append(error))
         env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
-        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append)
+        volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append, self.sealed)
         self._volumes.append((volume, tasks))
+        if RDMA or self.one_sided:
+            one_sided_first(volume._links)
         await volume.open()
         return volume
 
@@ -222,10 +307,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def a_bench() -> AsyncIterator[Bench]:
+async def a_bench(verbs: Verbs = THIS_MACHINES) -> AsyncIterator[Bench]:
     """Short directory names: a socket path has 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="cv") as directory:
-        bench = Bench(str(Path(directory)))
+        bench = Bench(str(Path(directory)), verbs)
         await bench.lend()
         try:
             yield bench
@@ -265,6 +350,6 @@ async def read(volume: Volume, first: int, count: int) -> list[int]:
 
 async def soon(what: Any, within_s: float = 5.0) -> None:
     """Wait until `what()` is true."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(within_s * (10 if RDMA else 1)):  # every instruction of the guest is translated
         while not what():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -45,7 +45,7 @@ class RackHost:
         self.advertise = rack.world.hosts[env.host].ip
 
     def settings(self, kind: type[S]) -> S:
-        settings = self.rack.settings
+        settings = msgspec.structs.replace(self.rack.settings, rack=self.rack.racks.get(self.id, ""))
         assert isinstance(settings, kind)
         return settings
 
@@ -82,8 +82,12 @@ class RackHost:
 class MemoryRack:
     """`hosts` machines h1, h2, ...; `agents[h]` is the plugin's service while that host's agent lives."""
 
-    def __init__(self, world: World, hosts: int, settings: MemorySettings = SETTINGS) -> None:
+    def __init__(
+        self, world: World, hosts: int, settings: MemorySettings = SETTINGS, racks: Mapping[str, str] | None = None
+    ) -> None:
         self.world, self.settings = world, settings
+        self.racks: dict[str, str] = dict(racks or {})
+        """Host -> what it stands in."""
         self.agents: dict[str, MemoryService] = {}
         self.processes: dict[str, SimProcess] = {}
         self.published: dict[str, dict[str, bytes]] = {}
@@ -193,8 +197,8 @@ class MemoryRack:
 
         return self.do(host, call)
 
-    def attach(self, host: str, volume: str, size: str) -> VolumeView:
-        view = self.command(host, "attach", volume=volume, size=size)
+    def attach(self, host: str, volume: str, size: str, mirror: int = 0) -> VolumeView:
+        view = self.command(host, "attach", volume=volume, size=size, mirror=mirror)
         assert isinstance(view, VolumeView)
         return view
 

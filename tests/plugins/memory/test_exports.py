@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from covey.errors import Refused
+from tests.plugins.memory.nbd import Client
 from tests.plugins.memory.rack import PAGE, MemoryRack, SimClient, pattern
-from tests.plugins.memory.test_nbd import Client
 from tests.plugins.memory.test_service import a_rack, keep_hot, until_done
 
 PATH = "/run/of-a-test.sock"

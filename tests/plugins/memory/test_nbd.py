@@ -1,105 +1,19 @@
-"""A volume as a block device: what clients ask and get, what those that lie get, and clients that no one here wrote."""
+"""A volume as a block device: what clients ask and get, and what those that lie get."""
 
 import asyncio
 import random
-import shutil
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.headers import WireError
-from covey.ports import ByteStream
 from plugins.memory.datapath import nbdwire
-from plugins.memory.datapath.exports import CLIENTS_MAX, Exports
-from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NbdAnswer, NbdCommand, NbdError, NbdOption
-from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_volume, page, placed, soon
-
-SIZE = SHAPE.size_bytes
-
-
-class Client:
-    """A small client of the protocol, one request at a time unless told otherwise."""
-
-    def __init__(self, stream: ByteStream) -> None:
-        self.stream = stream
-        self.cookie = 0
-
-    async def take(self, count: int) -> bytes:
-        data = bytearray(count)
-        await self.stream.read_into(memoryview(data))
-        return bytes(data)
-
-    async def greet(self, flags: int = 3) -> None:
-        assert (await self.take(18))[:16] == b"NBDMAGICIHAVEOPT"
-        await self.stream.write(flags.to_bytes(4, "big"))
-
-    async def option(self, number: int, data: bytes = b"") -> list[tuple[int, bytes]]:
-        """Replies up to the last one."""
-        await self.stream.write(b"IHAVEOPT" + struct.pack(">II", number, len(data)) + data)
-        found: list[tuple[int, bytes]] = []
-        while not found or found[-1][0] in (NbdAnswer.SERVER, NbdAnswer.INFO):
-            magic, again, kind, length = struct.unpack(">QIII", await self.take(20))
-            assert (magic, again) == (0x3E889045565A9, number)
-            found.append((kind, await self.take(length)))
-        return found
-
-    async def go(self, name: bytes = b"", size_bytes: int = SIZE) -> None:
-        replies = await self.option(NbdOption.GO, len(name).to_bytes(4, "big") + name + b"\0\0")
-        assert replies[-1][0] == NbdAnswer.ACK
-        sizes = [struct.unpack(">HQH", data)[1] for _, data in replies if data[:2] == b"\0\0"]
-        assert sizes == [size_bytes]
-
-    async def send(self, command: int, offset: int, length: int, data: bytes = b"", flags: int = 0) -> int:
-        self.cookie += 1
-        head = struct.pack(">IHHQQI", 0x25609513, flags, command, self.cookie, offset, length)
-        await self.stream.write(head, data)
-        return self.cookie
-
-    async def reply(self) -> tuple[int, int]:
-        """Error and cookie of a simple reply."""
-        magic, error, cookie = struct.unpack(">IIQ", await self.take(16))
-        assert magic == 0x67446698
-        return error, cookie
-
-    async def ask(self, command: int, offset: int, length: int, data: bytes = b"", flags: int = 0) -> int:
-        cookie = await self.send(command, offset, length, data, flags)
-        error, found = await self.reply()
-        assert found == cookie
-        return error
-
-    async def write(self, offset: int, data: bytes, flags: int = 0) -> int:
-        return await self.ask(NbdCommand.WRITE, offset, len(data), data, flags)
-
-    async def read(self, offset: int, length: int) -> bytes:
-        assert await self.ask(NbdCommand.READ, offset, length) == 0
-        return await self.take(length)
-
-
-async def connected(bench: Bench, go: bool = True) -> Client:
-    client = Client(await bench.env.bytes.connect(f"unix:{bench.env.run_dir}/nbd.sock"))
-    if go:
-        await client.greet()
-        await client.go()
-    return client
-
-
-@asynccontextmanager
-async def exported(lent: bool = True) -> AsyncIterator[tuple[Bench, Volume, Exports]]:
-    async with a_volume() as (bench, volume):
-        if lent:
-            for index in range(SHAPE.slabs):
-                await placed(volume, bench.register(index))
-        exports = Exports(bench.env, volume)
-        await exports.open(f"{bench.env.run_dir}/nbd.sock")
-        yield bench, volume, exports
-        await exports.close_all()
-
+from plugins.memory.datapath.exports import CLIENTS_MAX
+from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdAnswer, NbdCommand, NbdError, NbdOption
+from tests.plugins.memory.nbd import SIZE, connected, exported
+from tests.plugins.memory.ports import PAGE, SHAPE, page, soon
 
 # ---- what is asked and answered --------------------------------------------------------------------------------------
 
@@ -116,7 +30,8 @@ async def test_whatever_is_written_at_whatever_offset_is_read_again(lent: bool) 
             length = min(SIZE - offset, rng.choice((1, 100, PAGE, 3 * PAGE, 20 * PAGE, rng.randrange(1, 60_000))))
             match rng.randrange(4):
                 case 0:
-                    assert await client.ask(NbdCommand.WRITE_ZEROES, offset, length) == 0
+                    flags = rng.choice((0, NO_HOLE))
+                    assert await client.ask(NbdCommand.WRITE_ZEROES, offset, length, flags=flags) == 0
                     model[offset : offset + length] = bytes(length)
                 case 1:
                     assert await client.ask(NbdCommand.TRIM, offset, length) == 0
@@ -395,59 +310,3 @@ def test_any_bytes_are_an_option_or_a_wire_error(data: bytes, head: bytes) -> No
         assert nbdwire.client_flags(head[:4]) & nbdwire.FIXED_NEWSTYLE
     except WireError:
         pass
-
-
-# ---- clients that no one here wrote ----------------------------------------------------------------------------------
-
-QEMU_IO = [
-    "write -P 5 0 64k", "read -P 5 0 64k", "write -P 7 1000 3000", "read -P 7 1000 3000", "read -P 5 4096 1000",
-    "write -z 8k 16k", "read -P 0 8k 16k", "discard 32k 8k", "read -P 0 32k 8k", "read -P 5 40k 24k",
-    "flush", "write -f -P 9 65000 3000", "read -P 9 65000 3000",
-]  # fmt: skip
-
-
-async def run(*argv: str) -> str:
-    """Output of a program that must succeed; skipped when it is not installed."""
-    if shutil.which(argv[0]) is None:
-        pytest.skip(f"{argv[0]} is not installed: apt-get install nbdkit fio libnbd-bin qemu-utils")
-    process = await asyncio.create_subprocess_exec(
-        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    async with asyncio.timeout(60):
-        said, _ = await process.communicate()
-    assert process.returncode == 0, said.decode()
-    return said.decode()
-
-
-def uri(bench: Bench) -> str:
-    return f"nbd+unix:///?socket={bench.env.run_dir}/nbd.sock"
-
-
-async def test_qemu_io_reads_what_it_wrote() -> None:
-    async with exported() as (bench, _, _):
-        said = await run("qemu-io", "-f", "raw", *(word for each in QEMU_IO for word in ("-c", each)), uri(bench))
-        assert "failed" not in said and said.count("bytes at offset") == len(QEMU_IO) - 1
-
-
-async def test_nbdinfo_sees_what_the_volume_can() -> None:
-    async with exported() as (bench, _, _):
-        said = await run("nbdinfo", uri(bench))
-        for line in ("can_fua: true", "can_multi_conn: true", "can_trim: true", f"export-size: {SIZE}"):
-            assert line in said
-
-
-async def test_nbdcopy_copies_a_file_in_and_out_again(tmp_path: Path) -> None:
-    async with exported() as (bench, _, _):
-        (tmp_path / "in").write_bytes(random.Random(3).randbytes(SIZE))
-        await run("nbdcopy", str(tmp_path / "in"), uri(bench))
-        await run("nbdcopy", uri(bench), str(tmp_path / "out"))
-        assert (tmp_path / "out").read_bytes() == (tmp_path / "in").read_bytes()
-
-
-async def test_fio_verifies_every_block_that_it_wrote() -> None:
-    async with exported() as (bench, _, _):
-        said = await run(
-            "fio", "--name=v", "--ioengine=nbd", f"--uri={uri(bench)}", "--rw=randwrite", "--bs=4k", "--iodepth=8",
-            f"--size={SIZE}", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--loops=3",
-        )  # fmt: skip
-        assert "err= 0" in said

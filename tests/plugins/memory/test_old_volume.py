@@ -14,9 +14,9 @@ from plugins.memory.datapath import old_layout
 from plugins.memory.datapath.control import ListPlaces, No, PlaceList
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.spill import Spill
 from plugins.memory.datapath.vold import NOT_OPEN, VolumeControl
-from plugins.memory.datapath.volume import VolumeRecord
 from plugins.memory.service.open_volume import OpenVolume
 from tests.plugins.memory.old_volume import LIFE, OldVolume
 from tests.plugins.memory.ports import PAGE, SHAPE, Bench, QuietLog, a_bench, page, read, soon, write

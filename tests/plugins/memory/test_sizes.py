@@ -21,9 +21,10 @@ from plugins.memory.datapath import control, old_index
 from plugins.memory.datapath.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.old_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.vold import VolumeControl
-from plugins.memory.datapath.volume import Shape, Volume
+from plugins.memory.datapath.volume import Volume
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
@@ -201,7 +202,7 @@ def test_a_process_of_before_that_tells_everything_each_time_is_understood() -> 
 
 
 class Known:
-    size_bytes, slab_bytes = HUGE.size_bytes, HUGE.slab_bytes
+    size_bytes, slab_bytes, members = HUGE.size_bytes, HUGE.slab_bytes, 1
 
 
 # ---- the index -------------------------------------------------------------------------------------------------------

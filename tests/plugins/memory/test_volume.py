@@ -10,8 +10,9 @@ from covey.checked import Damaged, load, save, seal
 from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost
 from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import Volume, VolumeRecord
+from plugins.memory.datapath.volume import Volume
 from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, placed, read, soon, write
 
 
@@ -469,15 +470,15 @@ async def test_a_write_during_recovery_is_not_overwritten_by_what_was_under_way_
 ) -> None:
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
-        read_there, on_its_way = RemoteSlab.read, asyncio.Event()
+        read_there, on_its_way = RemoteSlab.read_what_is_ours, asyncio.Event()
 
-        async def read_slowly(link: RemoteSlab, first: int, into: memoryview) -> Versions:
+        async def read_slowly(link: RemoteSlab, first: int, into: memoryview) -> tuple[Versions, list[int]]:
             found = await read_there(link, first, into)
             on_its_way.set()
             await asyncio.sleep(0.05)
             return found
 
-        monkeypatch.setattr(RemoteSlab, "read", read_slowly)
+        monkeypatch.setattr(RemoteSlab, "read_what_is_ours", read_slowly)
         await bench.wake_lender()
         await on_its_way.wait()
         await write(again, 1, 3)

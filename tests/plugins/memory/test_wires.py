@@ -30,6 +30,7 @@ from plugins.memory.messages import (
     SlabsAreHeld,
     SlabsHeld,
     SlabsHere,
+    Unrenewed,
 )
 from plugins.views import SlabView
 
@@ -44,6 +45,7 @@ SAID: list[Messages] = [
     CheckActivity(1, (REF, REF)),
     Activity(1, (SlabActivity(REF, 3.5),)),
     Evict("data", 3, 9, grace_s=10.0),
+    Unrenewed("data", 3, 9),
     Done("data", 3, 9),
     Renew((REF,)),
     SlabsHeld((REF,)),
@@ -171,8 +173,9 @@ def test_a_request_to_a_slab_that_is_accepted_lies_inside_it(code: int, page: in
         found = to_slab(bytes(data))
     except headers.WireError:
         return
-    if found.op is SlabOp.ATTACH or found.op is SlabOp.DETACH:
-        assert found.size == (32 if found.op is SlabOp.ATTACH else 0)
+    whole = {SlabOp.ATTACH: 32, SlabOp.DETACH: 0, SlabOp.PAIR: slabwire.PAIRED_BYTES, SlabOp.REGION: 0}
+    if found.op in whole:
+        assert found.size == whole[found.op]
         return
     assert found.pages >= 1 and found.page + found.pages <= 300
     written = {SlabOp.WRITE: 4096, SlabOp.COPY: 4104}

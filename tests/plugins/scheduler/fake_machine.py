@@ -88,6 +88,8 @@ class Machine:
         self.outputs: dict[tuple[JobId, int], bytes] = {}
         self.saves_and_exits = False
         """Its ranks answer SIGTERM with exit 0, and the runner gives no reason."""
+        self.takes_no_more = False
+        """No rank may join those that run here."""
 
 
 class FakeRunner:
@@ -128,6 +130,10 @@ class FakeRunner:
 
     async def start(self, spec: RanksSpec) -> None:
         key = (spec.job, spec.epoch)
+        known = self.machine.ranks.get(key)
+        if known is not None and known.since < spec.since:
+            self.machine.ranks[key] = spec
+            self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
         if key in self.machine.ranks or key in self.machine.ends:
             return
         if spec.epoch <= self.machine.forgotten.get(spec.job, 0):
@@ -135,6 +141,12 @@ class FakeRunner:
         self.machine.ranks[key] = spec
         self.machine.starts.append(key)
         self.tell(RanksStarted(spec.job, spec.epoch, {rank.rank: 100 + rank.rank for rank in spec.ranks}))
+
+    def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
+        return self.machine.ranks.get((job, epoch))
+
+    def may_join(self, job: JobId, epoch: int) -> bool:
+        return not self.machine.takes_no_more
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         self.stops.append((job, epoch, why))
@@ -153,8 +165,8 @@ class FakeRunner:
         return list(self.machine.ranks.values())
 
     def end(self, job: JobId, epoch: int, codes: dict[int, int], reason: str = "", lost: bool = False) -> None:
-        del self.machine.ranks[job, epoch]
-        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost)
+        since = self.machine.ranks.pop((job, epoch)).since
+        fact = self.machine.ends[job, epoch] = RanksEnded(job, epoch, codes, reason, lost, since)
         self.tell(fact)
 
     def running(self) -> Mapping[tuple[JobId, int], Mapping[int, int]]:

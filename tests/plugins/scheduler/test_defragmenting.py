@@ -14,6 +14,7 @@ from plugins.facts import GpusNow, HostView, Place
 from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
 from plugins.scheduler.machine.leader import QUIET_S, RackHost, ScheduleTick
 from plugins.scheduler.machine.models import StepHistory, gang_of
+from plugins.scheduler.machine.replacing import taken_over
 from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
@@ -30,11 +31,14 @@ from plugins.scheduler.policy.defragment import (
     RUN_LEAST_S,
     STARTS_LATER_S,
     TOGETHER_MAX,
+    Apart,
     Departure,
     Movable,
     WantedShape,
     departures,
     gains,
+    merging,
+    merging_gains,
     pays,
     together,
 )
@@ -392,3 +396,95 @@ def test_one_gang_moves_for_such_a_gain_once_in_some_minutes() -> None:
     it.led.say(CancelAsked(wall_s=1.0, job=it.waits))
     it.waits = it.led.submit(4, tenant="bob", skew=0.7)
     assert len(it.moves(TOGETHER_AGAIN_S)) == 1
+
+
+# ---- a gang that runs on several hosts -------------------------------------------------------------------------------
+
+
+def test_a_gang_goes_to_that_of_its_hosts_that_has_most_of_it() -> None:
+    gang = Apart(((H1, 1), (H2, 2), (H3, 1)))
+    assert merging(gang, {H1: 4, H2: 2, H3: 4, H4: 9}) == [(H1, H2), (H3, H2)]
+    assert merging(gang, {H1: 3, H2: 1, H3: 4}) == [(H2, H1), (H3, H1)], "the other has no room"
+    assert merging(gang, {H1: 2, H2: 1, H3: 2, H4: 9}) is None, "none of its own has"
+    assert merging(gang, {H2: 9}) is not None and merging(gang, {}) is None, "hosts that take no jobs"
+    assert merging(Apart(((H1, 4),)), {H1: 4}) is None
+    assert merging(Apart(tuple((HostId(f"x{n}"), 1) for n in range(TOGETHER_MAX + 2))), {HostId("x0"): 99}) is None
+
+
+def test_it_moves_where_it_would_lose_more_than_it_stands_still() -> None:
+    gang = Apart(((H1, 1), (H2, 1)))
+    assert merging_gains(gang, 0.0, TOLERATED, 1) and not merging_gains(gang, 0.0, PAUSE_S / RUN_LEAST_S, 1)
+    assert not merging_gains(gang, 0.0, 0.015, 2) and merging_gains(gang, 1000.0, 0.015, 2)
+
+
+class Wide(Spread):
+    """Nobody waits; j1, which runs on h1 and h2, has one huge tensor, and two GPUs are free on each host."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.led.say(CancelAsked(wall_s=1.0, job=self.waits))
+        self.minds(skew=0.7)
+
+    def minds(self, **spec: Any) -> None:
+        self.job(self.heals).spec = msgspec.structs.replace(self.job(self.heals).spec, **spec)
+
+    def joined(self) -> None:
+        job = self.job(self.heals)
+        ((host, to),) = job.moving.items()
+        left = job.place_on(host)
+        new = taken_over(Place(to, left.ranks, ("n0", "n1"), job.healed + 1), job.place_on(to))
+        self.led.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places={host: new}))
+        assert new in job.places
+        job.leaving = ()
+        self.led.queue._rebuild()
+        self.led.leader.feed.everything()
+
+
+def test_a_gang_that_runs_on_several_hosts_goes_on_on_one_once_there_is_room() -> None:
+    it = Wide()
+    (asked,) = it.moves()
+    assert (asked.job, asked.host, asked.to, asked.coordinator) == (it.heals, H2, H1, H1)
+    assert asked.by == "the leader, so that it lies on one host, not on 2," and asked.gang is None
+    assert it.moves() == []
+    it.joined()
+    assert [place.host for place in it.job(it.heals).places] == [H1]
+    assert it.moves(TOGETHER_AGAIN_S) == []
+
+
+def test_a_move_that_fails_is_tried_again_after_a_while() -> None:
+    it = Wide()
+    assert len(it.moves()) == 1
+    it.job(it.heals).moving = {}
+    it.led.queue._rebuild()
+    it.led.leader.feed.everything()
+    assert it.moves() == [] and len(it.moves(AGAIN_S)) == 1
+
+
+@pytest.mark.parametrize(
+    "but",
+    ["it does not mind", "any", "apart", "another starts", "suspect", "no room", "one stays", "parts", "as set"],
+)
+def test_it_stays_where_it_is(but: str) -> None:
+    it = Wide(defragment=but != "as set")
+    rack: tuple[RackHost, ...] = RACK
+    match but:
+        case "it does not mind":
+            it.minds(skew=0.0)
+        case "any" | "apart":
+            it.minds(pack=but)
+        case "another starts":
+            it.led.submit(6, tenant="bob")
+        case "suspect":
+            rack = (*RACK, RackHost(H4, 0, suspect=True))
+        case "no room":
+            rack = (RackHost(H1, 3), RackHost(H2, 3), RackHost(H3, 4))
+        case "one stays":
+            it.job(it.heals).healing = (H1,)
+            it.led.queue._rebuild()
+        case "parts":
+            it.job(it.heals).places = (Place(H1, (0, 1), ("a0+1", "a1")), it.job(it.heals).places[1])
+            it.led.queue._rebuild()
+        case _:
+            assert but == "as set"
+    it.led.leader.feed.everything()
+    assert it.moves(1.0, rack) == [] == it.moves(1.0, rack)

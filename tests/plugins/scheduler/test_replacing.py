@@ -3,6 +3,7 @@
 from math import inf
 from typing import Any
 
+import msgspec
 import pytest
 
 from covey.core import Heard, HostId, JobId
@@ -11,7 +12,7 @@ from plugins.scheduler.machine.gang import ATTEMPTS, Action, GrantSeen, Placemen
 from plugins.scheduler.machine.leader import RackHost, ScheduleTick
 from plugins.scheduler.machine.leases import LeaseAsked
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.replacing import LOSSES_MAX, waits_for, why_not
+from plugins.scheduler.machine.replacing import LOSSES_MAX, refused_move, taken_over, waits_for, why_not
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -74,6 +75,8 @@ class Healing(Told):
         before = self.job.place_on(old)
         gpus = more.pop("gpus", tuple(f"{new}-{n}" for n in range(len(before.gpus))))
         place = Place(new, more.pop("ranks", before.ranks), gpus, more.pop("since", self.job.healed + 1))
+        if more.pop("joins", False):
+            place = taken_over(place, self.job.place_on(new))
         return self.say(Replaced(wall_s=1.0, job=self.id, epoch=self.job.epoch, places={old: place}, **more))
 
     @property
@@ -189,7 +192,9 @@ def test_losses_with_steps_between_them_are_not() -> None:
 @pytest.mark.parametrize(
     ("new", "more", "why"),
     [
-        (H1, {}, "h1 has ranks of it"),
+        (H1, {}, "not the one that h2 had"),
+        (H1, {"joins": True, "gpus": ("g0", "g1")}, "GPU g0 on h1 belongs to j1"),
+        (H1, {"joins": True, "ranks": (2,)}, "not the one that h2 had"),
         (H3, {"ranks": (1, 2)}, "not the one that h2 had"),
         (H3, {"since": 2}, "not the one that h2 had"),
         (H3, {"gpus": ("a",)}, "gives 1 GPU to 2 workers"),
@@ -252,13 +257,73 @@ def test_a_move_that_finds_no_place_changes_nothing() -> None:
     ("host", "to", "why"),
     [
         (H3, None, "no rank of it is on h3"),
-        (H2, H1, "ranks of it are on h1 already"),
-        (H2, H2, "ranks of it are on h2 already"),
+        (H2, H2, "they are there already"),
     ],
 )
 def test_a_move_that_cannot_be_says_why(host: HostId, to: HostId | None, why: str) -> None:
     result = Healing().move(host, to)
     assert isinstance(result, NotApplied) and why in result.why
+
+
+def test_ranks_that_move_to_a_host_of_their_gang_join_those_that_run_there() -> None:
+    told = Healing()
+    assert isinstance(told.move(H1, H2), Applied) and told.job.awaits(H1)
+    assert isinstance(told.replace(H1, H2, gpus=("x", "y"), joins=True, master_addr="10.0.0.2", master_port=7), Applied)
+    grown = Place(H2, (2, 3, 0, 1), ("g2", "g3", "x", "y"), 1)
+    assert told.job.places == (grown,), "those that were there keep their numbers and GPUs"
+    assert (told.job.master_addr, told.job.master_port) == ("10.0.0.2", 7), "rank 0 came along"
+    assert waits_for(told.job, grown) == H1 and told.job.healing == ()
+    told.queue.check()
+    told.report(told.id, H1, {0: -9, 1: -9}, asked=True)
+    assert waits_for(told.job, grown) is None and set(told.queue.holders) == {H2}
+    assert isinstance(told.report(told.id, H2, {2: 0, 3: 0}), NotApplied), "what was reported before they came"
+    told.report(told.id, H2, dict.fromkeys(range(4), 0), since=1)
+    assert told.job.state == "done"
+
+
+def test_ranks_of_a_lost_host_may_join_others_and_the_rest_takes_a_host_too() -> None:
+    told = Healing()
+    told.lose(H2)
+    assert isinstance(told.replace(H2, H1, gpus=("x", "y"), joins=True), Applied)
+    assert told.job.places == (Place(H1, (0, 1, 2, 3), ("g0", "g1", "x", "y"), 1),)
+    assert told.job.missing == () and told.job.leaving == () and told.job.state == "running"
+    told.heals(H1)
+    assert "nobody would have what they need" in why_not(told.job), "a gang on one host"
+
+
+@pytest.mark.parametrize(
+    ("spec", "others", "why"),
+    [
+        ({"pack": "apart"}, (), "each of its ranks is to have a host of its own"),
+        ({}, ((H1, H3),), "its ranks on h1 are about to go on elsewhere, or lost"),
+    ],
+)
+def test_ranks_join_no_others_that_leave_or_want_hosts_of_their_own(
+    spec: dict[str, Any], others: tuple[tuple[HostId, HostId], ...], why: str
+) -> None:
+    told = Healing()
+    hosts = (H1, H2, H3, H4)
+    job = msgspec.structs.replace(told.job, healing=hosts, moving=dict(others))
+    job.places = tuple(Place(host, (n,), (f"{host}-0",)) for n, host in enumerate(hosts))
+    job.spec = msgspec.structs.replace(job.spec, **spec)
+    asked = MoveAsked(wall_s=1.0, job=job.id, epoch=job.epoch, host=H2, to=H1, coordinator=H3)
+    result = refused_move(job, asked, {})
+    assert result is not None and why in result.why
+
+
+def test_ranks_join_others_where_no_host_without_has_room() -> None:
+    it = Coordinator({H1: 2, H2: 4, H3: 1})
+    places = (Place(H1, (0, 1), ("a", "b")), Place(H2, (2, 3), ("c", "d")))
+    spec = JobSpec.parse({"argv": ["x"], "workers": 4})
+    sought = PlacesSought(((places[1], None),), (H1, H2), 5, 1, stays=places[:1])
+    ((host, ask),) = asks(it.dispatch(GrantSeen(JobId("j1"), 1, spec, sought=sought))).items()
+    assert (host, ask.joins, ask.workers) == (H1, True, 2)
+    (command,) = proposals(it.yes(H1, ask))
+    assert isinstance(command, Replaced)
+    assert command.places == {H2: Place(H1, (0, 1, 2, 3), ("a", "b", "h1-0", "h1-1"), 5)}
+    roomy = Coordinator({H1: 2, H2: 4, H3: 2})
+    found = asks(roomy.dispatch(GrantSeen(JobId("j1"), 1, spec, sought=sought)))
+    assert list(found) == [H3] and not found[H3].joins, "a host without ranks of it comes first"
 
 
 def test_a_gang_that_cannot_heal_does_not_move() -> None:

@@ -44,7 +44,7 @@ class Local:
     def ask(self, job: JobId, workers: int, epoch: int = 1, attempt: int = 1, **more: Any) -> Any:
         """The answer."""
         coordinator = more.pop("coordinator", HOME)
-        ask = Reserve(job, epoch, attempt, workers, more.pop("each", 1), more.pop("master", False), LEASE_S)
+        ask = Reserve(job, epoch, attempt, workers, more.pop("each", 1), more.pop("master", False), LEASE_S, **more)
         last = self.dispatch(Heard(coordinator, ask))[-1]
         if isinstance(last, KeepPort):
             return last.reserved
@@ -173,6 +173,48 @@ def test_a_job_without_gpus_is_always_welcome() -> None:
     assert isinstance(local.ask(J2, 3, each=0), Reserved)
 
 
+def grown(*gpus: str, **more: Any) -> Local:
+    """Ranks of a job run on g0, and two more are about to join them."""
+    local = Local()
+    local.ask(J1, 1)
+    local.dispatch(Starting(J1, 1, ("g0",)))
+    answer = local.ask(J1, 2, attempt=5, joins=True, **more)
+    assert isinstance(answer, Reserved) and answer.gpus == ("g1", "g2")
+    return local
+
+
+def test_ranks_that_join_others_have_gpus_of_their_own_until_the_log_has_them() -> None:
+    local = grown(master=True)
+    assert local.machine.owners() == {"g0": J1, "g1": J1, "g2": J1}
+    assert local.ask(J1, 2, attempt=5, joins=True).gpus == ("g1", "g2"), "asked twice"
+    local = local.restarted()
+    assert local.dispatch(Starting(J1, 1, ("g0", "g1", "g2"))) == [Save(), Save()], "the port is the rank's"
+    assert len(local.machine.all()) == 1 and local.machine.free() == ["g3"]
+    assert local.dispatch(Starting(J1, 1, ("g0", "g1", "g2"))) == ()
+    local.dispatch(RanksGone(J1, 1))
+    assert len(local.machine.free()) == 4
+
+
+def test_what_is_for_ranks_that_do_not_come_is_given_back_and_the_others_run_on() -> None:
+    for gone in (Heard(HOME, Release(J1, 1, 5)), SecondWent(), Starting(J1, 1, ("g0",))):
+        local = grown()
+        local.dispatch(GrantNews(J1, 1, live=True, over=False))
+        local.dispatch(GrantNews(J1, 1, live=False, over=False, joins=True))
+        local.now_s = LEASE_S + 1
+        local.dispatch(gone)
+        assert local.machine.owners() == {"g0": J1}, gone
+        assert isinstance(local.ask(J1, 1, attempt=6, joins=True), Reserved), gone
+
+
+def test_ranks_join_none_where_none_runs_and_do_not_begin_beside_some() -> None:
+    local = Local()
+    assert "no rank of it runs here" in local.ask(J1, 1, joins=True).reason
+    local.ask(J1, 1)
+    assert "no rank of it runs here" in local.ask(J1, 1, attempt=2, joins=True).reason
+    local.dispatch(Starting(J1, 1, ("g0",)))
+    assert "its ranks run here already" in local.ask(J1, 1, attempt=3).reason
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Coordinators ask, release and vanish, leases end, ranks start and end, the agent restarts: no GPU is ever held
     twice, and what runs keeps its GPUs."""
@@ -197,6 +239,20 @@ class AnyOrder(RuleBasedStateMachine):
             again = before is not None and before.attempt == attempt
             assert len(answer.gpus) == (len(before.gpus) if again and before else workers)
 
+    @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), attempt=st.integers(1, 3), workers=st.integers(1, 2))
+    def join(self, number: int, epoch: int, attempt: int, workers: int) -> None:
+        answer = self.local.ask(JobId(f"j{number}"), workers, epoch, attempt, joins=True)
+        assert isinstance(answer, NotReserved) or (JobId(f"j{number}"), epoch) in self.running
+
+    @rule(number=st.integers(1, 3), epoch=st.integers(1, 3))
+    def joined(self, number: int, epoch: int) -> None:
+        job = JobId(f"j{number}")
+        more, here = self.local.machine.find(job, epoch, joins=True), self.running.get((job, epoch))
+        if more is not None and here is not None:
+            self.running[job, epoch] = (*here, *more.gpus)
+            self.local.dispatch(Starting(job, epoch, self.running[job, epoch]))
+            assert self.local.machine.find(job, epoch, joins=True) is None
+
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), attempt=st.integers(1, 3))
     def release(self, number: int, epoch: int, attempt: int) -> None:
         self.local.dispatch(Heard(HOME, Release(JobId(f"j{number}"), epoch, attempt)))
@@ -219,6 +275,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(1, 3), epoch=st.integers(1, 3), live=st.booleans(), over=st.booleans())
     def news(self, number: int, epoch: int, live: bool, over: bool) -> None:
         self.local.dispatch(GrantNews(JobId(f"j{number}"), epoch, live and not over, over))
+        self.local.dispatch(GrantNews(JobId(f"j{number}"), epoch, False, over, joins=True))
 
     @rule(seconds=st.floats(0, 20))
     def wait(self, seconds: float) -> None:

@@ -1,0 +1,33 @@
+"""Two faults at once take both members of slabs of a volume without a disk: one member misses writes, since its lender
+is cut off or stopped, and before another one is filled the other lender's slab process and often the volume's own die.
+What was lost fails to be read, and is never older, zeros or another's; it can be written anew."""
+
+from chaos import faults
+from chaos.rackworld import SimRack
+from chaos.stories import leaked, lenders
+from chaos.stories.mirrored import BORROWER, VOLUME, whole
+from chaos.story import READ_S, ended
+
+
+def play(rack: SimRack) -> None:
+    rack.settle()
+    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, mirror=2)
+    rack.until(lambda: whole(rack), 60.0, "every slab has two members")
+    rack.run(rack.rng.uniform(1.0, 6.0))
+    first, second = rack.rng.sample(lenders(rack, BORROWER), 2)
+    for_s = rack.rng.uniform(3.0, 12.0)
+    if rack.rng.random() < 0.6:
+        faults.strike(rack.world, faults.Partition((BORROWER,), (first,), False, for_s))
+    else:
+        faults.strike(rack.world, faults.Pause(first, for_s, "slabd"))
+    rack.run(rack.rng.uniform(0.5, 6.0))
+    if rack.rng.random() < 0.8:
+        faults.strike(rack.world, faults.Kill("program", BORROWER, 0.0, "vol"))
+    faults.strike(rack.world, faults.Kill("program", second, 0.0, "slabd"))
+    rack.run(rack.rng.uniform(0.0, 20.0))
+    pager.signal(faults.SIGKILL)
+    menders = rack.menders(BORROWER)
+    rack.until(lambda: not any(each.alive for each in menders), 40 * READ_S, "what was lost is written anew")
+    assert all(each.code == 0 for each in menders)
+    ended(rack, {})
+    rack.until(lambda: not leaked(rack), 180.0, "no lender holds an unused slab")

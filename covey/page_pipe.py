@@ -1,0 +1,66 @@
+"""Bytes go over a unix socket as the pages in which they lie: the other end copies them once, and this one never.
+
+A pipe holds pages (`vmsplice(2)`), and a socket takes them from there (`splice(2)`), so nobody may write to them until
+the other end has read them. No copy is there if they are written before: what is sent this way must stay, and its
+memory must not be used for anything else. (Where it is unmapped the pages live on.)
+"""
+
+import ctypes
+import errno
+import fcntl
+import os
+
+import numpy as np
+
+PIPE_BYTES = 1 << 20
+"""As much as an unprivileged process may have."""
+_PAGES, _NONBLOCK = 1, 2
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _vmsplice() -> "ctypes._NamedFuncPointer | None":
+    try:
+        found = ctypes.CDLL(None, use_errno=True).vmsplice
+    except (OSError, AttributeError):
+        return None  # no Linux
+    found.argtypes = (ctypes.c_int, ctypes.POINTER(_Vector), ctypes.c_size_t, ctypes.c_uint)
+    found.restype = ctypes.c_ssize_t
+    return found if hasattr(os, "splice") else None
+
+
+_give = _vmsplice()
+
+
+class PagePipe:
+    """Of one socket."""
+
+    def __init__(self) -> None:
+        """OSError where there is none."""
+        if _give is None:
+            raise OSError(errno.ENOSYS, "this system gives no pages to sockets")
+        self._out, self._in = os.pipe()
+        try:
+            fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            pass  # this user has many pipes: it stays a small one
+
+    def fill(self, view: memoryview) -> int:
+        """As much of `view` as the empty pipe holds: at least one byte. OSError."""
+        assert _give is not None
+        here = np.frombuffer(view, np.uint8)
+        count = int(_give(self._in, ctypes.byref(_Vector(here.ctypes.data, len(here))), _PAGES, _NONBLOCK))
+        if count < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return count
+
+    def drain(self, to: int, count: int, waits: bool) -> int:
+        """So much of that at most to a socket. BlockingIOError when it takes nothing now."""
+        return os.splice(self._out, to, count, flags=0 if waits else _NONBLOCK)
+
+    def close(self) -> None:
+        os.close(self._out)
+        os.close(self._in)

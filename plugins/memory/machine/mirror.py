@@ -1,0 +1,229 @@
+"""The members of one slab that has no disk, as the volume's process knows them: who may serve, and who must be called
+not whole before a write is acknowledged without him.
+
+       the slab is opened there         every page is there, and this host's disk says so
+     --------------------------> Filling -----------------------------------------------> Whole
+                                  ^   |                                                   |  ^
+             its link works again |   | its link ends                       its link ends |  | works again
+                                  |   v                                                   v  |
+                                 Behind <----------------------------------------------- Unlinked
+                                          a write is acknowledged without it
+
+A slab *serves* while a whole member has a link. Without one it *asks*: those that this host's disk calls whole say
+which versions they hold; the newest of each page is what the page is, and is brought to all who answered before
+anything is read. So it begins after a crash of the process, and so it goes on when all links end at once. A member that
+does not answer meanwhile is out, unless it is the last.
+
+Nothing here touches a link or a disk: methods say what follows, and are told when it is done.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from covey.transitions import StateTable
+from plugins.memory.policy import mirroring
+from plugins.memory.policy.mirroring import MEMBERS
+
+
+class Filling(msgspec.Struct, frozen=True):
+    """It has a link, takes every write, and lacks pages; or (`filled`) nothing, and waits for another to begin with."""
+
+    filled: bool = False
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """It has a link, and every acknowledged write."""
+
+
+class Unlinked(msgspec.Struct, frozen=True):
+    """Its link ended, and nothing was acknowledged without it."""
+
+
+class Behind(msgspec.Struct, frozen=True):
+    """Its link ended, and something may have been acknowledged without it."""
+
+
+class Awaited(msgspec.Struct, frozen=True):
+    """This host's disk calls it whole, no member serves, and it has not said what it holds."""
+
+
+class Out(msgspec.Struct, frozen=True):
+    """Nothing depends on it any more."""
+
+
+Member = Filling | Whole | Unlinked | Behind | Awaited | Out
+TRANSITIONS: StateTable[Member] = StateTable(
+    "member of a slab without a disk",
+    {
+        Filling: {
+            Filling: "it lacks nothing, and there is no other one to begin with",
+            Whole: "it lacks nothing, and this host's disk says so",
+            Behind: "its link ended",
+            Out: "it is closed, or no whole member has a link",
+        },
+        Whole: {
+            Unlinked: "its link ended",
+            Out: "it is closed",
+        },
+        Unlinked: {
+            Whole: "its link works again",
+            Behind: "a write is acknowledged without it",
+            Awaited: "no whole member has a link any more",
+            Out: "its link does not work again, or it is closed",
+        },
+        Behind: {
+            Filling: "its link works again",
+            Out: "its link does not work again, it is closed, or no whole member has a link",
+        },
+        Awaited: {
+            Whole: "it said what it holds, and all who did hold the same",
+            Out: "it does not answer and another one did, or its lender has lost it",
+        },
+        Out: {},
+    },
+    begins=(Filling, Awaited),
+)
+
+
+class Mirror:
+    """By epoch. `lost`: all whole members were lost at once; what is not written again cannot be read."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, Member] = {}
+        self.lost = False
+        self.whole: list[int] = []
+        """Those that may be read from, and must have a write before it is acknowledged. Looked at for every request."""
+        self.takes: list[int] = []
+        """Those to which a write goes."""
+        self.on_record: list[int] = []
+        """Those that this host's disk must call whole, and no others."""
+
+    def _count(self) -> None:
+        """After every change."""
+        self.whole, self.takes = self._those(Whole), self._those(Filling, Whole)
+        self.on_record = self._those(Whole, Unlinked, Awaited)
+
+    def of(self, epoch: int) -> Member:
+        """`Out` also of one that is not known."""
+        return self._members.get(epoch, Out())
+
+    def _those(self, *kinds: type) -> list[int]:
+        return [epoch for epoch, member in sorted(self._members.items()) if isinstance(member, kinds)]
+
+    @property
+    def asked(self) -> list[int]:
+        return self._those(Awaited)
+
+    @property
+    def serves(self) -> bool:
+        return bool(self.whole)
+
+    @property
+    def asks(self) -> bool:
+        """Some may hold what was acknowledged, and none may be read."""
+        return bool(self.asked)
+
+    def _become(self, epoch: int, member: Member) -> None:
+        after = TRANSITIONS.next(self._members[epoch], member)
+        if isinstance(after, Out):
+            del self._members[epoch]
+        else:
+            self._members[epoch] = after
+        self._count()
+
+    # ---- coming ----
+
+    def found(self, epoch: int) -> None:
+        """An earlier process left it whole."""
+        self._members[epoch] = TRANSITIONS.first(Awaited())
+        self._count()
+
+    def opened(self, epoch: int) -> None:
+        self._members[epoch] = TRANSITIONS.first(Filling())
+        self._count()
+
+    def filled(self, epoch: int) -> list[int]:
+        """It lacks nothing. Those that this host's disk must call whole now; `whole_now` follows. A slab begins with
+        two, so that its first write is at both."""
+        if not isinstance(self.of(epoch), Filling):
+            return []
+        self._become(epoch, Filling(filled=True))
+        if self.on_record:
+            return [epoch]
+        ready = [each for each in self._those(Filling) if self._members[each] == Filling(filled=True)]
+        return ready if len(ready) >= MEMBERS else []
+
+    def whole_now(self, epochs: Collection[int]) -> list[int]:
+        """The disk says so. Those of them that are still here."""
+        found = [epoch for epoch in epochs if isinstance(self.of(epoch), Filling)]
+        for epoch in found:
+            self._become(epoch, Whole())
+        return found
+
+    def answered(self, epochs: Collection[int]) -> list[int]:
+        """All of these hold the same now, and serve; the others that were asked are out: they are returned."""
+        others = [epoch for epoch in self.asked if epoch not in epochs]
+        for epoch in epochs:
+            self._become(epoch, Whole())
+        for epoch in others:
+            self._become(epoch, Out())
+        return others
+
+    def falls_behind(self, epoch: int) -> None:
+        """It lacks pages that are written while its link begins to work again."""
+        if isinstance(self.of(epoch), Unlinked):
+            self._become(epoch, Behind())
+
+    def works_again(self, epoch: int) -> None:
+        """Its link does."""
+        self._become(epoch, Whole() if isinstance(self.of(epoch), Unlinked) else Filling())
+
+    # ---- going ----
+
+    def link_ended(self, epoch: int) -> list[int]:
+        """Those that are out by that: when nobody is left who serves, all but those on record."""
+        member = self.of(epoch)
+        if isinstance(member, Filling):
+            self._become(epoch, Behind())
+        elif isinstance(member, Whole):
+            self._become(epoch, Unlinked())
+        if self.whole or not self.on_record or not isinstance(member, Whole):
+            return []
+        out = self._those(Filling, Behind)
+        for each in out:
+            self._become(each, Out())
+        for each in self._those(Unlinked):
+            self._become(each, Awaited())
+        return out
+
+    def written(self, has: Collection[int]) -> list[int] | None:
+        """A write is at these members. Who is called not whole by that, which the disk must say before the write is
+        acknowledged; None: it cannot be."""
+        if len(self.whole) == len(self.on_record) and set(has).issuperset(self.on_record):
+            return [] if self.whole else None  # as nearly always
+        behind = mirroring.acknowledged(self.on_record, [epoch for epoch in has if epoch in self.whole])
+        for epoch in behind or ():
+            if isinstance(self.of(epoch), Whole):
+                self._become(epoch, Unlinked())
+            self._become(epoch, Behind())
+        return behind
+
+    def may_leave(self, epoch: int, empty: bool) -> bool:
+        """`empty`: nothing was ever written to the slab."""
+        if isinstance(self.of(epoch), Filling | Behind | Out):
+            return True
+        return not self.asks and mirroring.may_leave(epoch, self.whole, empty)
+
+    def leave(self, epoch: int) -> None:
+        """It is closed, its link does not work again, or its lender has lost it."""
+        if epoch in self._members:
+            self._become(epoch, Out())
+
+    def given_up(self, epoch: int) -> bool:
+        """Its lender has lost it, or a person does not want to wait. Whether that was the last one."""
+        if not isinstance(self.of(epoch), Awaited):
+            return False
+        self._become(epoch, Out())
+        self.lost = self.lost or not self.on_record
+        return not self.on_record

@@ -1,0 +1,27 @@
+"""Which way pages go between this host and others, in one line for people."""
+
+from collections.abc import Mapping, Sequence
+
+from covey.verbs import VerbsFound
+from plugins.memory.datapath.control import PageCounts, RdmaLent
+
+
+def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:
+    """For `agentctl status`. What byte processes met says more than what is there to be seen."""
+    if found.why:
+        return f"over TCP; no RDMA: {found.why}"
+    slabs, failed = sum(each.rdma_slabs for each in volumes), sum(each.rdma_failed for each in volumes)
+    said = [f"over RDMA ({found.device}): {slabs} borrowed slabs, {lent.pairs} volumes of others"]
+    said += [f"over TCP instead: {why}" for why in sorted({each.rdma_why for each in volumes if each.rdma_why})[:2]]
+    if lent.why:
+        said.append(f"refused to others: {lent.why}")
+    if failed:
+        said.append(f"{failed} queue pairs failed")
+    return "; ".join(said)
+
+
+def metrics(volumes: Sequence[PageCounts]) -> Mapping[str, float]:
+    return {
+        "covey_volume_one_sided_slabs": sum(each.rdma_slabs for each in volumes),
+        "covey_volume_queue_pairs_failed_total": sum(each.rdma_failed for each in volumes),
+    }

@@ -1,0 +1,77 @@
+"""What people see of volumes and their slabs."""
+
+from collections.abc import Sequence
+
+from covey.core import HostId
+from plugins.memory.datapath.control import OpenPlace, SlabCounts
+from plugins.memory.machine.slab import BorrowedSlab
+from plugins.memory.policy import mirroring
+from plugins.memory.service.open_volume import OpenVolume
+from plugins.views import SlabView, VolumeView, WaitView
+
+
+def volume_view(
+    volume: OpenVolume, host: HostId, slabs: Sequence[BorrowedSlab], path: str, waits_for: tuple[WaitView, ...]
+) -> VolumeView:
+    """`slabs`: as the machine knows them, members of mirrored ones each."""
+    known, counts = volume.known, volume.counts
+    return VolumeView(
+        volume=known.volume,
+        host=host,
+        size_bytes=known.size_bytes,
+        page_bytes=known.page_bytes,
+        slab_bytes=known.slab_bytes,
+        slabs_mapped=_served(slabs, known.members),
+        slabs=volume.slabs,
+        read_bytes=counts.read_bytes if counts else 0,
+        written_bytes=counts.written_bytes if counts else 0,
+        remote_read_bytes=counts.remote_read_bytes if counts else 0,
+        disk_read_bytes=counts.disk_read_bytes if counts else 0,
+        process_alive=volume.process.ready.is_set(),
+        path=path,
+        waits_for=waits_for,
+        trouble=volume.trouble,
+        tenant=known.tenant,
+        job=known.job,
+        members=known.members,
+        slabs_whole=volume.formed() if known.members > 1 else 0,
+    )
+
+
+def _served(slabs: Sequence[BorrowedSlab], members: int) -> int:
+    """Slabs that a lender serves, whichever member it has."""
+    return len({mirroring.slab_of(slab.index, members) for slab in slabs if slab.is_served})
+
+
+def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests_per_s: float) -> SlabView:
+    """Of one slab, or of one member."""
+    counts = volume.counted.get(slab.index) or SlabCounts(slab.index, 0, 0, 0)
+    known, index = volume.known, mirroring.slab_of(slab.index, slab.members)
+    return SlabView(
+        volume=slab.volume,
+        index=index,
+        borrower=borrower,
+        state=slab.state,
+        lender=HostId(slab.place.lender) if slab.place else None,
+        size_bytes=min(known.slab_bytes, known.size_bytes - index * known.slab_bytes),
+        pages_written=counts.written,
+        pages_remote=counts.remote,
+        requests_per_s=round(requests_per_s, 3),
+        epoch=slab.place.epoch if slab.place else 0,
+        member=slab.index % slab.members,
+        members=slab.members,
+    )
+
+
+def trouble_told(trouble: str, members: int) -> tuple[str, str]:
+    """What the event log of a volume says when its trouble begins, changes or ends: event and reason."""
+    if members == 1:
+        return ("disk refuses", trouble) if trouble else ("disk well again", "it takes pages")
+    return ("not whole", trouble) if trouble else ("whole again", f"every slab in use has {members} whole members")
+
+
+def given_up_told(place: OpenPlace, members: int) -> str:
+    """What the event log of a volume says when a person does not want to wait for a lender."""
+    slab = mirroring.slab_of(place.index, members)
+    cost = "pages written there last may read older" if members == 1 else "what no other member has is lost"
+    return f"slab {slab} waits no longer for {place.lender}; {cost}"

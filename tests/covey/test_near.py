@@ -1,0 +1,326 @@
+"""Ranks and an aggregator of one host: its unix socket, pages instead of copies, results copied as they come."""
+
+import asyncio
+import ctypes
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from agent.ports.bytes import SocketBytes
+from covey import page_pipe
+from covey.early_copy import EarlyCopy
+from covey.page_pipe import PagePipe
+from covey.ports import ANYBODY, ByteStream
+from covey.splicing import PageStream
+from covey.tensor_link import TensorLink
+from covey.tensors import TensorClient
+from covey.tensorwire import (
+    HEADER_BYTES,
+    Declared,
+    TensorOp,
+    TensorWireError,
+    frame,
+    is_lasting,
+    parse,
+    verify,
+)
+from plugins.aggregator.datapath.memory import Arena
+from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
+from tests.plugins.aggregator.harness import added
+from tests.plugins.aggregator.loopback import AggdThread, Quiet
+
+SHAPE = (300_000,)
+
+
+@pytest.fixture
+def near(tmp_path: Path) -> Iterator[AggdThread]:
+    running = AggdThread(tmp_path, near="near.sock")
+    yield running
+    running.finish()
+
+
+def near_links(ranks: Ranks) -> list[bool]:
+    links = [client._far.table(0)._link for client in ranks.clients]
+    return [link is not None and link.near for link in links]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_sums_over_its_socket_have_the_same_bits_and_arrays_may_change_right_after(
+    near: AggdThread, in_place: bool
+) -> None:
+    ranks = Ranks(3)
+    wrong: list[tuple[int, int]] = []
+
+    def script(rank: int, client: TensorClient) -> None:
+        given = np.empty(SHAPE, np.float32)
+        out = given if in_place else np.empty(SHAPE, np.float32)
+        for round in range(6):
+            given[:] = deltas(rank, round, SHAPE)
+            client.push_pull("g", given, out=out)
+            expected = added([deltas(each, round, SHAPE) for each in range(3)], "tree")
+            wrong.extend([(rank, round)] * (out.tobytes() != expected.tobytes()))
+            given[:] = np.nan
+        assert all(near_links(ranks))
+
+    ranks.moved(near.serve("j1", EPOCH + 1, 3))
+    ranks.end(ranks.start(script))
+    assert not wrong and not ranks.lost
+
+
+def test_an_aggregator_that_is_lost_between_changes_no_bit(near: AggdThread, tmp_path: Path) -> None:
+    other_dir = tmp_path / "other"
+    other_dir.mkdir()
+    first = AggdThread(other_dir, near="near.sock")
+    ranks = Ranks(2)
+    results: dict[tuple[int, int], bytes] = {}
+    half, gone = threading.Barrier(2), threading.Event()
+
+    def script(rank: int, client: TensorClient) -> None:
+        given = np.empty(SHAPE, np.float32)
+        for round in range(4):
+            given[:] = deltas(rank, round, SHAPE)
+            if round == 2 and rank == 1:  # rank 0 has pushed, and waits
+                assert gone.wait(10)
+            handle = client.push("g", given, out=given)
+            if round == 2 and rank == 0:
+                until(lambda: bool(first.now().jobs[0].received_bytes > 4 * SHAPE[0] * 4))
+                first.kill()
+                ranks.moved(near.serve("j1", EPOCH + 2, 2))
+                gone.set()
+            results[rank, round] = handle.wait().tobytes()
+            half.wait(10)
+
+    ranks.moved(first.serve("j1", EPOCH + 1, 2))
+    ranks.end(ranks.start(script))
+    for rank, round in results:
+        expected = added([deltas(each, round, SHAPE) for each in range(2)], "tree")
+        assert results[rank, round] == expected.tobytes(), (rank, round)
+
+
+def test_ranks_here_and_elsewhere_get_each_its_checksum(near: AggdThread) -> None:
+    ranks = Ranks(2)
+    at = near.serve("j1", EPOCH + 1, 2)
+    ranks.clients[0].moved(at)
+    ranks.clients[1].moved(msgspec.structs.replace(at, near=""))
+    results: dict[int, bytes] = {}
+
+    def script(rank: int, client: TensorClient) -> None:
+        for _ in range(3):
+            results[rank] = client.push_pull("g", deltas(rank, 0, SHAPE)).tobytes()
+        assert near_links(ranks) == [True, False]
+
+    ranks.end(ranks.start(script))
+    expected = added([deltas(each, 0, SHAPE) for each in range(2)], "tree").tobytes()
+    assert set(results.values()) == {expected} and not ranks.lost
+
+
+def test_where_there_is_no_such_socket_ranks_come_over_tcp(near: AggdThread) -> None:
+    ranks = Ranks(1)
+    at = near.serve("j1", EPOCH + 1, 1)
+    ranks.moved(msgspec.structs.replace(at, near=at.near + ".other"))
+    ranks.end(ranks.start(lambda rank, client: client.barrier()))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = TensorLink(f"127.0.0.1:{server.getsockname()[1]}", near="/nowhere")
+        assert not link.near
+        link.close()
+
+
+def test_its_socket_is_for_every_user_and_a_second_process_goes_on_without(near: AggdThread, tmp_path: Path) -> None:
+    assert os.stat(near.aggd.near).st_mode & 0o777 == 0o666
+    second = AggdThread(tmp_path, near="near.sock", control="other.sock")
+    assert not second.aggd.near and "no unix socket" in second.log.warnings[0]
+    second.finish()
+
+
+def test_numbers_of_this_host_are_not_checked_and_headers_are() -> None:
+    head, payload = frame(TensorOp.PUSH, 1, 2, payload=b"1234", near=True)
+    verify(head, b"1235", near=True)
+    with pytest.raises(TensorWireError):
+        verify(head, payload)
+    for at in range(HEADER_BYTES):
+        wrong = bytearray(head)
+        wrong[at] ^= 1
+        with pytest.raises(TensorWireError):
+            parse(wrong)
+            verify(wrong, payload, near=True)
+    head, _ = frame(TensorOp.OPEN, 1, 2, payload=b"1234", near=True)
+    with pytest.raises(TensorWireError):
+        verify(head, b"1235", near=True)
+    assert [op for op in TensorOp if is_lasting(frame(op, 1, 2)[0])] == [TensorOp.PUSH, TensorOp.RESULT]
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, count, np.uint8)
+
+
+def test_pages_of_any_place_and_length_come_as_they_are() -> None:
+    ours, theirs = socket.socketpair()
+    pipe, data = PagePipe(), numbers(3 << 20)
+    with ours, theirs:
+        for first, end in ((0, 1), (1, 4097), (4095, 70_001), (13, 3 << 20)):
+            found = bytearray(end - first)
+
+            def read(into: bytearray = found) -> None:
+                view = memoryview(into)
+                while view.nbytes:
+                    view = view[theirs.recv_into(view) :]
+
+            reader = threading.Thread(target=read)
+            reader.start()
+            view = data.data[first:end]
+            while view.nbytes:
+                count = pipe.fill(view)
+                view = view[count:]
+                while count:
+                    count -= pipe.drain(ours.fileno(), count, waits=True)
+            reader.join(10)
+            assert found == data[first:end].tobytes()
+    pipe.close()
+
+
+def test_what_was_given_back_and_not_read_yet_is_not_overwritten() -> None:
+    """A job ends while its last result is on its way to a rank: its memory may be needed for another one."""
+    size = 200_000
+    block = bytearray(4 * size)  # glibc: from now on memory of this size is not mapped for itself
+    del block
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        pipe, array = PagePipe(), Arena().take(size, np.dtype(np.uint8))
+        array[:] = 7
+        sent = 0
+        while sent < size // 2:
+            count = pipe.fill(array.data[sent : size // 2])
+            sent += pipe.drain(ours.fileno(), count, waits=True)
+        del array
+        gc.collect()
+        others = [np.full(size, 9, np.uint8) for _ in range(4)]
+        found = bytearray(sent)
+        assert theirs.recv_into(found, 0, socket.MSG_WAITALL) == sent
+        assert found == b"\7" * sent and others
+        pipe.close()
+
+
+def test_memory_that_cannot_be_given_is_copied(monkeypatch: pytest.MonkeyPatch, near: AggdThread) -> None:
+    def refuses(*args: object) -> int:
+        ctypes.set_errno(14)
+        return -1
+
+    link = TensorLink("127.0.0.1:1", near=near.aggd.near)
+    monkeypatch.setattr(page_pipe, "_give", refuses)
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with theirs:
+        link.sock.close()
+        link.sock = ours
+        sent = frame(TensorOp.PUSH, 1, 2, payload=bytes(numbers(70_000)), near=True)
+        link.send((sent,))
+        found = bytearray(HEADER_BYTES + 70_000)
+        assert theirs.recv_into(found, 0, socket.MSG_WAITALL) == len(found)
+        assert found == sent[0] + bytes(sent[1])
+        link.close()
+
+
+async def lent(path: Path) -> tuple[ByteStream, ByteStream]:
+    accepted: asyncio.Queue[ByteStream] = asyncio.Queue()
+
+    async def accept(stream: ByteStream) -> None:
+        accepted.put_nowait(stream)
+        await asyncio.sleep(3600)
+
+    port = SocketBytes(Quiet())
+    await port.listen(f"unix:{path}", accept, ANYBODY)
+    far = await port.connect(f"unix:{path}")
+    return await accepted.get(), far
+
+
+async def test_a_slow_reader_holds_up_who_lends_and_gets_all(tmp_path: Path) -> None:
+    near, far = await lent(tmp_path / "s.sock")
+    stream: object = near
+    assert isinstance(stream, PageStream)
+    data, heads = numbers(9 << 20), [bytes([at]) * 40 for at in range(3)]
+    lending = asyncio.ensure_future(_lend_all(stream, heads, data))
+    await asyncio.sleep(0.05)
+    assert not lending.done(), "the reader has read nothing"
+    for at, head in enumerate(heads):
+        found = bytearray(40 + (3 << 20))
+        await far.read_into(memoryview(found))
+        assert found[:40] == head and found[40:] == data[at * (3 << 20) : (at + 1) * (3 << 20)].tobytes()
+    await lending
+    await near.write(b"after")
+    found = bytearray(5)
+    await far.read_into(memoryview(found))
+    assert found == b"after"
+
+
+async def _lend_all(stream: PageStream, heads: list[bytes], data: np.ndarray) -> None:
+    for at, head in enumerate(heads):
+        await stream.lend(head, data.data[at * (3 << 20) : (at + 1) * (3 << 20)])
+
+
+@pytest.mark.parametrize("how", ["closed here", "closed there", "cancelled"])
+async def test_who_lends_is_told_of_the_end_and_keeps_no_descriptor(tmp_path: Path, how: str) -> None:
+    near, far = await lent(tmp_path / "s.sock")
+    stream: object = near
+    assert isinstance(stream, PageStream)
+    before = len(os.listdir("/proc/self/fd"))
+    lending = asyncio.ensure_future(stream.lend(b"head", numbers(9 << 20).data))
+    await asyncio.sleep(0.05)
+    assert not lending.done() and len(os.listdir("/proc/self/fd")) == before + 3
+    ends: dict[str, Callable[[], object]] = {"closed here": near.close, "closed there": far.close}
+    ends.get(how, lending.cancel)()
+    with pytest.raises((ConnectionError, asyncio.CancelledError)):
+        await lending
+    near.close()
+    far.close()
+    await asyncio.sleep(0.05)
+    assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+TWO_PARTS = Declared("g", "grad", (6,), 16)
+RESULT = bytes(range(24))
+
+
+@pytest.mark.parametrize("parts", [(), (0,), (1,), (1, 0), (0, 1)])
+def test_a_result_is_whole_whatever_came_early(parts: tuple[int, ...]) -> None:
+    out, given = bytearray(b"." * 24), bytearray(b"." * 24)
+    copy = EarlyCopy(TWO_PARTS, memoryview(out), [given])
+    for part in parts:
+        start, end = TWO_PARTS.span(part)
+        copy.came(part, RESULT[start:end])
+        assert out[start:end] == RESULT[start:end], "it is copied as it comes"
+    copy.came(2, b"moments of an optimizer")
+    copy.finish(RESULT)
+    assert out == RESULT and given == b"." * 24
+
+
+def test_what_was_pushed_stays_until_the_result_is_whole() -> None:
+    """An aggregator that dies now would need it again."""
+    memory = bytearray(b"." * 40)
+    out, given = memoryview(memory)[:24], memoryview(memory)[16:40]
+    copy = EarlyCopy(TWO_PARTS, out, [given])
+    copy.came(0, RESULT[:16])
+    assert memory == b"." * 40
+    copy.finish(RESULT)
+    assert out == RESULT
+
+
+def test_of_a_result_that_comes_again_all_is_copied_again() -> None:
+    out = bytearray(24)
+    copy = EarlyCopy(TWO_PARTS, memoryview(out), [])
+    copy.came(0, b"x" * 16)
+    copy.forget()
+    copy.finish(RESULT)
+    assert out == RESULT

@@ -1,0 +1,159 @@
+"""A stand-in for an RDMA device: two ends in one process, for what the byte path makes of it, in `make check`.
+
+It says nothing about devices: what those do is seen over SoftRoCE in the guest (`make rdma`). It keeps the promises of
+`covey.verbs`, and a test holds it up, cuts it, lets it do half of a post, or makes it refuse.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from covey.verbs import NoVerbs, PairPlace, VerbsFound, VerbStep
+
+
+class StandInNetwork:
+    """All devices of a test."""
+
+    def __init__(self) -> None:
+        self.regions: dict[int, StandInRegion] = {}
+        """By key."""
+        self.pairs: dict[int, StandInPair] = {}
+        self.numbers = count(1)
+        self.held = False
+        """Nothing that is posted is done, until `go_on`."""
+        self.steps_left = -1
+        """So many steps are done yet, then nothing ever; -1: all."""
+        self.steps: list[VerbStep] = []
+        """That were done."""
+        self.unreachable = False
+        self.wire: list[tuple[int, int, VerbStep, bytes]] = []
+        """What a pair had sent when it was closed: from whom, to whom, a WRITE and its bytes."""
+
+    def go_on(self) -> None:
+        self.held = False
+        for sender, receiver, step, data in self.wire:
+            pair, region = self.pairs.get(receiver), self.regions.get(step.there_key)
+            if pair is not None and pair.peer == sender and region is not None and region.device is pair.device:
+                at = step.there - region.address
+                region.memory[at : at + step.size] = data
+        self.wire.clear()
+        for pair in list(self.pairs.values()):
+            pair.work()
+
+
+class StandInVerbs:
+    """One host's. `refuses`: what it says to whoever opens it, `locks` to whoever registers remote memory."""
+
+    def __init__(self, network: StandInNetwork) -> None:
+        self.network = network
+        self.refuses = self.locks = ""
+
+    def look(self, needs_bytes: int) -> VerbsFound:
+        return VerbsFound("" if self.refuses else "stand-in", self.refuses)
+
+    def open(self) -> "StandInDevice":
+        if self.refuses:
+            raise NoVerbs(self.refuses)
+        return StandInDevice(self)
+
+
+class StandInDevice:
+    name = "stand-in"
+
+    def __init__(self, verbs: StandInVerbs) -> None:
+        self.verbs, self.network = verbs, verbs.network
+        self.open_things = 0
+
+    def register(self, memory: memoryview, remote: bool) -> "StandInRegion":
+        if remote and self.verbs.locks:
+            raise NoVerbs(self.verbs.locks)
+        return StandInRegion(self, memory, remote)
+
+    def pair(self, done: Callable[[str], None]) -> "StandInPair":
+        return StandInPair(self, done)
+
+    def close(self) -> None:
+        assert not self.open_things, "a domain is closed with something in it"
+
+
+class StandInRegion:
+    """Addresses are chosen so that no two regions touch."""
+
+    def __init__(self, device: StandInDevice, memory: memoryview, remote: bool) -> None:
+        self.device, self.remote = device, remote
+        self.memory = memory.cast("B")
+        self.key = next(device.network.numbers)
+        self.address = self.key << 40
+        device.network.regions[self.key] = self
+        device.open_things += 1
+
+    def close(self) -> None:
+        if self.device.network.regions.pop(self.key, None) is not None:
+            self.device.open_things -= 1
+
+
+class StandInPair:
+    def __init__(self, device: StandInDevice, done: Callable[[str], None]) -> None:
+        self.device, self._done = device, done
+        self.network = device.network
+        self.number = next(self.network.numbers)
+        self.where = PairPlace(bytes(16), 0, self.number, 0, 3)
+        self.network.pairs[self.number] = self
+        self.peer = 0
+        self.failed = ""
+        self._posts: deque[Sequence[VerbStep]] = deque()
+        self._loop = asyncio.get_running_loop()
+        device.open_things += 1
+
+    def connect(self, peer: PairPlace) -> None:
+        self.peer = peer.number
+
+    def post(self, steps: Sequence[VerbStep]) -> None:
+        self._posts.append(steps)
+        self._loop.call_soon(self.work)
+
+    def close(self) -> None:
+        if self.network.pairs.pop(self.number, None) is not None:
+            for step in [step for steps in self._posts for step in steps if not step.is_read]:
+                here = self.network.regions[step.here_key]
+                at = step.here - here.address
+                self.network.wire.append((self.number, self.peer, step, bytes(here.memory[at : at + step.size])))
+            self._posts.clear()
+            self.device.open_things -= 1
+
+    def work(self) -> None:
+        """Whoever is not connected to us, or not there, lets us wait, like a peer that does not answer."""
+        while self._posts and not self.network.held and not self.network.unreachable:
+            other = self.network.pairs.get(self.peer)
+            if self.failed:
+                self._posts.popleft()
+                self._done(self.failed)
+            elif other is None or other.peer != self.number:
+                return
+            else:
+                steps = self._posts.popleft()
+                self.failed = next(filter(None, (self._step(step, other.device) for step in steps)), "")
+                if self.network.steps_left == 0:
+                    return
+                self._done(self.failed)
+
+    def _step(self, step: VerbStep, there: StandInDevice) -> str:
+        if self.network.steps_left == 0:
+            return ""
+        here = self.network.regions[step.here_key]
+        region = self.network.regions.get(step.there_key)
+        if region is None or not region.remote or region.device is not there:
+            return "the peer does not allow access to that memory any more"
+        at, from_ = step.there - region.address, step.here - here.address
+        if at < 0 or at + step.size > len(region.memory):
+            return "the peer does not allow access to that memory any more"
+        mine, theirs = here.memory[from_ : from_ + step.size], region.memory[at : at + step.size]
+        if step.is_read:
+            mine[:] = theirs
+        else:
+            theirs[:] = mine
+        self.network.steps.append(step)
+        if self.network.steps_left > 0:
+            self.network.steps_left -= 1
+        return ""

@@ -1,0 +1,131 @@
+"""Budgets of tenants: refused where a volume is attached and where a slab is lent, shown, and kept over restarts."""
+
+import random
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from covey.core import Heard, HostId, JobId
+from covey.errors import Refused
+from covey.ports import MemoryNow
+from covey.units import GIB, MIB
+from covey.wire import Attach
+from plugins.base import JobPeer
+from plugins.facts import JobPlaced, JobUnplaced
+from plugins.memory.machine.lender import Lender
+from plugins.memory.machine.lender_events import LenderTick, SlabRegistered, StoreFound
+from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
+from plugins.memory.policy.budgets import budget_of, over_budget
+from plugins.memory.policy.lending import Headroom
+from tests.plugins.memory.rack import SETTINGS, MemoryRack
+from tests.plugins.memory.tale import sent
+from tests.plugins.memory.test_service import a_rack, keep_hot
+
+H1 = HostId("h1")
+LIMITED = msgspec.structs.replace(SETTINGS, budgets={"ann": "256 KiB"}, default_budget="64 KiB")
+
+
+def test_a_tenant_has_its_budget_or_the_default_and_nobody_has_none() -> None:
+    budgets = {"ann": 5}
+    assert [budget_of(who, budgets, 7) for who in ("ann", "bob", "")] == [5, 7, None]
+    assert budget_of("bob", budgets, None) is None
+    assert over_budget("ann", [3], 2, 5) == "" and over_budget("ann", [], 10**9, None) == ""
+    assert over_budget("ann", [3 * MIB, MIB], 2 * MIB, 5 * MIB) == (
+        "tenant ann has 4 MiB of 5 MiB, and this is 2 MiB more"
+    )
+
+
+def attach(rack: MemoryRack, volume: str, size: str, tenant: str, mirror: int = 0) -> Any:
+    return rack.command("h1", "attach", volume=volume, size=size, tenant=tenant, mirror=mirror)
+
+
+def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_detach() -> None:
+    with a_rack(3, settings=LIMITED) as rack:
+        attach(rack, "one", "192 KiB", "ann")
+        for size, mirror in (("128 KiB", 0), ("64 KiB", 2)):  # the latter has everything twice
+            with pytest.raises(Refused) as refused:
+                attach(rack, "two", size, "ann", mirror)
+            assert (refused.value.code, refused.value.what) == (4, "cannot attach volume two")
+            assert refused.value.why == "tenant ann has 192 KiB of 256 KiB, and this is 128 KiB more"
+            assert "budgets.ann" in refused.value.next
+        with pytest.raises(Refused, match="bob"):
+            attach(rack, "three", "128 KiB", "bob")
+        attach(rack, "nobodys", "1 MiB", "")
+        attach(rack, "one", "192 KiB", "ann")  # it is there already
+        rack.command("h1", "detach", volume="one")
+        attach(rack, "two", "256 KiB", "ann")
+        found = {view.volume: (view.tenant, view.budget_bytes) for view in rack.command("h1", "volumes")}
+        assert found == {"nobodys": ("", None), "two": ("ann", 256 << 10)}
+        with pytest.raises(Refused, match="no tenant"):
+            attach(rack, "four", "64 KiB", "a tenant")
+
+
+def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
+    with a_rack(1, settings=LIMITED) as rack:
+        service, said = rack.agents["h1"], list[Any]()
+        service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, ()))
+        for job, volume, size in ((JobId("j1"), "of-a-job", 128), (JobId("j1"), "more", 256), (None, "a-tool", 512)):
+            peer = cast(JobPeer, SimpleNamespace(job=job, uid=1000, send=said.append))
+            rack.do("h1", partial(service.frame, peer, Attach(volume, size << 10)))
+        assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
+        view = next(view for view in rack.command("h1", "volumes") if view.volume == "of-a-job")
+        assert (view.tenant, view.job) == ("ann", "j1")
+        assert service.metrics()['covey_memory_tenant_bytes{tenant="ann",role="volumes"}'] == 128 << 10
+        service.on_fact(JobUnplaced(JobId("j1"), 1, True))
+
+
+# ---- at the lender ---------------------------------------------------------------------------------------------------
+
+
+def a_lender() -> Lender:
+    lender = Lender(
+        random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0,
+        lambda tenant: 3 * MIB if tenant == "ann" else None,
+    )  # fmt: skip
+    lender.handle(StoreFound("127.0.0.1:1", ()), 0.0)
+    lender.handle(LenderTick(MemoryNow(64 * GIB, 60 * GIB, 0.0), 0), 0.0)
+    return lender
+
+
+def asked(lender: Lender, index: int, tenant: str, now_s: float = 0.0) -> str:
+    """Why not; empty: it is lent."""
+    ref = SlabRef("data", index, index + 1)
+    actions = lender.handle(Heard(H1, Map("data", index, index + 1, MIB, 4096, tenant=tenant)), now_s)
+    refused = [message.refused for _, message in sent(actions, MrInfo)]
+    if refused:
+        return str(refused[0])
+    lender.handle(SlabRegistered(H1, ref, "127.0.0.1:1"), now_s)
+    return ""
+
+
+def test_a_lender_counts_what_it_lends_to_each_tenant() -> None:
+    lender = a_lender()
+    assert [asked(lender, index, "ann") for index in range(3)] == ["", "", ""]
+    assert asked(lender, 3, "ann") == "tenant ann has 3 MiB of 3 MiB, and this is 1 MiB more"
+    assert asked(lender, 4, "bob") == asked(lender, 5, "") == ""
+    assert {lent.tenant for lent in lender.lent.values()} == {"ann", "bob", ""}
+
+
+def test_a_lender_that_began_anew_learns_from_renewals_whose_slabs_it_holds() -> None:
+    lender = a_lender()
+    for index in range(3):
+        asked(lender, index, "")  # as they are found after a restart: nobody says whose
+    refs = tuple(lent.slab for lent in lender.lent.values())
+    lender.handle(Heard(H1, Renew(refs, tenant="ann")), 1.0)
+    assert asked(lender, 3, "ann") != ""
+    lender.handle(Heard(H1, Renew(refs[:1])), 2.0)
+    assert asked(lender, 3, "ann") != "", "who does not say whose it is changes nothing"
+
+
+def test_the_lenders_of_a_volume_know_whose_it_is() -> None:
+    with a_rack(2, settings=LIMITED) as rack:
+        attach(rack, "data", "128 KiB", "ann")
+        keep_hot(rack, "h1", "data", slabs=2)
+        rack.run(30)
+        lent = rack.agents["h2"].lending.machine.lent
+        assert [slab.tenant for slab in lent.values()] == ["ann", "ann"]
+        found = rack.agents["h2"].metrics()['covey_memory_tenant_bytes{tenant="ann",role="lent"}']
+        assert found == sum(slab.size_bytes for slab in lent.values())

@@ -1,0 +1,116 @@
+"""How long requests took: what is counted, by whom they were answered, and what people and machines are told."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.api.metrics import prometheus
+from plugins.memory.datapath import latencies as datapath
+from plugins.memory.datapath.control import LatencyCounts
+from plugins.memory.policy import latencies
+from plugins.memory.service import measured
+from tests.plugins.memory.ports import PAGE, SHAPE, a_volume, page, placed, read, soon, write
+from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
+
+
+@given(st.lists(st.floats(min_value=2e-6, max_value=10.0), min_size=1, max_size=200), st.floats(0.01, 0.99))
+def test_a_quantile_of_the_counts_is_that_of_the_times_within_a_fifth(times_s: list[float], share: float) -> None:
+    counts = latencies.counted(np.array(times_s)).tolist()
+    true_s = sorted(times_s)[max(0, int(np.ceil(share * len(times_s))) - 1)]
+    assert latencies.quantile_s(counts, share) == pytest.approx(true_s, rel=0.2)
+    bounds = latencies.below(counts)
+    assert bounds[-1] == (float("inf"), len(times_s))
+    for upto_s, count in bounds[:-1]:
+        assert sum(each < upto_s * 0.999 for each in times_s) <= count <= sum(each < upto_s * 1.001 for each in times_s)
+
+
+@given(st.lists(st.integers(0, 9), max_size=6), st.lists(st.integers(0, 9), max_size=6))
+def test_what_came_since_is_the_difference_unless_it_began_anew(older: list[int], more: list[int]) -> None:
+    newer = [a + b for a, b in zip(older, [*more, *[0] * 6], strict=False)] + more[len(older) :]
+    assert latencies.since(newer, older) == [*more[: len(newer)], *[0] * (len(newer) - len(more))]
+    assert latencies.since([1], [2]) == [1] and latencies.since([], [3]) == []
+
+
+async def test_each_request_is_counted_with_who_answered_it() -> None:
+    async with a_volume() as (bench, volume):
+        await placed(volume, bench.register(0))
+        await write(volume, 0, 1)  # slab 0 has a lender, slab 1 has none
+        await write(volume, SHAPE.slab_pages, 2)
+        bench.disk.gate.clear()
+        await write(volume, 1, 3)
+        await read(volume, 1, 1)
+        bench.disk.gate.set()
+        await volume.flush()
+        for first in (0, SHAPE.slab_pages, 5):
+            data = bytearray(PAGE)
+            await volume.read(first, memoryview(data))
+        found = {(each.op, each.answered): sum(each.counts) for each in volume.counts(1).latencies}
+        assert found == {
+            ("write", "lender"): 2, ("write", "disk"): 1,
+            ("read", "ring"): 1, ("read", "lender"): 1, ("read", "disk"): 1, ("read", "zeros"): 1,
+        }  # fmt: skip
+
+
+async def test_requests_that_nobody_awaits_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datapath, "GATHERED_MAX", 3)
+    async with a_volume() as (bench, volume):
+        await placed(volume, bench.register(0))
+        for at in range(8):
+            answered: list[object] = []
+            data = memoryview(page(at + 1))
+            volume.submit_write(at, 1, data, answered.append)
+            await soon(lambda: answered)  # noqa: B023
+        await volume.flush()
+        answered = []
+        volume.submit_read(0, memoryview(bytearray(PAGE)), answered.append)
+        volume.submit_read(9, memoryview(bytearray(PAGE)), answered.append)
+        await soon(lambda: len(answered) == 2)
+        found = {(each.op, each.answered): sum(each.counts) for each in volume.counts(1).latencies}
+        assert found == {("write", "lender"): 8, ("read", "lender"): 1, ("read", "zeros"): 1}
+        writes = next(each for each in volume.counts(1).latencies if each.op == "write")
+        assert 0 < writes.sum_s < 8 * 2.0 and latencies.quantile_s(writes.counts, 0.5) < 2.0
+
+
+def test_an_agent_shows_the_last_minute_and_gives_histograms_and_links() -> None:
+    with a_rack(2) as rack:
+        rack.attach("h1", "data", "128 KiB")
+        keep_hot(rack, "h1", "data", slabs=2)
+        until_done(rack, rack.client("h1", write_all, "data"))
+        until_done(rack, rack.client("h1", read_all, "data"))
+        rack.run(3.0)
+        view = rack.command("h1", "volumes")[0]
+        found = {(each.op, each.answered) for each in view.latencies}
+        assert found and found <= {(op, who) for op in ("read", "write") for who in ("zeros", "ring", "lender", "disk")}
+        assert all(0 <= each.p50_s <= each.p99_s for each in view.latencies)
+        assert view.links.open == 2
+        before = view.latencies
+        rack.run(150.0)
+        after = rack.command("h1", "volumes")[0].latencies
+        assert sum(each.requests for each in after) < sum(each.requests for each in before), "older than a minute"
+        lines = prometheus(rack.agents["h1"].metrics()).splitlines()
+        assert 'covey_memory_links{state="open"} 2' in lines
+        family = f"covey_memory_{before[0].op}_seconds"
+        assert f"# TYPE {family} histogram" in lines
+
+
+def test_a_histogram_is_one_family_with_rising_bounds() -> None:
+    class Volume:
+        class known:
+            volume = "data"
+
+        class counts:
+            latencies = (LatencyCounts("read", "lender", (0,) * 20 + (3, 1), 0.01),)
+            pages_refused = 2
+
+        places: dict[int, object] = {}
+
+    lines = prometheus({"covey_boot": 1.0, **measured.metrics([Volume()])}).splitlines()  # type: ignore[list-item]
+    at = lines.index("# TYPE covey_memory_read_seconds histogram")
+    bounds = [line for line in lines if "_bucket" in line]
+    assert lines[at + 1 : at + 1 + len(bounds)] == bounds
+    counts = [int(line.split()[-1]) for line in bounds]
+    assert counts == sorted(counts) and counts[-1] == 4 and 'le="+Inf"' in bounds[-1]
+    assert lines[at + 1 + len(bounds)] == 'covey_memory_read_seconds_sum{volume="data",answered="lender"} 0.01'
+    assert "covey_memory_pages_refused_total 2" in lines
+    assert sum(line.startswith("# TYPE covey_memory_read") for line in lines) == 1

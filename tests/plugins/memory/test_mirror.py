@@ -1,0 +1,195 @@
+"""Volumes without a disk on a simulated rack: real service, machines and byte programs on virtual time."""
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from chaos.faults import SIGSTOP
+from chaos.world.world import World
+from covey.errors import Refused
+from plugins.memory.policy.settings import MemorySettings
+from plugins.views import SlabView
+
+from .rack import SETTINGS, MemoryRack, SimClient, kill, pattern
+from .test_service import read_all, until_done, write_all
+
+VOLUME = "data"
+
+
+@contextmanager
+def a_rack(
+    hosts: int, seed: int = 1, settings: MemorySettings = SETTINGS, racks: Mapping[str, str] | None = None
+) -> Iterator[MemoryRack]:
+    with World(seed) as world:
+        rack = MemoryRack(world, hosts, settings, racks)
+        rack.run(3)
+        yield rack
+
+
+def members(rack: MemoryRack, slab: int = 0) -> list[SlabView]:
+    return [view for view in rack.slabs("h1") if view.index == slab]
+
+
+def lenders(rack: MemoryRack, slab: int = 0) -> list[str]:
+    return [str(view.lender) for view in members(rack, slab) if view.lender is not None]
+
+
+def until_whole(rack: MemoryRack, slabs: int = 2, without: str = "") -> None:
+    """Every slab has two members that hold everything, and this host has none."""
+    memory = rack.agents["h1"].borrowing
+
+    def is_whole() -> bool:
+        views = rack.slabs("h1")
+        mapped = all(view.state == "mapped" and view.lender != without for view in views)
+        return mapped and memory.volumes[VOLUME].formed() == slabs
+
+    rack.until(is_whole)
+
+
+def test_each_slab_of_a_mirrored_volume_lies_on_two_other_hosts_and_on_no_disk() -> None:
+    with a_rack(4) as rack:
+        view = rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        assert (view.slabs, view.slabs_mapped, view.slabs_whole, view.members) == (2, 2, 2, 2)
+        for slab in range(2):
+            assert len(set(lenders(rack, slab))) == 2
+            assert "h1" not in lenders(rack, slab)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        until_done(rack, rack.client("h1", read_all, VOLUME))
+        rack.run(2)
+        assert [view.pages_remote for view in rack.slabs("h1")] == [16] * 4
+        names = list(rack.host("h1").disk.files)
+        assert not [name for name in names if "/log" in name]
+        assert sum(len(rack.host("h1").disk.files[name].data) for name in names if VOLUME in name) < 4096
+
+
+def test_a_dead_lender_is_a_network_read_and_its_member_is_rebuilt_elsewhere() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        lost = lenders(rack)[0]
+        rack.host(lost).power_off()
+        until_done(rack, rack.client("h1", read_all, VOLUME))
+        until_done(rack, rack.client("h1", lambda client: write_all(client, 2), VOLUME))
+        rack.declare(lost, "gone")
+        until_whole(rack, without=lost)
+        assert len(set(lenders(rack))) == 2
+        other = lenders(rack)[1]
+        rack.host(other).power_off()  # what was rebuilt has everything
+        until_done(rack, rack.client("h1", lambda client: read_all(client, 2), VOLUME))
+
+
+def test_a_killed_volume_process_finds_everything_at_its_members() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        kill([rack.vold("h1", VOLUME)])
+        until_done(rack, rack.client("h1", read_all, VOLUME))
+        until_whole(rack)
+
+
+def test_a_silent_member_costs_reads_little_and_a_write_no_more_than_its_deadline() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", VOLUME, "64 KiB", mirror=2)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        took: list[float] = []
+
+        async def timed(client: SimClient) -> None:
+            for page in range(8):
+                began_s = client.env.clock.now_s()
+                assert await client.read(page, 1) == pattern(page, 1)
+                took.append(client.env.clock.now_s() - began_s)
+            began_s = client.env.clock.now_s()
+            await client.write(0, pattern(0, 2))
+            took.append(client.env.clock.now_s() - began_s)
+
+        for lender in lenders(rack)[:1]:
+            rack.slabd(lender).signal(SIGSTOP)
+        until_done(rack, rack.client("h1", timed, VOLUME))
+        assert max(took[:-1]) < 0.6
+        assert took[-1] < 2.5
+
+
+def assert_lost(rack: MemoryRack, ask: Callable[[SimClient], Coroutine[Any, Any, object]]) -> None:
+    """It fails, and says so; a client that repeats it for ever is ended."""
+
+    async def work(client: SimClient) -> None:
+        await ask(client)
+
+    client = rack.client("h1", work, VOLUME)
+    rack.until(lambda: client.failed > 0 or client.done)
+    assert "both members of slab 0 were lost" in client.why
+    kill([client.process])
+
+
+def test_both_members_lost_at_once_read_as_an_error_and_never_as_zeros() -> None:
+    with a_rack(5) as rack:
+        rack.attach("h1", VOLUME, "64 KiB", mirror=2)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        kill([rack.slabd(lender) for lender in lenders(rack)])
+        assert_lost(rack, lambda client: client.read(3, 1))
+        assert_lost(rack, lambda client: client.flush())
+        until_whole(rack, 1)
+        kill([rack.vold("h1", VOLUME)])  # what is lost stays lost
+        rack.run(5)
+        assert_lost(rack, lambda client: client.read(3, 1))
+        assert_lost(rack, lambda client: client.flush())
+        assert "both members" in rack.command("h1", "volumes")[0].trouble
+        until_done(rack, rack.client("h1", lambda client: write_all(client, 2), VOLUME))
+        until_done(rack, rack.client("h1", lambda client: read_all(client, 2), VOLUME))
+
+        async def flush(client: SimClient) -> None:
+            await client.flush()
+
+        until_done(rack, rack.client("h1", flush, VOLUME))
+
+
+def test_without_a_second_lender_attaching_is_refused_and_nothing_stays_lent() -> None:
+    with a_rack(2) as rack:
+        with pytest.raises(Refused, match=r"cannot attach volume data.*0 of 2 slabs") as refused:
+            rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        assert refused.value.code == 4
+        assert rack.command("h1", "volumes") == []
+        rack.run(2)
+        assert not rack.agents["h2"].lending.machine.lent
+    with a_rack(1) as rack, pytest.raises(Refused, match=r"--mirror 3"):
+        rack.attach("h1", VOLUME, "128 KiB", mirror=3)
+
+
+def test_a_volume_keeps_its_kind() -> None:
+    with a_rack(3) as rack:
+        rack.attach("h1", VOLUME, "64 KiB", mirror=2)
+        assert rack.attach("h1", VOLUME, "64 KiB").members == 2
+        with pytest.raises(Refused, match="2 places for each slab, not 1"):
+            rack.attach("h1", VOLUME, "64 KiB", mirror=1)
+
+
+def test_members_lie_in_different_racks_while_there_is_room() -> None:
+    with a_rack(5, racks={"h1": "a", "h2": "a", "h3": "a", "h4": "b", "h5": "b"}) as rack:
+        rack.attach("h1", VOLUME, "512 KiB", mirror=2)
+        for slab in range(8):
+            assert {rack.racks[lender] for lender in lenders(rack, slab)} == {"a", "b"}
+
+
+def test_a_member_that_its_lender_wants_back_is_copied_first() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        short = lenders(rack)[0]
+        probes = rack.host(short).probes
+        probes.filled_bytes = probes.total_bytes - probes.used_bytes
+        memory = rack.agents[short].lending.machine
+        rack.until(lambda: not memory.lent, 30.0)
+        story = [event for event, _ in rack.story("slab/data/0")]
+        assert story.index("moving") < story.index("done")
+        until_whole(rack)
+        until_done(rack, rack.client("h1", read_all, VOLUME))
+
+
+def test_detaching_gives_both_members_back() -> None:
+    with a_rack(4) as rack:
+        rack.attach("h1", VOLUME, "128 KiB", mirror=2)
+        rack.command("h1", "detach", volume=VOLUME)
+        rack.run(2)
+        assert not any(rack.agents[name].lending.machine.lent for name in rack.agents)
