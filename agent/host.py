@@ -419,7 +419,10 @@ class HostAgent:
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,
-            "notes": self.log.changes.notes(self.config.source),
+            "notes": [
+                *self.log.changes.notes(self.config.source),
+                *(note for service in self.plugins.values() for note in service.notes()),
+            ],
             "plugins": dict(self.health),
             "log": self.log.trouble,
             "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},

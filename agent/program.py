@@ -21,7 +21,6 @@ from typing import IO, Any
 
 import msgspec
 
-from agent.ports import shim
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
@@ -56,6 +55,14 @@ def program_named(name: str) -> Program:
         from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
 
         return SPILL
+    if name == "slabd":  # borrowers wait for it when it comes back
+        from plugins.memory.datapath.slabd import PROGRAM as SLABD
+
+        return SLABD
+    if name == "keeper":
+        from plugins.memory.datapath.slab_keeper import PROGRAM as KEEPER
+
+        return KEEPER
     if name == "pager":
         from agent.arrays.keeper import PROGRAM as PAGER
 
@@ -138,7 +145,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
         work.cancel()
 
     if program.goes_first:
-        go_first(log)
+        go_first(program.goes_first, log)
     tasks = Tasks(log, fatal)
     disk = DirectoryDisk(base.state_dir)
     env = real_env(base, log, tasks, RealProbes(NvmlDevices(log)), disk)
@@ -157,11 +164,11 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
     return 1 if failed else 0
 
 
-def go_first(log: Logger) -> None:
+def go_first(score: int, log: Logger) -> None:
     """The agent is killed last (systemd/covey.service), and what it starts inherits that."""
     try:
-        with open("/proc/self/oom_score_adj", "w") as score:
-            score.write(str(shim.GOES_FIRST))
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(str(score))
     except OSError as error:
         log.warning("when memory runs out, jobs are killed before this process", why=str(error))
 

@@ -72,7 +72,7 @@ class Result(NamedTuple):
 
 async def serve_slabs(directory: str, sealed: bool) -> None:
     env = an_env(directory)
-    store, page = SlabStore(2 * SIZE), PAGE + SEAL_BYTES * sealed
+    store, page = SlabStore(2 * SIZE, env.pages), PAGE + SEAL_BYTES * sealed
     for index in range(SIZE // SLAB):
         store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB // PAGE * page, page, SECRET))
     listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)

@@ -127,7 +127,7 @@ async def longest_stall(seconds: float) -> float:
 async def counted(directory: str, size_bytes: int) -> dict[str, float]:
     """Once a second, when one page of every slab was written since, and when nothing was."""
     env = an_env(directory)
-    store = SlabStore(2 * size_bytes)
+    store = SlabStore(2 * size_bytes, env.pages)
     listener = await env.bytes.listen("127.0.0.1:0", SlabServer(env, store).serve)
     shape = Shape("data", size_bytes, PAGE, SLAB)
     volume = Volume(env, shape, "memory/volumes/data", 4096, 5.0, lambda told: None)

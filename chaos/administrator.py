@@ -71,7 +71,7 @@ class Administrator:
         self._note(host, f"deletes {MEMORY}")
         for process in list(host.processes.values()):
             short = process.name.partition("/")[2]
-            if short.startswith(("slabd", "vold-", "spill-")) or process.kind == "agent":
+            if short.startswith(("slabd", "slab-keeper", "vold-", "spill-")) or process.kind == "agent":
                 process.signal(SIGKILL)
         host.disk.damage(MEMORY, "lost")
         host.revive()

@@ -187,8 +187,9 @@ class Custody:
                 if host is volume.host:
                     self._volume_failed(volume, power=True)
                 self._lender_failed(volume, host.name)
-            elif process.name.endswith("/slabd"):
-                self._lender_failed(volume, host.name)
+            elif process.name.endswith(("/slabd", "/slab-keeper")):
+                if not _is_kept(host, process):
+                    self._lender_failed(volume, host.name)
             elif process.name == volume.process:
                 self._volume_failed(volume, power=False)
 
@@ -293,3 +294,10 @@ class Custody:
         for name, since in volume.apart.items():
             if world.now - since >= APART_S:
                 self._lender_failed(volume, name)
+
+
+def _is_kept(host: SimHost, ended: SimProcess) -> bool:
+    """Does another process of the host have all the memory that this one had?"""
+    others = host.find("slab-keeper" if ended.name.endswith("/slabd") else "slabd")
+    there = {id(memory) for process in others if process is not ended for memory in process.rings.values()}
+    return all(id(memory) in there for memory in ended.rings.values())

@@ -101,11 +101,21 @@ class SharedPage(Protocol):
         """Unmapped here. Idempotent."""
 
 
+class HeldMemory(Protocol):
+    """A `SharedRing` of another process, which is there for as long as this is held."""
+
+    name: str
+    """By which others open it from here."""
+
+    def close(self) -> None:
+        """Given back here. Idempotent."""
+
+
 class SharedRing(Protocol):
     """Memory that two processes of a host share."""
 
     name: str
-    """By which the other one opens it."""
+    """By which another process opens it from here."""
     locked: bool
     """It cannot be swapped out."""
     view: memoryview
@@ -124,12 +134,16 @@ class Pages(Protocol):
         """Memory of `covey.tensor_layout` for so many ranks from `first` on, of which this process needs no view.
         OSError as of `make`."""
 
-    def make_ring(self, size: int) -> "SharedRing":
+    def make_ring(self, size: int, sparse: bool = False) -> "SharedRing":
         """So many bytes of zeros for this process and another of this host, locked in memory where that is permitted;
-        they live as long as one of them holds them. OSError as of `make`."""
+        they live as long as one of them holds them. `sparse`: a page takes memory, and is locked, from when it is first
+        used. OSError as of `make`."""
 
-    def open_ring(self, name: str, size: int) -> "SharedRing":
-        """What a living process of this user made. OSError when it is gone, or of another size."""
+    def open_ring(self, name: str, size: int, sparse: bool = False) -> "SharedRing":
+        """What a living process of this user made, or holds. OSError when it is gone, or of another size."""
+
+    def hold(self, name: str, size: int) -> "HeldMemory":
+        """Keep it without using it. OSError as of `open_ring`."""
 
 
 class ByteStream(Protocol):
@@ -412,6 +426,25 @@ class Probes(Protocol):
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         """From now on `stalls` is called on this loop whenever tasks of this machine have waited for memory for 0.15 s
         of 2 s. Why it cannot be, in words; empty: it is."""
+
+    def stay_in_memory(self, flushes: bool) -> str:
+        """Nothing of this process is swapped out from now on. `flushes`: it may stand behind a disk of this host, so
+        the kernel does not wait for disks when it needs memory for it. Why not, in words; empty: so it is."""
+
+    def watch_loop(self) -> "LoopStalls":
+        """From now on, until the process ends: how long this loop was held up."""
+
+
+class LoopStalls(Protocol):
+    """What one loop was held up by callbacks, or by a machine without a processor for it."""
+
+    @property
+    def count(self) -> int:
+        """Times over 5 ms."""
+
+    @property
+    def longest_s(self) -> float:
+        """The longest of the last minute or two."""
 
 
 @dataclass(frozen=True)

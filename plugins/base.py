@@ -367,8 +367,9 @@ class Program:
     """What it is started with."""
     run: Callable[[Env, Any], Coroutine[Any, Any, None]]
     """Ends when its work is over; cancelled by SIGTERM."""
-    goes_first: bool = False
-    """When memory runs out the kernel ends it before any job of this host: nobody loses more than time."""
+    goes_first: int = 0
+    """When memory runs out the kernel ends it before any job of this host: nobody loses more than time. Its
+    oom_score_adj; the highest goes first of all."""
 
 
 @dataclass(frozen=True)
@@ -437,6 +438,11 @@ class PluginService:
     def metrics(self) -> Mapping[str, float]:
         """Prometheus name (with labels, if any) -> value."""
         return {}
+
+    def notes(self) -> Sequence[str]:
+        """What `agentctl status` says of this host beside its state: what is not as it should be, and how to mend
+        it."""
+        return ()
 
     # ---- performing what machines ask for ----
 

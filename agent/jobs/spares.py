@@ -30,6 +30,7 @@ from agent.jobs.spare_frames import (
     decoder,
     unlike,
 )
+from agent.ports.shim import GOES_FIRST
 from covey.attach.warm import MODULES
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Command, Env, StartsAhead, WaitingProcess
@@ -218,4 +219,4 @@ async def run(env: Env, config: SparesConfig) -> None:
     await SparesKeeper(env, config).run()
 
 
-PROGRAM = Program("spares", SparesConfig, run, goes_first=True)
+PROGRAM = Program("spares", SparesConfig, run, goes_first=GOES_FIRST)

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
-from agent.ports import memory_stalls
+from agent.ports import memory_lock, memory_stalls
 from agent.ports.devices.backend import Backend
+from agent.ports.loop_stalls import RealLoopStalls
 from agent.ports.memory import memory_now
 from covey.ports import Gpu, MemoryNow
 
@@ -34,3 +35,9 @@ class RealProbes:
             stalls()
 
         return memory_stalls.watch(told)
+
+    def stay_in_memory(self, flushes: bool) -> str:
+        return memory_lock.stay_in_memory(flushes)
+
+    def watch_loop(self) -> RealLoopStalls:
+        return RealLoopStalls()

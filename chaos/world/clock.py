@@ -70,6 +70,13 @@ class SimClock:
         self._base_world, self._base_local, self.rate = self._world.now, local, rate
 
 
+class SimLoopStalls:
+    """`covey.ports.LoopStalls`: callbacks take no simulated time."""
+
+    count = 0
+    longest_s = 0.0
+
+
 class SimProbes:
     """`Probes` of one host: what it has, less what is used and what a fault filled."""
 
@@ -99,6 +106,12 @@ class SimProbes:
         loop = asyncio.get_running_loop()
         self._stalls = lambda: loop.call_soon(stalls)  # the newest agent; a dead one hears nothing
         return ""
+
+    def stay_in_memory(self, flushes: bool) -> str:
+        return ""
+
+    def watch_loop(self) -> "SimLoopStalls":
+        return SimLoopStalls()
 
     def fill(self, size_bytes: int) -> None:
         """A fault takes so much; where too little is left, tasks wait for it at once."""

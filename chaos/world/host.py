@@ -8,6 +8,7 @@ own, so each may be killed, stopped and continued alone, and only the loss of po
 import asyncio
 import contextvars
 import errno
+import mmap
 import random
 import signal
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
@@ -77,14 +78,15 @@ class SimProcess:
         self.loop = HostLoop(self.world, self.name, host.clock)
         self.loop.callback_s = host.callback_s
         self.loop.failed = self._failed
-        self.id = ProcessId(pid=host.next_pid(), started=int((self.world.now - host.booted) * 100) + 1)
+        self.id: ProcessId = ProcessId(pid=host.next_pid(), started=int((self.world.now - host.booted) * 100) + 1)
         self.uid = 1000
         self.alive, self.unpowered = True, False
         self.code: int | None = None
         self.loaded = True
         self.resources: list[Resource] = []
-        self.rings: dict[str, bytearray] = {}
-        """Memory that it made and others may open."""
+        self.rings: dict[str, mmap.mmap] = {}
+        """Memory that it made or holds, and others may open."""
+        self.ring_number: int = 0
         self.waiters: list[asyncio.Future[None]] = []
         self._main: asyncio.Task[int] | None = None
         self._begun = False

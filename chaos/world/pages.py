@@ -2,6 +2,7 @@
 rings that two processes of a host share by name."""
 
 import errno
+import mmap
 from typing import TYPE_CHECKING
 
 from covey.pages import PAGE_BYTES
@@ -26,16 +27,19 @@ class SimPage:
 
 
 class SimRing:
-    """`covey.ports.SharedRing`: it lives as long as somebody holds it, as memory does."""
+    """`covey.ports.SharedRing`, and `HeldMemory`: it lives as long as somebody holds it, as memory does."""
 
     locked = True
 
-    def __init__(self, name: str, memory: bytearray) -> None:
-        self.name = name
+    def __init__(self, process: "SimProcess", memory: mmap.mmap) -> None:
+        self.name = f"{process.id.pid}:{process.ring_number}"
+        process.ring_number += 1
+        process.rings[self.name] = memory
         self.view = memoryview(memory)
+        self._process = process
 
     def close(self) -> None:
-        """Nothing to give back."""
+        self._process.rings.pop(self.name, None)
 
 
 class SimPages:
@@ -50,17 +54,16 @@ class SimPages:
     def make_memory(self, ranks: int, first: int) -> SimPage:
         return SimPage(True)
 
-    def make_ring(self, size: int) -> SimRing:
-        process = self._process
-        memory = bytearray(size)
-        name = f"{process.id.pid}:{len(process.rings)}"
-        process.rings[name] = memory
-        return SimRing(name, memory)
+    def make_ring(self, size: int, sparse: bool = False) -> SimRing:
+        return SimRing(self._process, mmap.mmap(-1, size))
 
-    def open_ring(self, name: str, size: int) -> SimRing:
+    def open_ring(self, name: str, size: int, sparse: bool = False) -> SimRing:
         """Of a process that lives: afterwards only who has it already holds it."""
         for process in self._process.host.processes.values():
             memory = process.rings.get(name)
             if memory is not None and len(memory) == size:
-                return SimRing(name, memory)
+                return SimRing(self._process, memory)
         raise FileNotFoundError(errno.ENOENT, "no such ring", name)
+
+    def hold(self, name: str, size: int) -> SimRing:
+        return self.open_ring(name, size)

@@ -2,7 +2,8 @@
 
 from covey.wire import Attach, Detach
 from plugins.base import Plugin, Program
-from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
+from plugins.memory.datapath.slab_keeper import PROGRAM as KEEPER
+from plugins.memory.datapath.slabd import PROGRAM as SLABD
 from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
@@ -16,9 +17,10 @@ PLUGIN = Plugin(
     messages=Messages,
     service=MemoryService,
     programs=(
-        Program("slabd", SlabdConfig, run_slabd, goes_first=True),
+        SLABD,
         Program("vold", VoldConfig, run_vold),
         SPILL,
+        KEEPER,
     ),
     frames=(Attach, Detach),
 )

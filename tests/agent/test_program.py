@@ -101,7 +101,7 @@ async def test_a_program_that_fails_ends_with_1_wherever_it_fails(tmp_path: Path
 
 async def test_what_nobody_needs_for_long_is_ended_by_the_kernel_before_any_job() -> None:
     known = [program for plugin in PLUGINS for program in plugin.programs]
-    assert [program.name for program in known if program.goes_first] == ["slabd"]
+    assert [program.name for program in known if program.goes_first] == ["slabd", "keeper"]
     with tempfile.TemporaryDirectory(prefix="covey-") as short:
         async with here(short) as host:
             command = Command(argv=("true",), cwd="/", env={}, output=f"{short}/log", run=f"{short}/1")

@@ -37,7 +37,7 @@ def played(*killed: str, slow: float = 2_000.0, forgets: bool = False) -> tuple[
 
 def test_pages_lost_by_lender_and_volume_before_the_disk_are_forgiven_and_counted() -> None:
     """Both fail before the disk has them."""
-    forgiven, stale, behind = played("slabd", "vold")
+    forgiven, stale, behind = played("slab-keeper", "slabd", "vold")
     assert behind > 0, "the slow disk had not everything"
     assert 0 < forgiven <= behind and not stale
 
@@ -45,6 +45,7 @@ def test_pages_lost_by_lender_and_volume_before_the_disk_are_forgiven_and_counte
 def test_nothing_is_lost_nor_forgiven_when_one_of_them_fails() -> None:
     assert played("vold")[:2] == (0, [])
     assert played("slabd")[:2] == (0, [])
+    assert played("slabd", "vold")[:2] == (0, []), "the lender's keeper has its memory"
 
 
 def test_a_volume_that_forgets_its_lenders_is_not_forgiven() -> None:

@@ -103,7 +103,7 @@ class LiveVolume:
 
     def __enter__(self) -> "LiveVolume":
         if self._lent:
-            self.start("slabd", SlabdConfig(bind="127.0.0.1:0", secret=SECRET, lend_bytes=4 * self.size))
+            self.start_slabd()
             self.lend()
         self.start_vold()
         return self
@@ -115,6 +115,8 @@ class LiveVolume:
             _kill(pid)
         for name in list(self.processes):
             self.kill(name)
+        for pid in self._named(b"slab-keeper"):
+            _kill(pid)
         self._directory.cleanup()
 
     # ---- programs ----
@@ -136,6 +138,9 @@ class LiveVolume:
                     user=uid, group=uid, extra_groups=[],
                 )  # fmt: skip
         os.close(handed)
+
+    def start_slabd(self) -> None:
+        self.start("slabd", SlabdConfig(bind="127.0.0.1:0", secret=SECRET, lend_bytes=4 * self.size))
 
     def start_vold(self) -> None:
         self.start(
@@ -187,13 +192,16 @@ class LiveVolume:
 
     def pagers(self) -> list[int]:
         """Pids of this volume's keeper, first, and of its pagers."""
-        return sorted(pid for pid in _pids() if self._is_pager(pid))
+        return self._named(b"pager-data")
 
-    def _is_pager(self, pid: int) -> bool:
+    def _named(self, name: bytes) -> list[int]:
+        return sorted(pid for pid in _pids() if self._is_ours(pid, name))
+
+    def _is_ours(self, pid: int, name: bytes) -> bool:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            return state != "Z" and words[-2:-1] == [b"pager-data"] and os.readlink(f"/proc/{pid}/cwd") == self.state
+            return state != "Z" and words[-2:-1] == [name] and os.readlink(f"/proc/{pid}/cwd") == self.state
         except (FileNotFoundError, ProcessLookupError):
             return False
 

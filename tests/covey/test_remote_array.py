@@ -102,6 +102,8 @@ def test_a_process_behind_an_array_dies_and_nothing_is_lost(dies: str) -> None:
             time.sleep(0.5)
             if dies == "vold":
                 volume.start_vold()
+            else:
+                volume.start_slabd()
             assert heard(script) == "closed"
             assert script.wait(20) == 0
         assert volume.run(CHECKED.format(words=WORDS)) == "all there\n"

@@ -132,6 +132,14 @@ class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     more: bool = False
     """There are slabs after these."""
     rdma: RdmaLent = RdmaLent()
+    lacks: Text = ""
+    """What this process may not have, for people: locked memory, a keeper; empty: nothing."""
+    unlocked_bytes: Count = 0
+    """Lent memory that may be swapped out."""
+    stalls: Count = 0
+    """Times that its loop was held up for more than 5 ms."""
+    stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
+    """The longest of the last minute or two."""
 
 
 # ---- volume process --------------------------------------------------------------------------------------------------
@@ -233,6 +241,10 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Why a link, the last one that tried, is over TCP alone; empty: none is."""
     clients_refused: Count = 0
     """Of them, those that broke the protocol or were one too many."""
+    lacks: Text = ""
+    """As in `SlabList`."""
+    stalls: Count = 0
+    stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
     latencies: tuple[LatencyCounts, ...] = ()
     pages_refused: Count = 0
     """Pages that came back from a lender and were not what had been sealed for it."""

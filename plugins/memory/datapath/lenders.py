@@ -74,9 +74,9 @@ class Lenders:
     # ---- opening and closing ----
 
     async def open(self, slab: SlabMemory, place: OpenPlace) -> None:
-        """Writes go there from now on; what was written before is copied in the background. ValueError says why not,
-        OSError that the disk cannot remember the place."""
-        if any(link.place.epoch == place.epoch and link.usable for link in slab.links()):
+        """Writes go there once the disk has it on record, a few milliseconds later, and what was written before is
+        copied in the background. ValueError says why not. If the disk refuses, the place is lost like any other."""
+        if place.epoch in slab.opening or any(link.place.epoch == place.epoch and link.usable for link in slab.links()):
             return
         if slab.unsure:
             raise ValueError(self.doubts(slab))
@@ -86,17 +86,32 @@ class Lenders:
             link = await self._connect(place, None)
         except SlabGone as gone:
             raise ValueError(str(gone)) from gone
+        slab.opening[place.epoch] = link
+        self._places.plan(place)
+        self._guard(slab, "open", self._on_record, slab, place, link)
+
+    async def _on_record(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab) -> None:
+        """The place is used from when a process that starts after a crash would find it."""
+        why = ""
         try:
             await self._places.add(place)
-            self._take(slab, place, link)
-        except (OSError, ValueError) as error:
-            link.fail(f"not opened: {error}")
-            raise
+        except OSError as error:
+            why = f"the disk cannot remember it: {error}"
+        if slab.opening.pop(place.epoch, None) is not link:
+            await self._places.remove(place.index, place.epoch)  # closed meanwhile
+            return
+        try:
+            if not why:
+                self._take(slab, place, link)
+        except ValueError as error:
+            why = str(error)
+        if why:
+            link.fail(f"not opened: {why}")
+            self._lost(slab, place, why)
 
     def _take(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab) -> None:
         """ValueError when it is too late for it. Nothing awaits in here."""
         if slab.link is not None and slab.link.place.epoch > place.epoch:
-            self._guard(slab, "forget", self._places.remove, place.index, place.epoch)
             raise ValueError(f"slab {place.index} is open under the newer epoch {slab.link.place.epoch}")
         older, slab.reopening = slab.reopening, None
         if older is not None and older.epoch != place.epoch:
@@ -121,6 +136,9 @@ class Lenders:
             slab.reopening = None
         while epoch in slab.unsure:
             await slab.sure.wait()
+        link = slab.opening.pop(epoch, None)
+        if link is not None:
+            link.fail("closed before it was used")
         link = next((link for link in slab.links() if link.place.epoch == epoch), None)
         if link is not None:
             slab.touch()
@@ -129,17 +147,21 @@ class Lenders:
         await self._leave(slab, epoch)
 
     async def _leave(self, slab: SlabMemory, epoch: int) -> None:
-        await self._spill.kept()
+        """Whatever was written to the slab survives a loss of power when this returns; that the place is taken off the
+        record need not be waited for, since a process that finds it there asks a lender once more than it had to."""
+        await self._spill.kept(slab.put)
+        self._guard(slab, "forget", self._forget, slab, epoch)
+
+    async def _forget(self, slab: SlabMemory, epoch: int) -> None:
         await self._places.remove(slab.index, epoch)
         slab.touch()
-        if self._places.late:
-            self._guard(slab, "places", self._places.catch_up)
+        await self._places.catch_up()
 
     def shut(self) -> None:
         """Close every link."""
         self.closed = True
         for slab in self._slabs:
-            for link in slab.links():
+            for link in [*slab.links(), *slab.opening.values()]:
                 link.fail("the volume's process ends")
 
     # ---- a link ends ----
@@ -164,7 +186,8 @@ class Lenders:
         self._guard(slab, "leave", self._leave, slab, place.epoch)
 
     async def _reopen(self, slab: SlabMemory, place: OpenPlace, why: str) -> None:
-        """The place holds nothing that this host lacks, so a refused connection is enough to give it up."""
+        """The place holds nothing that this host lacks, so it is given up when its lender says that it is gone. A
+        refused connection does not say that: a slab process that was killed is back in a second or two, with it."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
         while slab.reopening is place:
@@ -173,8 +196,7 @@ class Lenders:
                 link = await self._connect(place, max(left_s / 2, PAUSE_S))
                 versions = await link.versions()
             except (SlabGone, OSError) as gone:
-                final = isinstance(gone, SlabStale) or isinstance(gone.__cause__, ConnectionRefusedError)
-                if slab.reopening is place and (final or left_s <= pause_s):
+                if slab.reopening is place and (isinstance(gone, SlabStale) or left_s <= pause_s):
                     slab.reopening = None
                     self._lost(slab, place, f"{why}; not opened again: {gone}")
                 await asyncio.sleep(pause_s)
@@ -334,6 +356,7 @@ class Lenders:
                 slab.written += known == 0
                 slab.overwritten(first + at, 1)
                 self._spill.put(first + at, 1, version, pages[at * size : (at + 1) * size])
+                slab.put = self._spill.log.put
 
     async def give_up(self, slab: SlabMemory, epoch: int, why: str) -> OpenPlace | None:
         """Reads are answered from the disk from now on: what that lender held is lost, or a person does not want to

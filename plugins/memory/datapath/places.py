@@ -79,6 +79,10 @@ class Places:
             if place.index < slabs:
                 self._put(place)
 
+    def plan(self, place: OpenPlace) -> None:
+        """It is listed from now on, and will be on record."""
+        self._put(place)
+
     async def add(self, place: OpenPlace) -> None:
         """Durable on return. OSError: it is not, and no page may go there."""
         self._put(place)

@@ -31,8 +31,8 @@ class SlabMemory:
     """Its places and its counters. `touched` is called whenever something changes that people see."""
 
     __slots__ = (
-        "_reopening", "_touched", "first", "index", "link", "pages", "requests", "source", "stamp", "sure", "unsure",
-        "written",
+        "_reopening", "_touched", "first", "index", "link", "opening", "pages", "put", "requests", "source", "stamp",
+        "sure", "unsure", "written",
     )  # fmt: skip
 
     def __init__(self, index: int, first: int, pages: int, touched: Callable[["SlabMemory"], None]) -> None:
@@ -41,6 +41,10 @@ class SlabMemory:
         """Where writes go."""
         self.source: RemoteSlab | None = None
         """The place being left: still good for reading what has not been copied or rewritten."""
+        self.opening: dict[int, RemoteSlab] = {}
+        """By epoch: places that are open, and that no page goes to before the disk has them on record."""
+        self.put = 0
+        """Number of the record after the last one that was put for it into the ring of the log, by this process."""
         self._reopening: OpenPlace | None = None
         self.unsure: dict[int, Unsure] = {}
         """By epoch."""
@@ -117,7 +121,7 @@ class SlabMemory:
 
     def state(self, epoch: int) -> PlaceState:
         """Of one of its places: `open`, `reopening`, `recovering` or `leaving`."""
-        if any(link.place.epoch == epoch and link.usable for link in self.links()):
+        if any(link.place.epoch == epoch and link.usable for link in (*self.links(), *self.opening.values())):
             return "open"
         if self.reopening is not None and self.reopening.epoch == epoch:
             return "reopening"

@@ -1,15 +1,17 @@
-"""Slabs in the memory of a slab process. Each is an anonymous mapping, so the kernel hands it out zeroed and takes it
-back whole; no borrower ever sees what another wrote."""
+"""Slabs in the memory of a slab process. Each is a mapping of its own (`slab_memory`), so the kernel hands it out
+zeroed and takes it back whole; no borrower ever sees what another wrote. It outlives this process where a keeper holds
+it (`slab_keeper`)."""
 
 import asyncio
-import mmap
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from covey.ports import Pages, SharedRing
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import HeldSlab
+from plugins.memory.datapath.slab_memory import SlabHead, SlabPages
 from plugins.memory.datapath.slabwire import LentRegion, SlabHello, Versions
 from plugins.memory.policy.settings import PAGE_BYTES_MAX
 
@@ -50,8 +52,11 @@ class HostedSlab:
     epoch: int
     secret: bytes
     page_bytes: int
-    memory: mmap.mmap
-    versions: Versions
+    memory: memoryview
+    """Its pages."""
+    versions: memoryview
+    """Of each page, u64. A page that has no version now is being written."""
+    kept: SlabPages
     users: list[SlabUser] = field(default_factory=list)
     """All of one session."""
     touched: int = 0
@@ -67,7 +72,7 @@ class HostedSlab:
 
     def has(self, first: int, count: int) -> memoryview:
         """Bytes of a run of pages."""
-        return memoryview(self.memory)[first * self.page_bytes : (first + count) * self.page_bytes]
+        return self.memory[first * self.page_bytes : (first + count) * self.page_bytes]
 
     def attach(self, user: SlabUser) -> None:
         """Its session has it from now on, and no other."""
@@ -86,22 +91,25 @@ class HostedSlab:
         if not old:
             self._touch(1)
         at = page * self.page_bytes
+        self.versions[page] = 0  # until it is whole
         self.memory[at : at + self.page_bytes] = content
         self.versions[page] = version
 
     def put(self, first: int, versions: Versions, pages: memoryview | None) -> None:
         """Keep every page that is newer than what is here; None: zeros."""
         size = self.page_bytes
-        here = self.versions[first : first + len(versions)]
+        here = array("Q", self.versions[first : first + len(versions)].tobytes())
         if 0 in here:
             self._touch(sum(old == 0 < new for new, old in zip(versions, here, strict=True)))
         if pages is not None and all(new > old for new, old in zip(versions, here, strict=True)):
+            self.versions[first : first + len(versions)] = array("Q", bytes(8 * len(versions)))  # until they are whole
             self.memory[first * size : (first + len(versions)) * size] = pages
             self.versions[first : first + len(versions)] = versions
             return
         for at, (new, old) in enumerate(zip(versions, here, strict=True)):
             if new > old:
                 page = bytes(size) if pages is None else pages[at * size : (at + 1) * size]
+                self.versions[first + at] = 0
                 self.memory[(first + at) * size : (first + at + 1) * size] = page
                 self.versions[first + at] = new
 
@@ -118,10 +126,14 @@ class HostedSlab:
 class SlabStore:
     """Every slab of this process."""
 
-    def __init__(self, lend_bytes: int) -> None:
+    def __init__(self, lend_bytes: int, pages: Pages) -> None:
         self.slabs: dict[Key, HostedSlab] = {}
         self.refused = self.held_bytes = self.touched_bytes = 0
-        self._lend_bytes = lend_bytes
+        self.on_kept: Callable[[SlabPages], None] = lambda slab: None
+        """Called with each new slab's memory."""
+        self.on_freed: Callable[[SlabPages], None] = lambda slab: None
+        """Called when it does not count any more, and before it goes."""
+        self._lend_bytes, self._pages = lend_bytes, pages
         self._leaving: list[Registered] = []
 
     def listed(self, after: Key, most: int) -> tuple[tuple[HeldSlab, ...], bool]:
@@ -146,21 +158,45 @@ class SlabStore:
                 known.registered.close()
         if self.held_bytes + slab_bytes > self._lend_bytes:
             raise ValueError(f"{self.held_bytes} bytes are lent, {self._lend_bytes} is the most")
-        memory = mmap.mmap(-1, slab_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        versions = array("Q", bytes(slab_bytes // page_bytes * 8))
+        record = SlabHead(*key, asked.epoch, asked.secret, page_bytes, slab_bytes)
+        kept = SlabPages.make(self._pages, record)
+        self._put(kept)
+        self.on_kept(kept)
+
+    def _put(self, kept: SlabPages) -> HostedSlab:
+        of = kept.record
         slab = HostedSlab(
-            asked.borrower, asked.volume, asked.index, asked.epoch, asked.secret, page_bytes, memory, versions
+            of.borrower, of.volume, of.index, of.epoch, of.secret, of.page_bytes, kept.pages, kept.versions, kept
         )
         slab.on_touched = self._touched
-        self.slabs[key] = slab
-        self.held_bytes += slab_bytes
+        self.slabs[of.borrower, of.volume, of.index] = slab
+        self.held_bytes += of.slab_bytes
+        return slab
+
+    def take_up(self, shared: SharedRing) -> SlabPages | None:
+        """What an earlier process of this host lent, as it was; None: it does not count, or another of a newer epoch is
+        here."""
+        kept = SlabPages.take_up(shared)
+        if kept is None:
+            return None
+        of = kept.record
+        known = self.slabs.get((of.borrower, of.volume, of.index))
+        if known is not None and known.epoch >= of.epoch:
+            kept.free()
+            return None
+        if known is not None:
+            self.free(known.borrower, known.volume, known.index, known.epoch)
+        slab = self._put(kept)
+        slab.touched = kept.touched()
+        self.touched_bytes += slab.touched * slab.page_bytes
+        return kept
 
     def _touched(self, touched_bytes: int) -> None:
         self.touched_bytes += touched_bytes
 
     def free(self, borrower: str, volume: str, index: int, epoch: int) -> None:
-        """The mapping goes back to the kernel with its last user; its borrower is told. Where a device reaches it, that
-        takes a little while (`left`)."""
+        """Its memory goes back to the kernel; its borrower is told. Where a device reaches it, that takes a little
+        while (`left`)."""
         slab = self.slabs.get((borrower, volume, index))
         if slab is None or slab.epoch != epoch:
             return
@@ -172,10 +208,19 @@ class SlabStore:
         users, slab.users = slab.users, []
         for user in users:
             user.lose(slab)
-        if slab.registered is not None:
+        self.on_freed(slab.kept)
+        if slab.registered is None:
+            slab.kept.free()
+        else:
+            slab.kept.end()
             slab.registered.let_go()
             self._leaving = [each for each in self._leaving if not each.left.is_set()]
             self._leaving.append(slab.registered)
+
+    @property
+    def unlocked_bytes(self) -> int:
+        """Lent memory that may be swapped out."""
+        return sum([len(slab.memory) for slab in self.slabs.values() if not slab.kept.shared.locked])
 
     async def left(self) -> None:
         """Wait until no device reaches what was freed before."""

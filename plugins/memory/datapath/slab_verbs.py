@@ -113,7 +113,7 @@ class LenderVerbs:
 
     async def register(self, slab: HostedSlab) -> LentRegion:
         """Once for each slab. NoVerbs says why not; ValueError: it was freed meanwhile."""
-        await self._populate(slab.memory, slab)
+        await self._populate(slab)
         if not slab.live:
             raise ValueError("freed meanwhile")
         if slab.registered is None:
@@ -123,15 +123,19 @@ class LenderVerbs:
                 self._say(str(why))
                 raise
             slab.touch_all()
+            slab.kept.reached_by_a_device()
         return slab.registered.where
 
-    async def _populate(self, memory: mmap.mmap, slab: HostedSlab) -> None:
+    async def _populate(self, slab: HostedSlab) -> None:
         """The kernel does it in one go when memory is registered, and holds everybody up meanwhile."""
-        for at in range(0, len(memory), POPULATE_BYTES):
+        memory, size = slab.memory.obj, len(slab.memory)
+        assert isinstance(memory, mmap.mmap)
+        first = len(memory) - size
+        for at in range(0, size, POPULATE_BYTES):
             if slab.registered is not None or not slab.live:
                 return
             try:
-                memory.madvise(_MADV_POPULATE_WRITE, at, min(POPULATE_BYTES, len(memory) - at))
+                memory.madvise(_MADV_POPULATE_WRITE, first + at, min(POPULATE_BYTES, size - at))
             except OSError:  # a kernel before 5.14
                 return
             await asyncio.sleep(0)

@@ -1,13 +1,15 @@
 """The slab process: one per lending host. It keeps slabs in memory and serves their pages over TCP.
 
-It outlives the agent, and does what the agent's `Lender` tells it on `slabd.sock`: register a slab, free a slab
-(`slab_store`). Whoever connects proves first that it knows the secret of a slab (`covey.handshake`); until then it
-costs a task and a few hundred bytes, and few such connections are admitted. After that bytes drive a machine
-(`slab_session`).
+It outlives the agent, and its slabs outlive it (`slab_keeper`). It does what the agent's `Lender` tells it on
+`slabd.sock`: register a slab, free a slab (`slab_store`). Whoever connects proves first that it knows the secret of a
+slab (`covey.handshake`); until then it costs a task and a few hundred bytes, and few such connections are admitted.
+After that bytes drive a machine (`slab_session`).
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -15,10 +17,12 @@ from covey import handshake, headers
 from covey.driven import driven
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.headers import Status, Welcome, WireError
-from covey.ports import Address, ByteStream, Env
+from covey.ports import Address, ByteStream, Env, Listener
 from covey.verbs import SWITCHED_OFF
+from plugins.base import Program
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.control import Answer, ControlServer, No, Question, RdmaLent, SlabList, Yes
+from plugins.memory.datapath.slab_keeping import SlabKeeping
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.slab_verbs import LenderVerbs, SessionVerbs
@@ -105,11 +109,17 @@ class SlabServer:
 
 
 async def run_slabd(env: Env, config: SlabdConfig) -> None:
-    """The program. Ends when the agent says `Stop`, or by SIGTERM; the slabs go with it."""
-    store, stopped = SlabStore(config.lend_bytes), asyncio.Event()
+    """The program. OSError when another slab process serves this host already. Ends when the agent says `Stop`, and the
+    slabs go with it; or by SIGTERM, or a crash: then they stay with the keeper for the next one."""
+    store, stopped = SlabStore(config.lend_bytes, env.pages), asyncio.Event()
     slabs = SlabServer(env if config.rdma else replace(env, verbs=SWITCHED_OFF), store)
+    keeping, serves = SlabKeeping(env, config.secret, store), asyncio.Event()
+    lacks, stalls = env.probes.stay_in_memory(flushes=False), env.probes.watch_loop()
+    listener: Listener | None = None
 
     async def answer(question: Question) -> Answer:
+        await serves.wait()
+        assert listener is not None
         match question:
             case control.RegisterSlabFrame():
                 store.register(question)
@@ -119,7 +129,13 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
             case control.ListSlabs():
                 held, more = store.listed(question.after, question.most)
                 rdma = RdmaLent(slabs.verbs.name, slabs.verbs.pairs, slabs.verbs.why[:400])
-                return SlabList(question.id, listener.address, held, store.refused, store.touched_bytes, more, rdma)
+                return SlabList(
+                    question.id, listener.address, held, store.refused, store.touched_bytes, more, rdma,
+                    lacks="; ".join(why for why in (lacks, keeping.why and f"slabs end with it: {keeping.why}") if why),
+                    unlocked_bytes=store.unlocked_bytes,
+                    stalls=stalls.count,
+                    stall_s_longest=stalls.longest_s,
+                )  # fmt: skip
             case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)
             case _:
@@ -127,11 +143,33 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
         return Yes(question.id)
 
     server = ControlServer(env, config.secret, answer)
-    listener = await env.bytes.listen(config.bind, slabs.serve)
+    await server.open(config.control)  # first: whoever holds this socket owns what the keeper has
     try:
-        await server.open(config.control)
+        listener = await _listen(env, config, await keeping.take_up(), slabs.serve)
+        keeping.listens(listener.address)
+        env.spawn("keep slabs", keeping.run())
+        serves.set()
         env.log.info("slab process serves", address=listener.address)
         await stopped.wait()
+        await keeping.end()
     finally:
         await server.close()
-        await listener.close()
+        if listener is not None:
+            await listener.close()
+
+
+async def _listen(
+    env: Env, config: SlabdConfig, before: Address, serve: Callable[[ByteStream], Coroutine[Any, Any, None]]
+) -> Listener:
+    """Where the process before did, if that is not against the configuration: borrowers come there again."""
+    host, _, port = config.bind.rpartition(":")
+    if port == "0" and before.rpartition(":")[0] == host:
+        try:
+            return await env.bytes.listen(before, serve)
+        except OSError as error:
+            env.log.warning("its place is taken; borrowers have to be told", address=before, why=str(error))
+    return await env.bytes.listen(config.bind, serve)
+
+
+PROGRAM = Program("slabd", SlabdConfig, run_slabd, goes_first=800)
+"""Before jobs, as ranks that wait (`agent.ports.shim.GOES_FIRST`), and after its keeper."""

@@ -249,10 +249,9 @@ class Spill:
         heappush(waits, (number, self._waits, future))
         await future
 
-    async def kept(self) -> None:
-        """Wait until everything that was put before survives a loss of power, however often the disk refuses: a lender
-        that has it is about to forget it."""
-        number = self.log.put
+    async def kept(self, number: int) -> None:
+        """Wait until the records before this number, and all of earlier processes, survive a loss of power, however
+        often the disk refuses: a lender that has them is about to forget them."""
         while True:
             try:
                 return await self._synced(number)

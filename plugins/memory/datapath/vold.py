@@ -16,7 +16,7 @@ import msgspec
 from covey import headers, volumewire
 from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
-from covey.ports import ByteStream, Env
+from covey.ports import ByteStream, Env, LoopStalls
 from covey.verbs import SWITCHED_OFF
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
@@ -166,8 +166,9 @@ class Front:
 class VolumeControl:
     """What the agent asks of this process."""
 
-    def __init__(self, volume: AnyVolume, exports: Exports) -> None:
+    def __init__(self, volume: AnyVolume, exports: Exports, lacks: str, stalls: LoopStalls) -> None:
         self._volume, self._exports = volume, exports
+        self._lacks, self._stalls = lacks, stalls
         self.opened = asyncio.Event()
         """Questions wait for it, and are told why it takes long: before it, the volume does not know what it has."""
         self.stopped = asyncio.Event()
@@ -188,7 +189,14 @@ class VolumeControl:
             case control.CountPages():
                 clients = self._exports.clients
                 counts = self._volume.counts(question.id, question.life, question.since)
-                return msgspec.structs.replace(counts, clients=clients.connections, clients_refused=clients.refused)
+                return msgspec.structs.replace(
+                    counts,
+                    clients=clients.connections,
+                    clients_refused=clients.refused,
+                    lacks=self._lacks,
+                    stalls=self._stalls.count,
+                    stall_s_longest=self._stalls.longest_s,
+                )
             case control.ExportVolume():
                 await self._exports.open(question.path)
             case control.EndExport():
@@ -230,7 +238,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
         env = replace(env, verbs=SWITCHED_OFF)
     volume = _volume(env, shape, config, tell)
     exports = Exports(env, volume)
-    asked = VolumeControl(volume, exports)
+    asked = VolumeControl(volume, exports, env.probes.stay_in_memory(flushes=True), env.probes.watch_loop())
     server = ControlServer(env, config.secret, asked.answer)
     await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files
     front = None

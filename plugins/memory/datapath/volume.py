@@ -294,6 +294,7 @@ class Volume:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
         self._version += 1
         slab.written += count - self.spill.put(first, count, self._version, pages)
+        slab.put = self.spill.log.put
         slab.requests += count
         slab.overwritten(first, count)
         slab.touch()

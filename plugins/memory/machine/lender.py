@@ -16,7 +16,7 @@ While tasks wait for memory the kernel says so at once (PSI). What headroom lack
 without grace, before jobs are killed for it.
 
 After a restart of the agent the slab process says what it holds (`StoreFound`); the machine takes that over and grants
-a new lease. When the slab process died, nothing is lent any more (`StoreLost`).
+a new lease. When the slab process died, nothing is lent (`StoreLost`) until the next one says what it took up.
 """
 
 import random
@@ -56,7 +56,6 @@ from plugins.memory.messages import (
     MrInfo,
     QueryMem,
     Renew,
-    SlabMessage,
     SlabRef,
     SlabsAreHeld,
     ToBorrower,
@@ -109,6 +108,8 @@ class Lender:
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
         self._drained, self._round = False, 0
+        self._let_go: set[tuple[HostId, SlabRef]] = set()
+        """Of what their borrowers let go while no slab process was there."""
 
     def handle(self, event: LenderEvent, now_s: float) -> Sequence[LenderAction]:
         match event:
@@ -320,7 +321,7 @@ class Lender:
             case Map():
                 return self._map(sender, message, now_s)
             case Done():
-                return self._done(sender, message)
+                return self._done(sender, message.ref)
             case Renew():
                 return self._renew(sender, message, now_s)
             case Activity():
@@ -405,8 +406,10 @@ class Lender:
 
     # ---- taking back ----
 
-    def _done(self, sender: HostId, message: SlabMessage) -> Actions:
-        lent = self._find(sender, message.ref)
+    def _done(self, sender: HostId, slab: SlabRef) -> Actions:
+        lent = self._find(sender, slab)
+        if lent is None and not self.address:
+            self._let_go.add((sender, slab))
         return [] if lent is None or lent.state == "freeing" else self._free(lent, "done", f"{sender} let go of it")
 
     def _free(self, lent: Lent, event: str, why: str) -> Actions:
@@ -441,6 +444,9 @@ class Lender:
         actions: Actions = []
         for found in event.slabs:
             actions += self._adopt(found, now_s)
+            if (found.borrower, found.slab) in self._let_go:
+                actions += self._done(found.borrower, found.slab)
+        self._let_go.clear()
         return actions
 
     def _adopt(self, found: LoanedSlab, now_s: float) -> Actions:
@@ -455,7 +461,7 @@ class Lender:
         self.address, self._batch = "", None
         lost, self.lent = self.lent, {}
         return [
-            LogEvent(lent.subject, "lost", f"lent to {lent.borrower}, but the slab process is gone: {why}")
+            LogEvent(lent.subject, "away", f"lent to {lent.borrower}; the slab process is gone, it starts anew: {why}")
             for lent in lost.values()
         ]
 

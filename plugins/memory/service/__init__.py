@@ -5,7 +5,7 @@
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -32,6 +32,7 @@ from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
 from plugins.memory.service.forming import NOBODY, Payer
 from plugins.memory.service.lending import Lending
+from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
 from plugins.views import SlabView, VolumeView
 
@@ -192,6 +193,9 @@ class MemoryService(PluginService):
             return ()
         return answer.slabs if isinstance(answer, SlabsAre) else ()
 
+    def notes(self) -> Sequence[str]:
+        return [*self.lending.notes(), *lacking(self.borrowing.volumes.values())]
+
     def status(self) -> Mapping[str, str]:
         settings = self.host.settings(MemorySettings)
         if settings.rdma == "off":
@@ -207,7 +211,7 @@ class MemoryService(PluginService):
         counted = one_sided.metrics(self._counts())
         accounts = measured.accounts(volumes, self.lending.machine.lent.values())
         found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
-        return {**found, **counted, **accounts}
+        return {**found, **counted, **accounts, **stalls(self._counts())}
 
 
 def _volume_name(name: object) -> str:

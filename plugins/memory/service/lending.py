@@ -11,7 +11,7 @@ from covey.core import HostId
 from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
 from plugins.facts import Spare, SpareChanged, is_drained
-from plugins.memory.datapath import control
+from plugins.memory.datapath import control, slab_keeper
 from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender_events as machine
@@ -54,7 +54,7 @@ class Lending:
         self.process: ByteProcess | None = None
         self._published: Spare | None = None
         self._touched_bytes = 0
-        self._refused = 0
+        self._told: SlabList | None = None
         self.rdma = RdmaLent()
         self._awake = False
 
@@ -70,10 +70,22 @@ class Lending:
             known = KnownProcess(self._env.entropy(SECRET_BYTES))
             await self._record.set_lending(known)
         self.process = self._process(known)
-        if known.process is not None and self._env.processes.find(known.process) is not None:
+        if await self._lent_before(known):
             self.wake(self.process)
         else:
             self.dispatch(machine.StoreAsleep())
+
+    async def _lent_before(self, known: KnownProcess) -> bool:
+        """A slab process lives, or a keeper that has what one lent."""
+        if known.process is None:
+            return False
+        if self._env.processes.find(known.process) is not None:
+            return True
+        try:
+            (await self._env.bytes.connect(f"unix:{self._env.run_dir}/{slab_keeper.SOCKET}.sock")).close()
+        except ConnectionError:
+            return False
+        return True
 
     def wake(self, process: ByteProcess) -> None:
         """The first loan starts the slab process: where nobody borrows there is none."""
@@ -111,7 +123,7 @@ class Lending:
         self.dispatch(machine.StoreFound(self._reached_at(listed.address), tuple(slabs)))
 
     def _down(self, why: str) -> None:
-        self._touched_bytes, self.rdma = 0, RdmaLent()
+        self._touched_bytes, self._told, self.rdma = 0, None, RdmaLent()
         self._env.log.warning("the slab process is gone", why=why)
         self.dispatch(machine.StoreLost(why))
 
@@ -123,7 +135,7 @@ class Lending:
         if not isinstance(answer, SlabList):
             raise ConnectionResetError(f"the slab process answered {answer}")
         self._touched_bytes = answer.touched_bytes
-        self._refused, self.rdma = answer.refused, answer.rdma
+        self._told, self.rdma = answer, answer.rdma
         return answer
 
     def _reached_at(self, address: str) -> str:
@@ -188,19 +200,19 @@ class Lending:
             self.dispatch(machine.SlabNotRegistered(action.borrower, slab, getattr(answer, "why", str(answer))))
 
     async def _free(self, action: FreeSlab) -> None:
-        """Until it is certain: a process that died has freed it too (`StoreLost`, or not in `StoreFound`)."""
-        slab = action.slab
+        """Until it is certain: what a process that died did not free, the next one takes up."""
+        slab, process = action.slab, self.process
+        assert process is not None
         while True:
             try:
-                assert self.process is not None
-                await self.process.ask(
+                await process.ask(
                     lambda id: control.FreeSlabFrame(id, action.borrower, slab.volume, slab.index, slab.epoch), ASK_S
                 )
                 break
             except TimeoutError:
                 continue
             except ConnectionError:
-                break
+                await process.ready.wait()
         self.dispatch(machine.SlabFreed(action.borrower, slab))
 
     # ---- what others see ----
@@ -214,15 +226,22 @@ class Lending:
             self._host.spread("spare", spare)
             self._host.publish(SpareChanged(spare_bytes))
 
+    def notes(self) -> list[str]:
+        """What the slab process may not have."""
+        return [] if self._told is None or not self._told.lacks else [f"slabd: {self._told.lacks}"]
+
     def metrics(self) -> dict[str, float]:
         lent = self.machine.lent.values()
-        budget = self.machine.budget
+        budget, said = self.machine.budget, self._told or SlabList(0, "", (), 0)
         return {
             'covey_slabs{role="lent"}': len(lent),
             "covey_slab_lent_bytes": sum(slab.size_bytes for slab in lent),
             "covey_slab_touched_bytes": self._touched_bytes,
-            "covey_slab_connections_refused_total": self._refused,
+            "covey_slab_connections_refused_total": said.refused,
             "covey_slab_queue_pairs": self.rdma.pairs,
+            "covey_slab_unlocked_bytes": said.unlocked_bytes,
+            'covey_memory_stalls_total{process="slabd"}': said.stalls,
+            'covey_memory_stall_longest_seconds{process="slabd"}': said.stall_s_longest,
             "covey_spare_bytes": self.machine.spare_bytes(),
             "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
             **{

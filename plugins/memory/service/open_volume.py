@@ -1,6 +1,7 @@
 """A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
 
 from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from covey.core import HostId
@@ -98,3 +99,24 @@ class OpenVolume:
         if "recovering" not in self.links.values():
             return []
         return [place for places in self.places.values() for place in places if place.state == "recovering"]
+
+
+def stalls(counted: Sequence[PageCounts]) -> dict[str, float]:
+    """Metrics of the loops of volumes' processes."""
+    return {
+        'covey_memory_stalls_total{process="vold"}': sum(counts.stalls for counts in counted),
+        'covey_memory_stall_longest_seconds{process="vold"}': max(
+            (each.stall_s_longest for each in counted), default=0.0
+        ),
+    }
+
+
+def lacking(volumes: Iterable[OpenVolume]) -> list[str]:
+    """What volumes' processes may not have, for people; they all have the same privileges. Only one that is offered as
+    a block device can stand behind this host's own swap or file system."""
+    lacks: set[str] = set()
+    for volume in volumes:
+        for why in volume.counts.lacks.split("; ") if volume.counts is not None else ():
+            if volume.known.exports or "IO_FLUSHER" not in why:
+                lacks.add(why)
+    return [f"vold: {why}" for why in sorted(lacks) if why]

@@ -8,7 +8,7 @@ from covey.ports import ByteStream
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.nbdwire import NbdAnswer, NbdCommand, NbdOption
 from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import SHAPE, Bench, a_volume
+from tests.plugins.memory.ports import SHAPE, Bench, a_volume, placed
 
 SIZE = SHAPE.size_bytes
 
@@ -84,7 +84,7 @@ async def exported(lent: bool = True) -> AsyncIterator[tuple[Bench, Volume, Expo
     async with a_volume() as (bench, volume):
         if lent:
             for index in range(SHAPE.slabs):
-                await volume.open_place(bench.register(index))
+                await placed(volume, bench.register(index))
         exports = Exports(bench.env, volume)
         await exports.open(f"{bench.env.run_dir}/nbd.sock")
         yield bench, volume, exports

@@ -18,6 +18,7 @@ from agent.ports.disk import DirectoryDisk
 from agent.ports.pages import MemfdPages
 from agent.ports.verbs import PyVerbs
 from agent.tasks import Tasks
+from chaos.world.clock import SimLoopStalls
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
 from covey.verbs import NO_VERBS_HERE, Verbs
@@ -25,6 +26,7 @@ from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.slab_keeper import KeeperConfig, run_keeper
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
@@ -48,6 +50,16 @@ class QuietLog:
     def info(self, event: str, **fields: Any) -> None: ...
     def warning(self, event: str, **fields: Any) -> None: ...
     def error(self, event: str, **fields: Any) -> None: ...
+
+
+class QuietProbes:
+    """What programs ask of `covey.ports.Probes`: the process of the tests is not locked."""
+
+    def stay_in_memory(self, flushes: bool) -> str:
+        return ""
+
+    def watch_loop(self) -> SimLoopStalls:
+        return SimLoopStalls()
 
 
 class GateDisk:
@@ -120,9 +132,11 @@ class LocalProcesses:
         self.started: list[LocalProcess] = []
 
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> LocalProcess:
-        assert program == "spill"
-        assert isinstance(config, SpillConfig)
-        work = run_spill(self._bench.env, config)
+        if isinstance(config, KeeperConfig):
+            work = run_keeper(self._bench.env, config)
+        else:
+            assert isinstance(config, SpillConfig)
+            work = run_spill(self._bench.env, config)
         process = LocalProcess(ProcessId(len(self.started) + 1, 0), asyncio.get_running_loop().create_task(work))
         self.started.append(process)
         return process
@@ -199,14 +213,14 @@ class Bench:
             bytes=SocketBytes(QuietLog()),
             disk=cast(Disk, self.disk),
             processes=cast(Processes, None),
-            probes=cast(Probes, None),
+            probes=cast(Probes, QuietProbes()),
             pages=MemfdPages(),
             run_dir=directory,
             verbs=verbs,
         )
         self.processes = LocalProcesses(self)
         self.env = Env(**{**self.env.__dict__, "processes": self.processes})
-        self.store = SlabStore(1 << 30)
+        self.store = SlabStore(1 << 30, self.env.pages)
         self.server = SlabServer(self.env, self.store)
         self.address = ""
         self.sealed = SEALED
@@ -308,6 +322,12 @@ async def a_bench(verbs: Verbs = THIS_MACHINES) -> AsyncIterator[Bench]:
 async def a_volume() -> AsyncIterator[tuple[Bench, Volume]]:
     async with a_bench() as bench:
         yield bench, await bench.volume()
+
+
+async def placed(volume: Volume, place: OpenPlace) -> None:
+    """Open, on record, and where writes go from now on."""
+    await volume.open_place(place)
+    await soon(lambda: not volume.slab(place.index).opening)
 
 
 def page(word: int) -> bytes:

@@ -223,6 +223,10 @@ class MemoryRack:
     def slabd(self, host: str) -> SimProcess:
         return self.host(host).find("slabd")[-1]
 
+    def lose_memory(self, host: str) -> None:
+        """Whatever this host lent is gone: its slab process and whoever keeps the memory, as when memory runs out."""
+        kill([*self.host(host).find("slab-keeper"), self.slabd(host)])
+
     def story(self, subject: str) -> list[tuple[str, str]]:
         """Event and reason, in order, on all hosts."""
         return [(event, reason) for _, told, event, reason in self.notes if told == subject]

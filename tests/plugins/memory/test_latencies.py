@@ -10,7 +10,7 @@ from plugins.memory.datapath import latencies as datapath
 from plugins.memory.datapath.control import LatencyCounts
 from plugins.memory.policy import latencies
 from plugins.memory.service import measured
-from tests.plugins.memory.ports import PAGE, SHAPE, a_volume, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, a_volume, page, placed, read, soon, write
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 
 
@@ -34,7 +34,7 @@ def test_what_came_since_is_the_difference_unless_it_began_anew(older: list[int]
 
 async def test_each_request_is_counted_with_who_answered_it() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1)  # slab 0 has a lender, slab 1 has none
         await write(volume, SHAPE.slab_pages, 2)
         bench.disk.gate.clear()
@@ -55,7 +55,7 @@ async def test_each_request_is_counted_with_who_answered_it() -> None:
 async def test_requests_that_nobody_awaits_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datapath, "GATHERED_MAX", 3)
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         for at in range(8):
             answered: list[object] = []
             data = memoryview(page(at + 1))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.world.clock import SimLoopStalls
 from covey import checked
 from plugins.memory.datapath import old_layout
 from plugins.memory.datapath.control import ListPlaces, No, PlaceList
@@ -159,7 +160,7 @@ async def test_who_asks_a_volume_that_opens_is_told_why_it_takes_long(monkeypatc
     async with a_bench() as bench:
         volume = await bench.volume()
         volume._says("it converts its files of an earlier version: 30 % done")
-        asked = VolumeControl(volume, Exports(bench.env, volume))
+        asked = VolumeControl(volume, Exports(bench.env, volume), "", SimLoopStalls())
         answer = await asked.answer(ListPlaces(1))
         assert answer == No(1, f"{NOT_OPEN}: it converts its files of an earlier version: 30 % done")
         asked.opened.set()

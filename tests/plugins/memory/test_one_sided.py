@@ -37,7 +37,19 @@ from plugins.memory.datapath.slabwire import LentRegion, SlabOp
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.settings import SEAL_BYTES
 from plugins.memory.service import one_sided
-from tests.plugins.memory.ports import PAGE, SECRET, SHAPE, Bench, a_bench, borrowers_links, page, read, soon, write
+from tests.plugins.memory.ports import (
+    PAGE,
+    SECRET,
+    SHAPE,
+    Bench,
+    a_bench,
+    borrowers_links,
+    page,
+    placed,
+    read,
+    soon,
+    write,
+)
 from tests.plugins.memory.stand_in_verbs import StandInNetwork, StandInVerbs
 
 
@@ -62,7 +74,7 @@ class OneSidedBench:
 
     async def open(self, index: int = 0) -> None:
         """The slab is mapped, and all that it had is there."""
-        await self.volume.open_place(self.bench.register(index))
+        await placed(self.volume, self.bench.register(index))
         await soon(lambda: any(isinstance(told, SlabCopiedFrame) and told.index == index for told in self.bench.told))
 
     def link(self, index: int = 0) -> RemoteSlab:

@@ -24,6 +24,7 @@ from plugins.memory.policy import eviction, placement
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.ports import PAGE, a_volume, read, write
+from tests.plugins.memory.ports import placed as opened
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 
 HOSTS = [HostId(f"h{n}") for n in range(32)]
@@ -90,7 +91,7 @@ def test_slabs_of_one_device_spread_over_as_many_hosts_as_there_are() -> None:
 async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
     """Multi-page requests may cross mapped and unmapped slabs. Reference: §2.4.3"""
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await opened(volume, bench.register(0))
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 15, 1, 2))
         await asyncio.sleep(0.02)

@@ -238,8 +238,7 @@ def test_a_killed_slab_process_is_started_again_and_lends_again() -> None:
         rack.slabd("h2").signal(9)
         until_done(rack, rack.client("h1", read_all, "data"))
         keep_hot(rack, "h1", "data", slabs=1)
-        rack.run(2)
-        assert len(rack.agents["h2"].lending.machine.lent) == 1
+        rack.until(lambda: len(rack.agents["h2"].lending.machine.lent) == 1, 10.0)
 
 
 def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
@@ -362,7 +361,7 @@ def test_a_lender_whose_slab_process_began_anew_has_lost_it_for_certain() -> Non
     with a_rack(3) as rack:
         killed_with_stopped_lenders(rack)
         for host in ("h2", "h3"):
-            rack.slabd(host).signal(9)
+            rack.lose_memory(host)
         rack.until(lambda: {slab.state for slab in rack.slabs("h1")} == {"cold"}, 25.0)
         rack.run(2)
         assert rack.agents["h1"].borrowing.metrics()["covey_slabs_unrecovered_total"] == 2
@@ -403,7 +402,7 @@ def test_idle_slabs_of_a_killed_process_are_not_called_mapped_and_none_stay_lent
         keep_hot(rack, "h1", "data", slabs=2)
         rack.run(60)
         for host in ("h2", "h3"):
-            rack.slabd(host).signal(9)
+            rack.lose_memory(host)
         rack.run(5)
         assert rack.mapped("h1", "data") == []
         assert rack.agents["h1"].borrowing.metrics()['covey_slabs{role="borrowed"}'] == 0

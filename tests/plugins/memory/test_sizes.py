@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.ports.pages import MemfdPages
+from chaos.world.clock import SimLoopStalls
 from covey import frames
 from covey.core import Heard, HostId, Send
 from covey.ports import MemoryNow
@@ -81,7 +83,7 @@ def framed(answer: msgspec.Struct) -> Any:
 
 
 def test_a_lender_of_many_slabs_lists_all_of_them_in_frames_that_arrive() -> None:
-    store = SlabStore(SLABS_MAX * PAGE)
+    store = SlabStore(SLABS_MAX * PAGE, MemfdPages())
     for index in range(SLABS_MAX):
         store.register(RegisterSlabFrame(1, "h1" * 20, "v" * 60, index, 1, PAGE, PAGE, SECRET))
     found: list[Any] = []
@@ -99,7 +101,7 @@ async def test_a_volume_of_many_places_lists_all_of_them_in_frames_that_arrive()
         volume = await a_huge_volume(bench)
         for index in range(SLABS_MAX):
             volume.places._put(OpenPlace(index, index + 1, "h" * 60, "10.0.0.100:65000", SECRET))
-        asked = VolumeControl(volume, Exports(bench.env, volume))
+        asked = VolumeControl(volume, Exports(bench.env, volume), "", SimLoopStalls())
         asked.opened.set()
         found: list[OpenPlace] = []
         more = True

@@ -26,7 +26,7 @@ from plugins.memory.machine.spill_log import (
     SyncSegments,
 )
 from plugins.memory.policy import log_records, spilling
-from tests.plugins.memory.ports import Bench, a_bench, a_volume, read, soon, write
+from tests.plugins.memory.ports import Bench, a_bench, a_volume, placed, read, soon, write
 from tests.plugins.memory.spilled import PAGE, content, look
 from tests.plugins.memory.test_spill import RUNNING, damaged, die, opened, put
 
@@ -359,7 +359,7 @@ async def test_what_a_failed_sync_dropped_is_named_until_it_is_written_anew(monk
 
 async def test_what_a_lender_holds_of_it_is_written_anew_by_the_next_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 5, 50)
         await volume.flush()
         slot, block = volume.spill.table.segment_of(volume.spill.table.places[5])

@@ -13,7 +13,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, placed, read, soon, write
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
@@ -40,7 +40,7 @@ async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
 async def test_a_mapped_write_is_acknowledged_by_the_lender_while_the_disk_follows() -> None:
     """Synchronous to remote memory, asynchronous to disk. Reference: §2.4.3"""
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 3, 7)
         assert not volume.spill.is_on_disk(3)
@@ -51,7 +51,7 @@ async def test_a_mapped_write_is_acknowledged_by_the_lender_while_the_disk_follo
 
 async def test_reads_come_from_the_lender_once_the_disk_has_caught_up() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1, 2, 3)
         await volume.flush()
         assert await read(volume, 0, 3) == [1, 2, 3]
@@ -63,7 +63,7 @@ async def test_reads_come_from_the_lender_once_the_disk_has_caught_up() -> None:
 async def test_what_was_written_before_a_slab_was_mapped_goes_up_in_the_background() -> None:
     async with a_volume() as (bench, volume):
         await write(volume, 0, *range(1, 17))
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await copied(bench)
         assert await read(volume, 0, 16) == list(range(1, 17))
         assert volume.counts(1).remote_read_bytes == 16 * PAGE
@@ -71,7 +71,7 @@ async def test_what_was_written_before_a_slab_was_mapped_goes_up_in_the_backgrou
 
 async def test_a_request_may_cross_slabs_of_which_one_is_mapped_and_one_is_not() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(1))
+        await placed(volume, bench.register(1))
         await write(volume, 10, *range(100, 112))
         await volume.flush()
         assert await read(volume, 10, 12) == list(range(100, 112))
@@ -85,7 +85,7 @@ async def test_a_request_may_cross_slabs_of_which_one_is_mapped_and_one_is_not()
 async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_valid() -> None:
     async with a_volume() as (bench, volume):
         place = bench.register(0)
-        await volume.open_place(place)
+        await placed(volume, place)
         await write(volume, 5, 1)
         await volume.flush()
         await bench.cut_lender()  # the overwrite below never arrives; the lender's memory keeps content 1
@@ -99,7 +99,7 @@ async def test_hole_1_a_failed_overwrite_does_not_leave_the_lenders_older_copy_v
 
 async def test_a_page_being_overwritten_counts_as_held_by_nobody() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 5, 1, 2)
         assert volume.counts(1).slabs[0].remote == 2
         writing = asyncio.ensure_future(write(volume, 5, 3))
@@ -112,7 +112,7 @@ async def test_a_page_being_overwritten_counts_as_held_by_nobody() -> None:
 
 async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_up() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 5, 1)
         await write(volume, 5, 2)
         await volume.flush()
@@ -124,7 +124,7 @@ async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_
 
 async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_write() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 5, 9)
         closing = asyncio.ensure_future(volume.close_place(0, 1))
@@ -139,7 +139,7 @@ async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_
 async def test_hole_3_a_broken_connection_forgets_the_lenders_pages_but_not_the_queue() -> None:
     """Read-after-write goes through the same queue. Reference: §2.4.5"""
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 1, 2, 3)
         await bench.cut_lender()
@@ -152,7 +152,7 @@ async def test_hole_3_a_broken_connection_forgets_the_lenders_pages_but_not_the_
 
 async def test_hole_4_flush_returns_when_every_acknowledged_write_is_on_disk_and_synced() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, *range(1, 9))
         syncs = bench.disk.syncs
@@ -167,12 +167,12 @@ async def test_hole_4_flush_returns_when_every_acknowledged_write_is_on_disk_and
 
 async def test_hole_5_the_eviction_of_one_slab_holds_up_no_other() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 1)
         closing = asyncio.ensure_future(volume.close_place(0, 1))
         await asyncio.sleep(0.01)
-        await volume.open_place(bench.register(1))
+        await placed(volume, bench.register(1))
         await write(volume, 20, 2)
         assert await read(volume, 20, 1) == [2]
         assert not closing.done()
@@ -185,13 +185,13 @@ async def test_hole_5_the_eviction_of_one_slab_holds_up_no_other() -> None:
 
 async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, *range(1, 17))
         await volume.flush()
         before = volume.counts(1).disk_read_bytes
         other = Bench(bench.env.run_dir)
         await other.lend()
-        await volume.open_place(other.register(0, epoch=2))
+        await placed(volume, other.register(0, epoch=2))
         await copied(bench, epoch=2)
         await volume.close_place(0, 1)
         assert await read(volume, 0, 16) == list(range(1, 17))
@@ -206,7 +206,7 @@ async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
         await write(volume, 0, *range(1, 17))
         await volume.flush()
         bench.disk.reads_failing = 2
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await copied(bench)
         assert bench.disk.reads_failing == 0
         assert volume.counts(1).slabs[0].remote == 16
@@ -214,20 +214,20 @@ async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:
 
 async def test_a_place_of_an_older_epoch_than_the_one_in_use_is_refused() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0, epoch=5))
+        await placed(volume, bench.register(0, epoch=5))
         with pytest.raises(ValueError, match="newer epoch 5"):
-            await volume.open_place(OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
+            await placed(volume, OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
 
 
 async def test_a_place_that_cannot_be_opened_changes_nothing() -> None:
     async with a_volume() as (bench, volume):
         await write(volume, 0, 1)
         with pytest.raises(ValueError, match="does not lend"):
-            await volume.open_place(OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
+            await placed(volume, OpenPlace(0, 4, "h2", bench.address, b"s" * 16))
         with pytest.raises(ValueError, match="cannot connect"):
-            await volume.open_place(OpenPlace(0, 4, "h2", "127.0.0.1:1", b"s" * 16))
+            await placed(volume, OpenPlace(0, 4, "h2", "127.0.0.1:1", b"s" * 16))
         with pytest.raises(ValueError, match="none with index 9"):
-            await volume.open_place(OpenPlace(9, 4, "h2", bench.address, b"s" * 16))
+            await placed(volume, OpenPlace(9, 4, "h2", bench.address, b"s" * 16))
         assert volume.places.all() == ()
         assert await read(volume, 0, 1) == [1]
 
@@ -237,7 +237,7 @@ async def test_a_place_that_cannot_be_opened_changes_nothing() -> None:
 
 async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_epoch() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, *range(1, 17))
         await volume.flush()
         await copied(bench)
@@ -252,7 +252,7 @@ async def test_a_link_that_breaks_while_nobody_asks_is_opened_again_under_its_ep
 
 async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is_told() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1)
         await bench.cut_lender()
         await soon(lambda: any(isinstance(told, SlabLost) for told in bench.told))
@@ -264,7 +264,7 @@ async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is
 async def test_a_link_to_a_silent_lender_is_tried_for_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plugins.memory.datapath.lenders.REOPEN_S", 0.3)
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await bench.mute_lender()
         await soon(lambda: [place.state for place in volume.counts(1).places] == ["reopening"])
         await write(volume, 0, 5)
@@ -274,12 +274,12 @@ async def test_a_link_to_a_silent_lender_is_tried_for_a_few_seconds(monkeypatch:
 
 async def test_a_place_of_a_newer_epoch_ends_the_search_for_the_older_one() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await bench.mute_lender()
         await soon(lambda: volume.slabs[0].reopening is not None)
         other = Bench(bench.env.run_dir)
         await other.lend()
-        await volume.open_place(other.register(0, epoch=2))
+        await placed(volume, other.register(0, epoch=2))
         assert volume.slabs[0].reopening is None
         await soon(lambda: [place.epoch for place in volume.places.all()] == [2])
         await other.close()
@@ -294,7 +294,7 @@ async def lenders_on_record(bench: Bench) -> list[int]:
 async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk() -> None:
     """Or the process that comes after a crash between the two would not ask whoever still has them."""
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 7)
         closing = asyncio.ensure_future(volume.close_place(0, 1))
@@ -302,13 +302,15 @@ async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk(
         assert await lenders_on_record(bench) == [1]
         bench.disk.gate.set()
         await closing
+        await soon(lambda: volume.places.all() == ())
+        await volume.places.write()
         assert await lenders_on_record(bench) == []
 
 
 async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None:
     """Its lender forgets them, so what only the cache of a kernel holds would be gone with one failure."""
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 7)
         bench.disk.sync_fail = True
         closing = asyncio.ensure_future(volume.close_place(0, 1))
@@ -316,12 +318,14 @@ async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None
         assert await lenders_on_record(bench) == [1] and not closing.done()
         bench.disk.sync_fail = False
         await asyncio.wait_for(closing, 5.0)
+        await soon(lambda: volume.places.all() == ())
+        await volume.places.write()
         assert await lenders_on_record(bench) == []
 
 
 async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.gate.clear()
         await write(volume, 0, 7)
         await bench.cut_lender()
@@ -332,20 +336,52 @@ async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> No
         await soon(lambda: volume.places.all() == ())
 
 
+async def test_no_page_goes_to_a_lender_before_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is open at once; a process that starts after a crash would not find it yet."""
+    async with a_volume() as (bench, volume):
+        write_record, may = volume.places.write, asyncio.Event()
+
+        async def slow(clean: bool = False) -> None:
+            await may.wait()
+            await write_record(clean)
+
+        monkeypatch.setattr(volume.places, "write", slow)
+        await volume.open_place(bench.register(0))
+        assert volume.slab(0).state(1) == "open"
+        await write(volume, 3, 7)
+        lent = bench.store.slabs["h1", "data", 0]
+        assert not any(lent.versions) and await lenders_on_record(bench) == []
+        may.set()
+        await soon(lambda: lent.has(3, 1) == page(7))
+        assert await lenders_on_record(bench) == [1]
+
+
+async def test_a_place_closed_before_it_is_on_record_is_never_used() -> None:
+    async with a_volume() as (bench, volume):
+        await volume.open_place(bench.register(0))
+        await volume.close_place(0, 1)
+        await write(volume, 3, 7)
+        await soon(lambda: volume.places.all() == () and not volume.slab(0).opening)
+        assert volume.slab(0).links() == [] and await lenders_on_record(bench) == []
+
+
 async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("plugins.memory.datapath.places.CATCH_UP_S", 0.01)
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 7)
         await volume.flush()
         bench.disk.replace_fail = True
         await volume.close_place(0, 1)
+        await soon(lambda: volume.places.late)
         assert volume.places.all() == () and await lenders_on_record(bench) == [1]
-        with pytest.raises(OSError, match="read-only"):
-            await volume.open_place(bench.register(1, epoch=2))
+        await placed(volume, bench.register(1, epoch=2))
         assert volume.places.all() == () and volume.slabs[1].link is None, "nobody would ask it after a crash"
+        assert [told.why for told in bench.told if isinstance(told, SlabLost)] == [
+            "the disk cannot remember it: [Errno 30] read-only in this test"
+        ]
         bench.disk.replace_fail = False
         await soon(lambda: not volume.places.late)
         assert await lenders_on_record(bench) == []
@@ -356,7 +392,7 @@ async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later
 
 async def test_after_a_crash_what_only_the_lender_had_comes_home() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1, 1, 1)
         await volume.flush()
         bench.disk.gate.clear()
@@ -373,7 +409,7 @@ async def test_after_a_crash_what_only_the_lender_had_comes_home() -> None:
 async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_word_is() -> None:
     """Anybody may listen at that port by now."""
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1)
         await volume.flush()
         await bench.die(volume)
@@ -393,7 +429,7 @@ async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_wo
 async def crashed_with_a_silent_lender(bench: Bench) -> Volume:
     """Page 1 is newest at the lender alone, page 2 everywhere; the process was killed and the lender is stopped."""
     volume = await bench.volume()
-    await volume.open_place(bench.register(0))
+    await placed(volume, bench.register(0))
     await write(volume, 0, 1, 1, 1)
     await volume.flush()
     bench.disk.gate.clear()
@@ -491,7 +527,7 @@ async def test_a_person_may_give_a_silent_lender_up() -> None:
 
 async def test_after_an_end_in_good_order_no_lender_is_waited_for() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1, 2)
         await volume.end()
         await bench.die(volume)
@@ -524,7 +560,7 @@ async def test_a_volume_that_could_not_be_opened_leaves_its_files_as_they_are(mo
         raise OSError(5, "sick in this test")
 
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 3, 7)
         await bench.die(volume)
         names = [f"memory/volumes/data/{name}" for name in ("places", "log/segments", "log/00000000", "volume")]
@@ -562,8 +598,8 @@ async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
     """Reference: §2.4.3."""
     async with a_bench() as bench:
         volume = await bench.volume(queue_pages=16)
-        await volume.open_place(bench.register(0))
-        await volume.open_place(bench.register(1))
+        await placed(volume, bench.register(0))
+        await placed(volume, bench.register(1))
         bench.disk.gate.clear()
         await write(volume, 0, *range(1, 17))
         waiting = asyncio.ensure_future(write(volume, 16, 99))
@@ -597,7 +633,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
 ) -> None:
     monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         bench.disk.fail = True
         await write(volume, 0, 1)
         with pytest.raises(OSError, match="no space"):
@@ -614,7 +650,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
 async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
     async with a_bench() as bench:
         volume = await bench.volume(deadline_s=0.05)
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         link = volume.slabs[0].link
         assert link is not None
         bench.ignore_requests()
@@ -628,7 +664,7 @@ async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges
 
 async def test_discarded_pages_are_zeros_here_at_the_lender_and_after_a_crash() -> None:
     async with a_volume() as (bench, volume):
-        await volume.open_place(bench.register(0))
+        await placed(volume, bench.register(0))
         await write(volume, 0, 1, 2, 3)
         await volume.write(1, 1, None)
         assert bench.store.slabs["h1", "data", 0].has(1, 1) == bytes(PAGE)

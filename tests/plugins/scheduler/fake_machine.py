@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from chaos.world.clock import SimLoopStalls
 from covey.core import Fact, JobId
 from covey.ports import Gpu, MemoryNow
 from plugins.base import LogRead, RankLease, RanksSpec
@@ -61,6 +62,12 @@ class FakeProbes:
 
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         return "not watched"
+
+    def stay_in_memory(self, flushes: bool) -> str:
+        return "not locked"
+
+    def watch_loop(self) -> SimLoopStalls:
+        return SimLoopStalls()
 
     def memory(self) -> MemoryNow:
         return MemoryNow(1 << 30, 1 << 29, 0.0)

@@ -256,6 +256,12 @@ class _Probes(msgspec.Struct, frozen=True):
     def watch_memory(self, stalls: Any) -> str:
         return str(self.inner.watch_memory(stalls))
 
+    def stay_in_memory(self, flushes: bool) -> str:
+        return str(self.inner.stay_in_memory(flushes))
+
+    def watch_loop(self) -> Any:
+        return self.inner.watch_loop()
+
 
 @contextlib.asynccontextmanager
 async def live_host(

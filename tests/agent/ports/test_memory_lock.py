@@ -1,0 +1,62 @@
+"""Memory that stays: what a process of ours locks, and what it says when it may not."""
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+
+from agent.ports import memory_lock
+from agent.ports.loop_stalls import RealLoopStalls
+from agent.ports.pages import MemfdPages
+
+ASK = """
+import os, resource, sys
+from agent.ports.memory_lock import stay_in_memory
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
+open("/proc/self/status", encoding="ascii").close()  # what another user may not read
+if sys.argv[1] == "nobody":
+    os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+print(stay_in_memory(sys.argv[2] == "flushes"))
+more = bytearray(32 << 20)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmLck")))
+"""
+
+
+def asked(*arguments: str) -> tuple[str, int]:
+    """What it lacks, and KiB locked."""
+    said = subprocess.run((sys.executable, "-c", ASK, *arguments), capture_output=True, text=True, check=True).stdout
+    lacks, locked = said.split("\n")[:2]
+    return lacks, int(locked)
+
+
+@pytest.mark.skipif(not memory_lock._capabilities() >> memory_lock.CAP_IPC_LOCK & 1, reason="it takes the privilege")
+def test_with_the_privilege_all_of_a_process_stays_in_memory() -> None:
+    lacks, locked_kib = asked("us", "no")
+    assert lacks == "" and locked_kib > 32 << 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_without_it_the_process_says_so_and_goes_on() -> None:
+    assert asked("nobody", "no") == (memory_lock.NOT_ALLOWED, 0)
+    assert asked("nobody", "flushes") == (f"{memory_lock.NOT_ALLOWED}; {memory_lock.NO_FLUSHER}", 0)
+
+
+def test_memory_beyond_the_limit_is_not_called_locked() -> None:
+    small = MemfdPages().make_ring(1 << 12, sparse=True)
+    assert small.locked
+    if not memory_lock._capabilities() >> memory_lock.CAP_IPC_LOCK & 1:
+        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        assert not MemfdPages().make_ring(limit + (1 << 20), sparse=True).locked
+
+
+async def test_a_loop_that_is_held_up_says_so() -> None:
+    stalls = RealLoopStalls()
+    await asyncio.sleep(0.02)
+    count = stalls.count
+    time.sleep(0.15)  # noqa: ASYNC251 - longer than the pause of a process that rests
+    await asyncio.sleep(0.01)
+    assert stalls.count > count and stalls.longest_s >= 0.04
