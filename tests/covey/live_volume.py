@@ -153,7 +153,7 @@ class LiveVolume:
                 token=TOKEN,
                 secret=SECRET,
                 queue_pages=4096,
-                deadline_s=2.0,
+                deadline_s=2.0 * SLOW,
                 uid=self.uid,
             ),
         )
@@ -162,7 +162,8 @@ class LiveVolume:
             self._opened = True
             for index in range(-(-self.size // self._slab)):
                 question = OpenSlabFrame(1, index, 1, "h2", self._address, b"s" * 16)
-                assert isinstance(self.ask("vold-data", question), Yes)
+                opened = self.ask("vold-data", question)
+                assert isinstance(opened, Yes), opened
 
     def lend(self) -> None:
         until(lambda: _listens(f"{self.run_dir}/slabd.sock"))

@@ -51,6 +51,21 @@ def near_links(ranks: Ranks) -> list[bool]:
     return [link is not None and link.near for link in links]
 
 
+def play(ranks: Ranks, script: Callable[[int, TensorClient], None]) -> None:
+    """Until all have ended; who waits for ever is told that it is over."""
+
+    def end() -> None:
+        for client in ranks.clients:
+            client.close()
+
+    over = threading.Timer(15.0, end)
+    over.start()
+    try:
+        ranks.end(ranks.start(script))
+    finally:
+        over.cancel()
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_sums_over_its_socket_have_the_same_bits_and_arrays_may_change_right_after(
     near: AggdThread, in_place: bool
@@ -70,7 +85,7 @@ def test_sums_over_its_socket_have_the_same_bits_and_arrays_may_change_right_aft
         assert all(near_links(ranks))
 
     ranks.moved(near.serve("j1", EPOCH + 1, 3))
-    ranks.end(ranks.start(script))
+    play(ranks, script)
     assert not wrong and not ranks.lost
 
 
@@ -98,7 +113,7 @@ def test_an_aggregator_that_is_lost_between_changes_no_bit(near: AggdThread, tmp
             half.wait(10)
 
     ranks.moved(first.serve("j1", EPOCH + 1, 2))
-    ranks.end(ranks.start(script))
+    play(ranks, script)
     for rank, round in results:
         expected = added([deltas(each, round, SHAPE) for each in range(2)], "tree")
         assert results[rank, round] == expected.tobytes(), (rank, round)
@@ -116,7 +131,7 @@ def test_ranks_here_and_elsewhere_get_each_its_checksum(near: AggdThread) -> Non
             results[rank] = client.push_pull("g", deltas(rank, 0, SHAPE)).tobytes()
         assert near_links(ranks) == [True, False]
 
-    ranks.end(ranks.start(script))
+    play(ranks, script)
     expected = added([deltas(each, 0, SHAPE) for each in range(2)], "tree").tobytes()
     assert set(results.values()) == {expected} and not ranks.lost
 
@@ -125,7 +140,7 @@ def test_where_there_is_no_such_socket_ranks_come_over_tcp(near: AggdThread) -> 
     ranks = Ranks(1)
     at = near.serve("j1", EPOCH + 1, 1)
     ranks.moved(msgspec.structs.replace(at, near=at.near + ".other"))
-    ranks.end(ranks.start(lambda rank, client: client.barrier()))
+    play(ranks, lambda rank, client: client.barrier())
     with socket.create_server(("127.0.0.1", 0)) as server:
         link = TensorLink(f"127.0.0.1:{server.getsockname()[1]}", near="/nowhere")
         assert not link.near
@@ -280,7 +295,7 @@ async def test_who_lends_is_told_of_the_end_and_keeps_no_descriptor(tmp_path: Pa
     ends: dict[str, Callable[[], object]] = {"closed here": near.close, "closed there": far.close}
     ends.get(how, lending.cancel)()
     with pytest.raises((ConnectionError, asyncio.CancelledError)):
-        await lending
+        await asyncio.wait_for(lending, 5.0)
     near.close()
     far.close()
     await asyncio.sleep(0.05)

@@ -155,7 +155,7 @@ def test_kills_of_the_volumes_process_lose_nothing() -> None:
 
     with GuestVolume() as volume:
         volume.one_sided()
-        said = rig_works(volume, harm, 5)
+        said = rig_works(volume, harm, 3)
         volume.one_sided()
     assert said.startswith("well"), said
     print(said)

@@ -30,7 +30,7 @@ from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
-from plugins.memory.service.forming import NOBODY, Account
+from plugins.memory.service.forming import NOBODY, Payer
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
@@ -120,7 +120,7 @@ class MemoryService(PluginService):
 
     async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
         """It counts against the budget of the job's tenant."""
-        account = NOBODY if peer.job is None else Account(self._tenants.get(peer.job, ""), peer.job)
+        account = NOBODY if peer.job is None else Payer(self._tenants.get(peer.job, ""), peer.job)
         name = _volume_name(frame.volume)
         volume = await self.borrowing.attach(name, frame.size_bytes, peer.uid, members=frame.mirror, by=account)
         known = volume.known
@@ -147,7 +147,7 @@ class MemoryService(PluginService):
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
             raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
-        account = Account(_tenant(arguments.get("tenant", "")))
+        account = Payer(_tenant(arguments.get("tenant", "")))
         volume = await self.borrowing.attach(name, size, -1, owner, arguments.get("mirror", 0), account)
         return self.borrowing.volume_view(volume)
 

@@ -36,7 +36,7 @@ from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import views
 from plugins.memory.service.forming import (
     NOBODY,
-    Account,
+    Payer,
     check_owner,
     checked_members,
     no_room,
@@ -95,7 +95,7 @@ class Borrowing:
     # ---- volumes ----
 
     async def attach(
-        self, name: str, size_bytes: int, uid: int, owner: int | None = None, members: object = 0, by: Account = NOBODY
+        self, name: str, size_bytes: int, uid: int, owner: int | None = None, members: object = 0, by: Payer = NOBODY
     ) -> OpenVolume:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
         `uid` -1: asked by agentctl. `members` of each slab, several: without a disk; 0: as it is."""
@@ -129,7 +129,7 @@ class Borrowing:
         found.known = msgspec.structs.replace(found.known, formed=True)
         await self._record.set_volume(found.known)
 
-    def _volume_like(self, name: str, size_bytes: int, owner: int, members: object, account: Account) -> KnownVolume:
+    def _volume_like(self, name: str, size_bytes: int, owner: int, members: object, account: Payer) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
         settings, what = self._settings, f"cannot attach volume {name}"
         count = checked_members(members, what)

@@ -20,14 +20,14 @@ STUCK_S = 7.0
 LOOK_S = 0.1
 
 
-class Account(NamedTuple):
+class Payer(NamedTuple):
     """For whom a volume is made; empty: nobody in particular."""
 
     tenant: str = ""
     job: str = ""
 
 
-NOBODY = Account()
+NOBODY = Payer()
 
 
 def refuse_over_budget(

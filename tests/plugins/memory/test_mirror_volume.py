@@ -48,7 +48,7 @@ class Mirrored:
 
     def place(self, number: int, epoch: int, lender: str = "") -> OpenPlace:
         found = self.bench.register(number, epoch)
-        address = self.second.address if number % 2 else found.address
+        address = self.second.address if number % 2 and self.second is not None else found.address
         return OpenPlace(number, epoch, lender or NAMES[number], address, found.secret)
 
     async def form(self) -> None:

@@ -99,7 +99,10 @@ def test_no_nonce_is_used_twice_also_when_versions_are(monkeypatch: pytest.Monke
 async def test_a_lender_sees_nothing_of_a_page_and_every_page_is_read_back() -> None:
     async with sealed_volume() as (bench, volume):
         await write(volume, 0, *range(1, 9))
-        await volume.write(4, 2, None)
+        await volume.write(4, 1, None)
+        answered = list[OSError | None]()
+        volume.submit_write(5, 1, None, answered.append)
+        await soon(lambda: answered)
         await volume.flush()
         assert await read(volume, 0, 4) == [1, 2, 3, 4] and volume.counts(1).remote_read_bytes == 4 * PAGE
         assert await read(volume, 0, 8) == [1, 2, 3, 4, 0, 0, 7, 8]
