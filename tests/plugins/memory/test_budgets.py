@@ -20,6 +20,9 @@ from plugins.memory.machine.lender_events import LenderTick, SlabRegistered, Sto
 from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
 from plugins.memory.policy.budgets import budget_of, over_budget
 from plugins.memory.policy.lending import Headroom
+from plugins.memory.service.forming import refuse_over_budget
+from plugins.memory.service.open_volume import OpenVolume
+from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.plugins.memory.rack import SETTINGS, MemoryRack
 from tests.plugins.memory.tale import sent
 from tests.plugins.memory.test_service import a_rack, keep_hot
@@ -129,3 +132,11 @@ def test_the_lenders_of_a_volume_know_whose_it_is() -> None:
         assert [slab.tenant for slab in lent.values()] == ["ann", "ann"]
         found = rack.agents["h2"].metrics()['covey_memory_tenant_bytes{tenant="ann",role="lent"}']
         assert found == sum(slab.size_bytes for slab in lent.values())
+
+
+def test_a_mirrored_volume_counts_twice_for_what_comes_after_it() -> None:
+    known = KnownVolume("one", 96 << 10, 4096, 64 << 10, b"", -1, KnownProcess(b""), tenant="ann", members=2)
+    volumes = [cast(OpenVolume, SimpleNamespace(known=known))]
+    refuse_over_budget(LIMITED, volumes, "ann", 64 << 10, "cannot attach")
+    with pytest.raises(Refused, match="cannot attach"):
+        refuse_over_budget(LIMITED, volumes, "ann", 128 << 10, "cannot attach")
