@@ -10,8 +10,6 @@ import errno
 import fcntl
 import os
 
-import numpy as np
-
 PIPE_BYTES = 1 << 20
 """As much as an unprivileged process may have."""
 _PAGES, _NONBLOCK = 1, 2
@@ -49,8 +47,10 @@ class PagePipe:
 
     def fill(self, view: memoryview) -> int:
         """As much of `view` as the empty pipe holds: at least one byte. OSError."""
+        from numpy import frombuffer, uint8  # those who send nothing load this module too
+
         assert _give is not None
-        here = np.frombuffer(view, np.uint8)
+        here = frombuffer(view, uint8)
         count = int(_give(self._in, ctypes.byref(_Vector(here.ctypes.data, len(here))), _PAGES, _NONBLOCK))
         if count < 0:
             number = ctypes.get_errno()

@@ -75,8 +75,14 @@ def strike_one(rack: SimRack) -> None:
     for_s = rng.uniform(0.5, 15.0)
     others = tuple(name for name in rack.hosts if name != victim)
     away = tuple(name for name in rack.hosts if name != BORROWER)
+
+    def lose_memory() -> None:
+        for name in ("slab-keeper", "slabd"):
+            faults.strike(world, faults.Kill("program", victim, 0.0, name))
+
     kinds: list[Callable[[], None]] = [
         lambda: faults.strike(world, faults.Kill("program", victim, 0.0, "slabd")),
+        lose_memory,
         lambda: faults.strike(world, faults.Kill("host", victim, for_s)),
         lambda: faults.strike(world, faults.Kill("program", BORROWER, 0.0, "vol")),
         lambda: faults.strike(world, faults.Kill("agent", rng.choice([BORROWER, victim]), rng.uniform(0.2, 4.0))),

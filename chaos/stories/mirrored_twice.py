@@ -1,6 +1,7 @@
 """Two faults at once take both members of slabs of a volume without a disk: one member misses writes, since its lender
-is cut off or stopped, and before another one is filled the other lender's slab process and often the volume's own die.
-What was lost fails to be read, and is never older, zeros or another's; it can be written anew."""
+is cut off or stopped, and before another one is filled the other lender's slab process dies with its keeper, and often
+the volume's own process. What was lost fails to be read, and is never older, zeros or another's; it can be written
+anew."""
 
 from chaos import faults
 from chaos.rackworld import SimRack
@@ -23,7 +24,8 @@ def play(rack: SimRack) -> None:
     rack.run(rack.rng.uniform(0.5, 6.0))
     if rack.rng.random() < 0.8:
         faults.strike(rack.world, faults.Kill("program", BORROWER, 0.0, "vol"))
-    faults.strike(rack.world, faults.Kill("program", second, 0.0, "slabd"))
+    for name in ("slab-keeper", "slabd"):
+        faults.strike(rack.world, faults.Kill("program", second, 0.0, name))
     rack.run(rack.rng.uniform(0.0, 20.0))
     pager.signal(faults.SIGKILL)
     menders = rack.menders(BORROWER)

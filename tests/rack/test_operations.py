@@ -18,6 +18,7 @@ PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-chaos", "systemctl", "pip
 NOT_TYPED = {
     "pip install covey-agent": "needs a package registry that has it",
     "systemctl status covey": "systemd is not the first process of these hosts",
+    "systemctl edit covey": "opens an editor",
     "systemctl stop covey": "systemd is not the first process of these hosts",
     "systemctl restart covey": "systemd is not the first process of these hosts",
     "systemctl kill --signal=SIGINT covey": "systemd is not the first process of these hosts",

@@ -11,6 +11,8 @@ from plugins.memory.policy import latencies
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.views import LatencyView, LinksView, VolumeView
 
+FAMILIES = {"read": "covey_memory_read_seconds", "write": "covey_memory_write_seconds"}
+"""Histograms, by what was asked for."""
 LINK_STATES = ("open", "reopening", "recovering", "leaving")
 
 
@@ -60,7 +62,7 @@ def metrics(volumes: Iterable[OpenVolume]) -> dict[str, float]:
                 states[place.state] += 1
         refused += volume.counts.pages_refused if volume.counts is not None else 0
         for one in volume.counts.latencies if volume.counts is not None else ():
-            found |= _histogram(f"covey_memory_{one.op}_seconds", volume.known.volume, one)
+            found |= _histogram(FAMILIES[one.op], volume.known.volume, one)
     found["covey_memory_pages_refused_total"] = refused
     return found | {f'covey_memory_links{{state="{state}"}}': count for state, count in states.items()}
 

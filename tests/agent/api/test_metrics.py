@@ -1,5 +1,6 @@
 """`/metrics` as Prometheus reads it: every line checked against the exposition format, version 0.0.4."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,13 +42,16 @@ def parsed(text: str) -> Mapping[str, Family]:
                 assert not current.help and not current.kind and rest.strip(), line
                 current.help = rest
             else:
-                assert what == "TYPE" and not current.kind and rest in ("counter", "gauge"), line
+                assert what == "TYPE" and not current.kind and rest in ("counter", "gauge", "histogram"), line
                 current.kind = rest
             continue
         matched = SAMPLE.fullmatch(line)
         assert matched, line
-        assert matched[1] == current.name and current.kind, f"{line} stands outside its family"
+        endings = ("_bucket", "_sum", "_count") if current.kind == "histogram" else ("",)
+        inside = matched[1] in {f"{current.name}{ending}" for ending in endings}
+        assert inside and current.kind, f"{line} stands outside its family"
         labels = ",".join(sorted((matched[2] or "").split(",")))
+        labels = f"{matched[1].removeprefix(current.name)} {labels}".lstrip()
         assert labels not in current.samples, f"{line} comes twice"
         current.samples[labels] = line
     return found
@@ -62,9 +66,10 @@ def test_all_that_a_living_agent_tells_is_good_prometheus_and_explained() -> Non
     assert len(families) > 20
     for family in families.values():
         assert family.help
-        assert all(
-            re.fullmatch("[a-z0-9_]+", value) for line in family.samples for value in re.findall('="(.*?)"', line)
-        )
+        values = [pair for line in family.samples for pair in re.findall(r'(\w+)="(.*?)"', line)]
+        assert all(re.fullmatch("[a-z0-9_]+", value) for label, value in values if label != "le")
+        bounds = [float(value) for label, value in values if label == "le"]
+        assert (family.kind == "histogram") == (math.inf in bounds) and all(bound > 0 for bound in bounds)
         assert (family.kind == "counter") == family.name.endswith("_total")
         assert family.samples
 

@@ -127,7 +127,8 @@ def test_both_members_lost_at_once_read_as_an_error_and_never_as_zeros() -> None
     with a_rack(5) as rack:
         rack.attach("h1", VOLUME, "64 KiB", mirror=2)
         until_done(rack, rack.client("h1", write_all, VOLUME))
-        kill([rack.slabd(lender) for lender in lenders(rack)])
+        for lender in lenders(rack):
+            rack.lose_memory(lender)
         assert_lost(rack, lambda client: client.read(3, 1))
         assert_lost(rack, lambda client: client.flush())
         until_whole(rack, 1)
