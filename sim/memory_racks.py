@@ -3,7 +3,7 @@
 A page of an ordinary volume is on its host's disk as well, so no lender's loss costs one. A volume kept in memory only
 must survive a rack instead: members of one group (the copies of a slab, or its parts and their parity) go to hosts of
 different racks, by `placement.hosts_apart`. Beside it the same without looking at racks: different hosts, chosen as for
-any slab. Live volumes have a disk and one place in memory, and so no groups yet.
+any slab. Live volumes may have copies (`attach --mirror 2`), whose places come from the same function, and no parity.
 """
 
 import random
