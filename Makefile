@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test clients rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test clients rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -101,6 +101,9 @@ bench-tensors-moves: $(READY) ## all tensors of four models move to other hosts 
 
 bench-tensors-jobs: $(READY) ## jobs that share live aggregators, or have one each: servers, processor time, what each job loses (some 25 minutes)
 	@$(BIN)/python bench/tensors_jobs.py $(ARGS)
+
+bench-tensors-lanes: $(READY) ## rounds a second through an aggregator with one lane and with two, side by side (half a minute)
+	@$(BIN)/python bench/tensors_lanes.py $(ARGS)
 
 bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in network namespaces, 1 Gbit/s each (some 5 minutes)
 	@$(BIN)/python bench/tensors_hosts.py $(ARGS)

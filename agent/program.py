@@ -59,6 +59,10 @@ def program_named(name: str) -> Program:
         from plugins.memory.datapath.slabd import PROGRAM as SLABD
 
         return SLABD
+    if name == "aggd-lane":  # its aggd adds alone until it is up
+        from plugins.aggregator.datapath.lane import LANE
+
+        return LANE
     if name == "keeper":
         from plugins.memory.datapath.slab_keeper import PROGRAM as KEEPER
 

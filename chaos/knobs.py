@@ -105,6 +105,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "jobs_max": (16, 4096),
         "load_max": (0.3, 1.0),
         "memory_bytes_max": (1 << 20, 1 << 50),
+        "lanes": (1, 1),
         "loss_limit": (0.001, 1.0),
         "trial_iterations": (2, 10_000),
         "revert_iterations": (2, 100_000),

@@ -423,6 +423,9 @@ class Probes(Protocol):
 
     def gpus(self) -> Sequence[Gpu]: ...
     def memory(self) -> MemoryNow: ...
+    def cores(self) -> int:
+        """Processors that this process may use."""
+
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         """From now on `stalls` is called on this loop whenever tasks of this machine have waited for memory for 0.15 s
         of 2 s. Why it cannot be, in words; empty: it is."""

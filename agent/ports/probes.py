@@ -7,6 +7,7 @@ from agent.ports import memory_lock, memory_stalls
 from agent.ports.devices.backend import Backend
 from agent.ports.loop_stalls import RealLoopStalls
 from agent.ports.memory import memory_now
+from agent.ports.processors import cores_now
 from covey.ports import Gpu, MemoryNow
 
 MEMORY_S = 0.1
@@ -28,6 +29,9 @@ class RealProbes:
         if self._memory is None or now_s - self._memory[0] > MEMORY_S:
             self._memory = now_s, memory_now()
         return self._memory[1]
+
+    def cores(self) -> int:
+        return cores_now()
 
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         def told() -> None:

@@ -102,6 +102,9 @@ class SimProbes:
     def gpus(self) -> Sequence[Gpu]:
         return self.devices.gpus()
 
+    def cores(self) -> int:
+        return 1
+
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         loop = asyncio.get_running_loop()
         self._stalls = lambda: loop.call_soon(stalls)  # the newest agent; a dead one hears nothing

@@ -318,6 +318,9 @@ class AggregatorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     (AutoPS §4.3.3.2)."""
     memory_bytes_max: Annotated[int, Meta(ge=1 << 20)] = 4 << 30
     """Tensor bytes the process may hold, a sum and a state for each; ours."""
+    lanes: Annotated[int, Meta(ge=0, le=64)] = 0
+    """How many additions the process does at a time, each on a core of its own. 0: half of the cores that neither GPUs
+    (4 for each) nor reading and writing need, at most 8, and 1 where none are spare; ours."""
     loss_limit: Annotated[float, Meta(ge=0.001, le=1)] = 0.1
     """A job whose coordinator is here may lose less than this part of its speed by sharing (LossLimit, AutoPS
     §4.3.3.2)."""

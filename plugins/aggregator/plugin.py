@@ -2,7 +2,7 @@
 
 from covey.wire import AggregatorLost
 from plugins.aggregator import messages
-from plugins.aggregator.datapath.aggd import AGGD
+from plugins.aggregator.datapath.aggd import PROGRAMS
 from plugins.aggregator.service import AggregatorService
 from plugins.base import Plugin
 
@@ -12,6 +12,6 @@ PLUGIN = Plugin(
     settings=messages.AggregatorSettings,
     messages=messages.Any,
     service=AggregatorService,
-    programs=(AGGD,),
+    programs=PROGRAMS,
     frames=(AggregatorLost,),
 )

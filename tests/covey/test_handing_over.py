@@ -14,7 +14,7 @@ from covey.core import HostId, JobId
 from covey.tensors import TensorClient
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import DropJob, Serve
-from plugins.aggregator.datapath.links import JobSums
+from plugins.aggregator.datapath.job_sums import JobSums
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 

@@ -38,8 +38,11 @@ GRANT = 1 << 32
 class Gang(PlayedRanks):
     """A job's clients, rank by rank on its hosts, one table for each host, and aggregators that threads run."""
 
-    def __init__(self, folder: Path, hosts: Sequence[int], order: Order = "tree", tables: int = 0) -> None:
-        """`hosts`: how many ranks each has."""
+    def __init__(
+        self, folder: Path, hosts: Sequence[int], order: Order = "tree", tables: int = 0, lanes: int = 1
+    ) -> None:
+        """`hosts`: how many ranks each has; `lanes`: of each aggregator."""
+        self.lanes = lanes
         self.folder, self.ranks, self.tables = folder, sum(hosts), tables or len(hosts)
         self.said = [io.StringIO() for _ in range(self.ranks)]
         self.lost: list[tuple[int, str, int]] = []
@@ -84,7 +87,7 @@ class Gang(PlayedRanks):
         for table in range(self.tables):
             folder = self.folder / f"{self.epoch - GRANT}.{table}"
             folder.mkdir()
-            owner = AggdThread(folder)
+            owner = AggdThread(folder, lanes=self.lanes)
             owner.order(Serve(table_id(JOB, table), self.epoch, self.ranks, SECRET))
             owners.append(owner)
         for client in self.clients:
@@ -106,8 +109,8 @@ class Gang(PlayedRanks):
 
 
 @contextlib.contextmanager
-def gang(folder: Path, *hosts: int, order: Order = "tree", tables: int = 0) -> Iterator[Gang]:
-    made = Gang(folder, hosts, order, tables)
+def gang(folder: Path, *hosts: int, order: Order = "tree", tables: int = 0, lanes: int = 1) -> Iterator[Gang]:
+    made = Gang(folder, hosts, order, tables, lanes)
     try:
         yield made
     finally:

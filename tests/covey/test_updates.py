@@ -15,7 +15,6 @@ import covey
 from covey.array_pieces import PIECE
 from covey.blocks import Sizes, blocks_of, keeper
 from covey.rounds import TensorRounds
-from covey.tensor_arrays import Array
 from covey.tensor_link import TensorLink
 from covey.tensor_moments import Moments
 from covey.tensors import TensorClient, TensorError
@@ -23,8 +22,9 @@ from covey.tensorwire import Declared, Frame, TensorOp, key_of, parse
 from covey.update_steps import take_step
 from covey.updates import SGD, Adam, Update
 from plugins.aggregator.datapath.addition_queue import AdditionQueue, _Waiting
-from plugins.aggregator.datapath.links import JobSums
-from plugins.aggregator.datapath.sums import TensorSum
+from plugins.aggregator.datapath.job_sums import JobSums
+from plugins.aggregator.datapath.part_additions import PartAddition
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.covey.test_host_rounds import Gang, check, gang
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference, updated
 from tests.plugins.aggregator.loopback import AggdThread
@@ -127,15 +127,15 @@ def test_a_keeper_that_ends_with_its_last_result_keeps_nobody_waiting(
 def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
     """Such as for want of memory: the tensor begins without state, which its ranks and its keeper have."""
     failed: list[str] = []
-    finish = TensorSum._finish
+    end = TensorSum.end
 
-    def fails(self: TensorSum, part: int, last: Sequence[Array]) -> None:
-        if self.version == 3 and not failed:
+    def fails(self: TensorSum, addition: PartAddition, not_finite: int) -> Sequence[StateTransfer]:
+        if self.version == 3 and not failed and addition.last is not None:
             failed.append(self.declared.name)
             raise MemoryError("no memory for an addition")
-        finish(self, part, last)
+        return end(self, addition, not_finite)
 
-    monkeypatch.setattr(TensorSum, "_finish", fails)
+    monkeypatch.setattr(TensorSum, "end", fails)
     monkeypatch.setattr(AggdThread, "finish", AggdThread.kill)  # it logs an error, as it should
     if later:
         monkeypatch.setattr(AdditionQueue, "put", _always_later)

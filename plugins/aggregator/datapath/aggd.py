@@ -27,7 +27,10 @@ from plugins.aggregator.datapath.control import (
     SetPace,
     orders,
 )
-from plugins.aggregator.datapath.links import Counters, JobSums, SharedByJobs, WorkerLink
+from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
+from plugins.aggregator.datapath.lane import LANE
+from plugins.aggregator.datapath.lanes import Lanes
+from plugins.aggregator.datapath.links import WorkerLink
 from plugins.aggregator.datapath.memory import Buffers, Memory
 from plugins.aggregator.datapath.sums import Violation
 from plugins.base import Program
@@ -50,6 +53,8 @@ class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
     near: str = ""
     """Name of a unix socket in the run directory for ranks of this host, of whatever user; empty: there is none."""
     orphan_s: float = 300.0
+    lanes: int = 1
+    """Additions at a time: 1, and this process adds; more, and so many others do (`lanes`)."""
 
 
 class Aggd:
@@ -63,7 +68,12 @@ class Aggd:
         self.address = self.near = ""
         self.listening, self.over = asyncio.Event(), asyncio.Event()
         self._by_hash: dict[int, JobSums] = {}
-        self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers(), AdditionQueue(env))
+        self.lanes = Lanes(env, config.lanes) if config.lanes > 1 else None
+        source = self.lanes.memory.mapped if self.lanes is not None else None
+        additions = AdditionQueue(env, self.lanes)
+        if self.lanes is not None:
+            self.lanes.freed = additions.deal
+        self._shared = SharedByJobs(Memory(config.memory_bytes_max), self.counters, Buffers(source), additions, source)
         self._leaving: list[JobSums] = []
         """Those that another host is to sum."""
         self._controls = self._connections = 0
@@ -76,13 +86,14 @@ class Aggd:
         self.address = workers.address
         control = await self.env.bytes.listen(f"unix:{self.env.run_dir}/{self.config.control}", self.obey)
         near = await self._listen_near()
+        lanes = await self.lanes.start() if self.lanes is not None else None
         self.env.log.info("aggd listens", address=self.address, near=self.near)
         self._cpu_s = self.env.clock.cpu_s()
         self.listening.set()
         try:
             await self._until_over()
         finally:
-            for listener in (control, workers, near):
+            for listener in (control, workers, near, lanes):
                 if listener is not None:
                     await listener.close()
 
@@ -196,6 +207,8 @@ class Aggd:
             refused=counters.refused,
             memory_bytes=self._shared.memory.used,
             near=self.near,
+            lanes=self.config.lanes,
+            lanes_s=self.lanes.cpu_s if self.lanes is not None else 0.0,
         )
 
     # ---- workers ----
@@ -307,4 +320,4 @@ async def run(env: Env, config: AggdConfig) -> None:
 
 
 AGGD = Program("aggd", AggdConfig, run)
-PROGRAMS: Sequence[Program] = (AGGD,)
+PROGRAMS: Sequence[Program] = (AGGD, LANE)

@@ -84,12 +84,16 @@ class Now(msgspec.Struct, frozen=True, tag="Now"):
     address: str
     jobs: list[JobCounters]
     busy_s: float
-    """Time of a core spent for all jobs and between them."""
+    """Time of a core that this process spent for all jobs and between them."""
     bad_frames: int
     refused: int
     memory_bytes: int
     near: str = ""
     """Path of the unix socket for ranks of this host; empty: there is none."""
+    lanes: int = 1
+    """How many additions it does at a time."""
+    lanes_s: float = 0.0
+    """Time of a core spent by its lanes, which is not in `busy_s`."""
 
 
 Order = Serve | DropJob | SetPace | GetStatus | Quit

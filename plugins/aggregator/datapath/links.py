@@ -1,4 +1,4 @@
-"""One job at its aggregator under one epoch, and the connections of its workers.
+"""The connections of a job's workers at its aggregator.
 
 A connection has a reader (the task the listener gives it) and a writer of its own, so a worker that reads slowly holds
 up nobody: what is given to it is a tensor's state, taken when its turn comes, never a copy in a queue. Anything that is
@@ -7,10 +7,9 @@ not a proper frame ends the connection and is counted; the worker connects again
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from covey.ports import ByteStream, Env
+from covey.ports import ByteStream
 from covey.splicing import LEAST_BYTES, PageStream
 from covey.tensorwire import (
     FAULT_BYTES_MAX,
@@ -18,7 +17,6 @@ from covey.tensorwire import (
     HOLLOW,
     TYPES,
     WANT,
-    Declared,
     Frame,
     Header,
     Payload,
@@ -26,21 +24,14 @@ from covey.tensorwire import (
     TensorWireError,
     frame,
     is_lasting,
-    job_hash,
     parse,
     unpack_opening,
     unpack_rate,
     verify,
 )
-from plugins.aggregator.datapath.addition_queue import AdditionQueue
-from plugins.aggregator.datapath.control import Serve
-from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance
-from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
-from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
+from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
+from plugins.aggregator.datapath.sums import TensorSum
 
-TENSORS_MAX = 1 << 16
-"""Tensors of one job at one aggregator."""
 QUEUE_MAX = 1 << 18
 """Answers waiting for one worker; one that asks for more without reading is cut off."""
 
@@ -50,214 +41,6 @@ BLAME_S = 2.0
 """How long a worker that made a mistake may take to hear of it, seconds."""
 SMALL_BYTES = 4096
 """Payloads that are copied, and written together with frames before and after them."""
-READ_BYTES = 1 << 16
-"""What a socket hands over at a time, about."""
-
-
-def weight(size: int) -> int:
-    """What a frame costs to read or write, in wake-ups: one, and one more for each further piece of its payload."""
-    return 1 + size // READ_BYTES
-
-
-class Counters:
-    """What one aggregating process has done, for metrics."""
-
-    def __init__(self) -> None:
-        self.bad_frames = 0
-        self.refused = 0
-        """Hellos of unknown jobs, of other epochs or without the secret."""
-        self.busy_s = 0.0
-        """Seconds of a core spent on checking, adding and framing."""
-        self.moved = 0
-        """What frames weigh, of all jobs (`weight`)."""
-
-
-class SharedByJobs(NamedTuple):
-    """What all jobs of one process have in common."""
-
-    memory: Memory
-    counters: Counters
-    buffers: Buffers
-    additions: AdditionQueue
-
-
-class JobSums:
-    """The tensors of one job under one epoch."""
-
-    def __init__(self, env: Env, order: Serve, shared: SharedByJobs) -> None:
-        self.env, self.job, self.epoch = env, order.job, order.epoch
-        self.workers, self.secret = order.workers, order.secret
-        self.hash = job_hash(order.job)
-        self.tensors: dict[int, TensorSum] = {}
-        self.counters, self.buffers = shared.counters, shared.buffers
-        self._memory, self._held = shared.memory, 0
-        self._arena = Arena(min(2 * order.size_bytes, shared.memory.free))
-        self._in_advance = MemoryInAdvance(env, f"aggd gets memory ready for {order.job}")
-        self._in_advance.add(self._arena.touch())
-        self.links: dict[int, WorkerLink] = {}
-        self.newest: dict[int, int] = {}
-        """Of each rank, the newest process that was connected: its incarnation."""
-        self.received_bytes = self.sent_bytes = 0
-        self.busy_s = 0.0
-        """Seconds of a core spent on this job's checksums, additions and headers."""
-        self.carried_s = 0.0
-        """Its part of the process's other work: reading, writing, waking up."""
-        self.moved = self.accounted = 0
-        """What its frames weigh so far, and what they weighed when the other work was divided last."""
-        self.over = False
-        """No longer served here."""
-        self.may_take_us: int | None = 0
-        """An iteration, as of `SetPace`."""
-        self.additions = shared.additions
-        self.rounds_here = RoundsUnderWay(env.clock)
-
-    @property
-    def rounds(self) -> int:
-        return sum(tensor.rounds for tensor in self.tensors.values())
-
-    @property
-    def not_finite(self) -> int:
-        return sum(tensor.not_finite for tensor in self.tensors.values())
-
-    @property
-    def waits(self) -> tuple[list[int], float]:
-        """Ranks whose part of the round that has been under way for longest is missing, and for how many seconds."""
-        longest = self.rounds_here.longest()
-        tensor = self.tensors.get(longest[0]) if longest is not None else None
-        return ([], 0.0) if longest is None or tensor is None else (tensor.missing(), longest[1])
-
-    @property
-    def iterations(self) -> int:
-        """Rounds of its most frequent tensor."""
-        return max((tensor.rounds for tensor in self.tensors.values()), default=0)
-
-    @property
-    def largest_bytes(self) -> int:
-        return max((tensor.declared.tensor_bytes for tensor in self.tensors.values()), default=0)
-
-    @property
-    def size_bytes(self) -> int:
-        """Of its tensors, without moments of optimizers: what travels."""
-        return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(tensor.declared.state_bytes for tensor in self.tensors.values())
-
-    def worked(self, began_s: float) -> None:
-        """Count the core's time since `began_s`, in which nothing else ran."""
-        took_s = self.env.clock.cpu_s() - began_s
-        self.busy_s += took_s
-        self.counters.busy_s += took_s
-
-    def carried(self, size: int) -> None:
-        """A frame with `size` bytes of payload came or went."""
-        weighs = weight(size)
-        self.moved += weighs
-        self.counters.moved += weighs
-
-    def declare(self, key: int, declared: Declared) -> TensorSum | str:
-        """The tensor of this key, or why it cannot be summed."""
-        known = self.tensors.get(key)
-        if known is not None:
-            if known.declared == declared:
-                return known
-            return f"this rank declares {declared.words}, another rank declared {known.declared.words}"
-        size = 2 * declared.state_bytes
-        if len(self.tensors) >= TENSORS_MAX:
-            return f"a job may have {TENSORS_MAX} tensors at one aggregator"
-        if not self._memory.take(size):
-            return (
-                f"{declared.state_bytes} bytes do not fit: the aggregator holds {self._memory.used} of "
-                f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
-            )
-        self._held += size
-        tensor = self.tensors[key] = self._sum_of(declared)
-        self._in_advance.add(tensor.touch())
-        return tensor
-
-    def _sum_of(self, declared: Declared) -> TensorSum:
-        return TensorSum(declared, self.workers, self.buffers.give, self._arena)
-
-    def join(self, link: "WorkerLink") -> None:
-        """This connection speaks for its rank now; an older one of the same rank is closed."""
-        old = self.links.get(link.rank)
-        if old is not None:
-            self.leave(old)
-            old.close()
-        self.links[link.rank] = link
-        self.rounds_here.come(link.rank)
-
-    def leave(self, link: "WorkerLink") -> None:
-        if self.links.get(link.rank) is not link:
-            return
-        del self.links[link.rank]
-        self.rounds_here.leave(link.rank)
-        for key, tensor in self.tensors.items():
-            self.do(key, tensor, tensor.gone(link.rank))
-
-    def do(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
-        for action in actions:
-            link = self.links.get(action.rank)
-            if link is None:
-                continue  # it opens and pushes again when it is back
-            if action.what == "ask":
-                link.send(TensorOp.ASK, key=key)
-            else:
-                link.give(key, tensor)
-
-    def tell(self, rank: int, header: Header, payload: bytearray) -> None:
-        """What a rank tells another one, which hears it if it is connected."""
-        link = self.links.get(header.part)
-        if link is not None:
-            link.told(rank, header, payload)
-
-    @property
-    def due_s(self) -> float:
-        """When the sums of its present iteration are due (`policy.urgency`)."""
-        now_s = self.env.clock.now_s()
-        if not self.may_take_us:
-            return ON_TRIAL if self.may_take_us == 0 else now_s + LAST_S
-        return due(self.rounds_here.iteration_s, self.may_take_us / 1e6, now_s)
-
-    def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
-        """A worker said something of this tensor: do that, and what can be added now."""
-        self.do(key, tensor, actions)
-        self.rounds_here.follow(key, tensor.under_way)
-        self.additions.put(self, key, tensor)
-
-    def add_part(self, key: int) -> None:
-        """One addition of this tensor."""
-        tensor, began_s = self.tensors[key], self.env.clock.cpu_s()
-        finite = not tensor.not_finite
-        actions = tensor.work()
-        self.worked(began_s)
-        if finite and tensor.not_finite:
-            name, round = tensor.declared.name, tensor.version
-            self.env.log.warning("sum is not finite", job=self.job, tensor=name, after_round=round)
-        self.rounds_here.follow(key, tensor.under_way)
-        self.do(key, tensor, actions)
-
-    def broken(self, key: int, error: Exception) -> None:
-        """An addition of this tensor failed, and what it was to add is lost: it begins without state, as in a process
-        that was started anew, and its workers connect again and push once more."""
-        declared = self.tensors[key].declared
-        self.env.log.error("addition failed", job=self.job, tensor=declared.name, why=repr(error), exc_info=error)
-        self.tensors[key] = self._sum_of(declared)
-        for link in list(self.links.values()):
-            link.close()
-
-    def end(self, epoch: int) -> None:
-        """Close everything; workers are told that `epoch` is the one served now (0: none)."""
-        self.over = True
-        self._in_advance.stop()
-        for _, link in sorted(self.links.items()):
-            link.send(TensorOp.STALE, epoch=epoch)
-            link.finish()
-        self.links.clear()
-        self._memory.used -= self._held
-        self._held = 0
-        self.tensors.clear()
 
 
 class _Told(NamedTuple):
@@ -298,7 +81,7 @@ class WorkerLink:
         if self._put((key, tensor)):
             self.job.rounds_here.owe()
 
-    def told(self, rank: int, header: Header, payload: bytearray) -> None:
+    def told(self, rank: int, header: Header, payload: Payload) -> None:
         if self._told_bytes + len(payload) > TOLD_BYTES_MAX:
             return
         job, head = self.job, header.key
@@ -457,7 +240,7 @@ class WorkerLink:
             case _:
                 raise TensorWireError(f"a worker does not say {header.op.name} here")
 
-    def _heard(self, header: Header, payload: bytearray) -> None:
+    def _heard(self, header: Header, payload: Payload) -> None:
         match header.op:
             case TensorOp.OPEN:
                 self._open(header, payload)
@@ -482,7 +265,7 @@ class WorkerLink:
             case _:
                 self.send(TensorOp.PONG)
 
-    def _open(self, header: Header, payload: bytearray) -> None:
+    def _open(self, header: Header, payload: Payload) -> None:
         declared, ranks = unpack_opening(header.flags, payload)
         tensor = self.job.declare(header.key, declared)
         if isinstance(tensor, str):

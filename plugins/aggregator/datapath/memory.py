@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import mmap
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ RESTS = 4.0
 TOUCH_BYTES = 1 << 20
 """At a time: others run in between."""
 ALIGNED = 64
+SLAB_BYTES = 16 << 20
+"""Buffers that lanes see too are cut from so much at a time."""
+
+Source = Callable[[int], npt.NDArray[np.uint8]]
+"""Where memory comes from: `mapped`, or what lanes see too. MemoryError."""
 
 
 class Memory:
@@ -50,24 +55,36 @@ class Memory:
 class Buffers:
     """Part buffers to be used again: new memory costs more than the addition that it is for."""
 
-    def __init__(self) -> None:
-        self._free: dict[int, list[bytearray]] = {}
+    def __init__(self, source: Source | None = None) -> None:
+        """`source`: of large ones."""
+        self._free: dict[int, list[Payload]] = {}
         self._kept = 0
         """Bytes."""
+        self._source, self._slab, self._cut = source, np.empty(0, np.uint8), 0
 
-    def take(self, size: int) -> bytearray:
+    def take(self, size: int) -> Payload:
+        """One that may be written."""
         free = self._free.get(size)
         if not free:
-            return bytearray(size)
+            return bytearray(size) if self._source is None or size < BUFFER_BYTES_MIN else self._from_slab(size)
         self._kept -= size
         return free.pop()
+
+    def _from_slab(self, size: int) -> memoryview:
+        assert self._source is not None
+        if self._cut + size > len(self._slab):
+            self._slab, self._cut = self._source(max(size, SLAB_BYTES)), 0
+        first, self._cut = self._cut, self._cut + -(-size // ALIGNED) * ALIGNED
+        return self._slab[first : first + size].data
 
     def clear(self) -> None:
         self._free.clear()
         self._kept = 0
+        self._slab, self._cut = np.empty(0, np.uint8), 0
 
     def give(self, buffer: Payload) -> None:
-        if isinstance(buffer, bytearray) and len(buffer) >= BUFFER_BYTES_MIN:
+        mine = bytearray if self._source is None else (bytearray, memoryview)
+        if isinstance(buffer, mine) and len(buffer) >= BUFFER_BYTES_MIN:
             free = self._free.setdefault(len(buffer), [])
             if self._kept + len(buffer) <= BUFFERS_BYTES_MAX and len(self._free) <= BUFFER_SIZES_MAX:
                 free.append(buffer)
@@ -77,9 +94,10 @@ class Buffers:
 class Arena:
     """Of one job. Gives memory once; what does not fit comes from elsewhere."""
 
-    def __init__(self, size: int = 0) -> None:
+    def __init__(self, size: int = 0, source: Source | None = None) -> None:
+        self._source = source or mapped
         try:
-            self._memory = mapped(size)
+            self._memory = self._source(size)
         except MemoryError:
             self._memory = np.empty(0, np.uint8)  # each tensor then asks for its own
         self._given = 0
@@ -95,7 +113,7 @@ class Arena:
         first = -(-self._given // ALIGNED) * ALIGNED
         end = first + count * dtype.itemsize
         if end > len(self._memory):
-            return mapped(count * dtype.itemsize).view(dtype)
+            return self._source(count * dtype.itemsize).view(dtype)
         self._given = end
         return self._memory[first:end].view(dtype)
 

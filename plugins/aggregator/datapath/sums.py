@@ -24,7 +24,8 @@ version v, its moments are with the keeper, and an aggregator that begins withou
 A rank that took over from one that was lost may be `hollow`: it goes on from a version of whose result it has no copy.
 It is asked for none; and if it asks for a sum that is fetched from nobody otherwise, another rank is asked for that.
 
-`work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop.
+`work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop. It is
+`begin`, the addition itself, and `end`: others may do the additions of several parts at once (`lanes`).
 """
 
 from collections import deque
@@ -34,15 +35,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from covey.array_pieces import not_finite
+from covey.splicing import LEAST_BYTES
 from covey.spoken import Piece, Spoken
 from covey.sum_order import Addition, Node, addition
-from covey.tensor_types import NUMBERS, Wide
+from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared, Payload
-from covey.update_steps import take_step
-from covey.updates import Update
 from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
+from plugins.aggregator.datapath.part_additions import LastAddition, PartAddition
 
 Array = npt.NDArray[Any]
 """Of the tensor's type, as it lies in memory."""
@@ -68,10 +68,11 @@ class TensorSum:
         workers: int,
         added: Callable[[Payload], None] = lambda data: None,
         arena: Arena | None = None,
+        spare: Callable[[int], Payload] = bytearray,
     ) -> None:
-        """`added` gets back each buffer that `push` was given, once it was added. `arena`: where memory comes from, if
-        it has some."""
-        self.declared, self.workers, self._added = declared, workers, added
+        """`added` gets back each buffer that `push` was given, once it was added, and those from `spare`. `arena`:
+        where memory comes from, if it has some."""
+        self.declared, self.workers, self._added, self._spare = declared, workers, added, spare
         self._arena = arena or Arena()
         self.version: int | None = None
         """The last complete round; None while this aggregator does not know it yet."""
@@ -113,6 +114,8 @@ class TensorSum:
         """Per part: sums that wait for their partner, or for `work`. Each is in a contribution's own buffer."""
         self._ready: deque[tuple[int, Addition | None]] = deque()
         """Parts, and additions of which both sides are here; None: there is one rank, and nothing to add."""
+        self._adding: set[tuple[int, Node]] = set()
+        """Parts, and sums that are being made of them."""
         self._whole = 0
         self._heads: dict[int, bytes] = {}
         self._begun = False
@@ -230,30 +233,47 @@ class TensorSum:
         """There is an addition to do."""
         return bool(self._ready)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether other processes may do its additions."""
+        return min(self.declared.part_bytes, self.declared.size_bytes) >= LEAST_BYTES
+
     def work(self) -> Sequence[StateTransfer]:
         """Do one addition of one part. When that completes the round, everybody is given the result."""
-        part, now = self._ready.popleft()
-        sides = [(0, self.workers)] if now is None else [now.left, now.right]
-        data = [self._partial[part].pop(side) for side in sides]
-        with np.errstate(all="ignore"):  # what is not finite is counted
-            used = self._add(part, now, sides, data)
-        for buffer in used:
-            self._added(buffer)
-        return self._complete() if self._whole == self.declared.parts else ()
+        addition = self.begin()
+        return self.end(addition, addition.run())
 
-    def _add(self, part: int, now: Addition | None, sides: Sequence[Node], data: list[Payload]) -> list[Payload]:
-        """What is not needed any more."""
-        if now is None or now.sum == (0, self.workers):
-            self._finish(part, self._wide(sides, data))
-            return data
+    def begin(self) -> PartAddition:
+        """One addition that can be done now, by whoever likes, before `end`. What fails has lost its contributions."""
+        part, now = self._ready.popleft()
+        nodes = [(0, self.workers)] if now is None else [now.left, now.right]
+        sides = [self._partial[part].pop(node) for node in nodes]
+        node = (0, self.workers) if now is None else now.sum
+        self._adding.add((part, node))
+        single = tuple(end - first == 1 for first, end in nodes)
+        of = part, node, self.declared.type, single
+        if node == (0, self.workers):
+            old, new = self._part_of(self._state, part), self._part_of(self._sum, part)
+            return PartAddition(*of, sides, None, self._last(), old, new, sides)
         if self._numbers.rounds:
-            self._wait(part, now.sum, np.add(*self._wide(sides, data)).data.cast("B"))
-            return data
-        left = bytearray(data[0]) if memoryview(data[0]).readonly else data[0]
-        into, right = self._wide(sides, [left, data[1]])
-        np.add(into, right, out=into)
-        self._wait(part, now.sum, left)
-        return data[1:]
+            start, end = self.declared.span(part)
+            wide = (end - start) // self.declared.element_bytes * self._numbers.wide.itemsize
+            return PartAddition(*of, sides, self._spare(wide), None, (), (), sides)
+        if memoryview(sides[0]).readonly:
+            sides[0] = bytearray(sides[0])
+        return PartAddition(*of, sides, sides[0], None, (), (), sides[1:])
+
+    def end(self, addition: PartAddition, not_finite: int) -> Sequence[StateTransfer]:
+        """It is done."""
+        self._adding.discard((addition.part, addition.node))
+        self.not_finite += not_finite
+        for buffer in addition.used:
+            self._added(buffer)
+        if addition.into is not None:
+            self._wait(addition.part, addition.node, addition.into)
+            return ()
+        self._whole += 1
+        return self._complete() if self._whole == self.declared.parts else ()
 
     def lend(self) -> tuple[int, Array, dict[int, bytes]]:
         """Version and state, for sending, not overwritten until `give_back`; and a place to keep the header of each of
@@ -292,9 +312,10 @@ class TensorSum:
 
     def check(self) -> None:
         for part, (got, partial) in enumerate(zip(self._got, self._partial, strict=True)):
-            held = [rank for first, end in partial for rank in range(first, end)]
+            nodes = [*partial, *(node for at, node in self._adding if at == part)]
+            held = [rank for first, end in nodes for rank in range(first, end)]
             assert len(held) == len(set(held)), "a rank's part would be added twice"
-            whole = not partial and len(got) == self.workers
+            whole = not nodes and len(got) == self.workers
             assert whole or set(held) == got, "what a rank gave is neither waiting nor in the sum"
             ready = [now for at, now in self._ready if at == part and now is not None]
             assert all(now.left in partial and now.right in partial for now in ready)
@@ -393,42 +414,21 @@ class TensorSum:
         if now is None or (now.left in partial and now.right in partial):
             self._ready.append((part, now))
 
-    def _wide(self, sides: Sequence[Node], data: Sequence[Payload]) -> list[Wide]:
-        """These contributions, or sums of some, as they are added."""
-        numbers = self._numbers
-        return [
-            numbers.widen(np.frombuffer(each, dtype=numbers.stored))
-            if end - first == 1
-            else np.frombuffer(each, dtype=numbers.wide)
-            for (first, end), each in zip(sides, data, strict=True)
-        ]
-
-    def _finish(self, part: int, last: Sequence[Wide]) -> None:
-        """The last addition of a part; a single rank's contribution is all there is."""
+    def _part_of(self, state: Array, part: int) -> list[Array]:
+        """The numbers of this part, and their moments."""
         start, end = (offset // self.declared.element_bytes for offset in self.declared.span(part))
-        whole, numbers = self._sum[start:end], self._numbers
-        into = np.empty(end - start, numbers.wide) if numbers.rounds else whole
-        if len(last) == 1:
-            into[:] = last[0]
-        else:
-            np.add(last[0], last[1], out=into)
-        if self.declared.mean:
-            np.divide(into, numbers.wide.type(self.workers), out=into)
-        self.not_finite += not_finite(into)
-        if self.declared.update is not None:
-            self._update(self.declared.update, slice(start, end))
-        elif self.declared.kind == "model":
-            np.add(numbers.widen(self._state[start:end]), into, out=into)
-        if numbers.rounds:
-            whole[:] = numbers.narrow(into)
-        self._whole += 1
+        if len(state) != self._count:
+            return []  # nothing is kept between two rounds
+        rows = state.reshape((1 + self.declared.moments, self._elements))
+        return [row[start:end] for row in rows]
 
-    def _update(self, update: Update, here: slice) -> None:
+    def _last(self) -> LastAddition:
         assert self.version is not None
-        round = self.version + 1
-        shape = (1 + self.declared.moments, self._elements)
-        old, new = (array.reshape(shape)[:, here] for array in (self._state, self._sum))
-        take_step(update, self.declared.steps + round, self._rates.of(round), list(old), list(new))
+        declared, round = self.declared, self.version + 1
+        workers = self.workers if declared.mean else 0
+        if declared.update is None:
+            return LastAddition(workers, declared.kind == "model")
+        return LastAddition(workers, True, declared.update, declared.steps + round, self._rates.of(round))
 
     def _complete(self) -> Sequence[StateTransfer]:
         assert self.version is not None

@@ -15,8 +15,6 @@ from plugins.aggregator.policy.assign import refusal_of
 from plugins.aggregator.policy.cycle import FILL, Cycle, grown, loss, sound, used, without
 from plugins.aggregator.policy.profile import share_of
 
-LANES = 1
-"""aggd adds in one thread."""
 RESERVE_S = 20.0
 """How long room is held for a job that another aggregator wants to hand over, seconds."""
 
@@ -41,8 +39,9 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class CycleLedger:
-    def __init__(self, cycles_max: int = 1, jobs: Mapping[JobId, Demand] = {}) -> None:
-        self.cycle = Cycle({}, LANES, cycles_max, fill=FILL)
+    def __init__(self, cycles_max: int = 1, jobs: Mapping[JobId, Demand] = {}, lanes: int = 1) -> None:
+        """`lanes`: additions that the process does at a time; a cycle C has lanes * C of work."""
+        self.cycle = Cycle({}, lanes, cycles_max, fill=FILL)
         self.demands: dict[JobId, Demand] = {}
         """Demands of the jobs summed here and of those that room is held for."""
         self.reserved: dict[JobId, Reservation] = {}
@@ -100,7 +99,7 @@ class CycleLedger:
     def load(self, job: JobId) -> float:
         """The part of this aggregator that is promised to the job."""
         demand = self.demands[job]
-        return demand.work_us * (self.cycle.us // demand.period_us) / (LANES * self.cycle.us)
+        return demand.work_us * (self.cycle.us // demand.period_us) / (self.cycle.lanes * self.cycle.us)
 
     def check(self) -> None:
         """No job is hurt, the cycle is not overfull, and it is the one that follows from the demands."""

@@ -51,7 +51,6 @@ from plugins.aggregator.policy.measured import BARRED, reverted
 OVER_MAX = 4096
 """Jobs whose end is remembered, so that a late offer is refused."""
 RUN_OVER = "that run of the job is over"
-
 LEAVE_S = 15.0
 """How long a job that was asked to leave may take before another one is asked, seconds."""
 
@@ -61,6 +60,8 @@ class ProcessUp(msgspec.Struct, frozen=True):
 
     address: str
     serves: Mapping[JobId, int]
+    lanes: int = 1
+    """Additions at a time."""
 
 
 class ProcessDown(msgspec.Struct, frozen=True):
@@ -108,13 +109,12 @@ class Owner:
     takes = ToOwner
     """Messages that may be heard."""
 
-    def __init__(self, settings: AggregatorSettings, held: Sequence[ServedJob] = (), me: HostId = HostId("")) -> None:
+    def __init__(
+        self, settings: AggregatorSettings, held: Sequence[ServedJob] = (), me: HostId = HostId(""), lanes: int = 1
+    ) -> None:
         self.settings, self.me = settings, me
         self.jobs: dict[JobId, ServedJob] = {one.job: one for one in held}
-        known = {one.job: one.demand for one in held if one.demand is not None}
-        self.ledger = CycleLedger(settings.cycles_max, known)
-        for job in known.keys() - self.ledger.demands.keys():  # the settings have changed
-            self.jobs[job] = msgspec.structs.replace(self.jobs[job], demand=None)
+        self._promise_again(lanes)
         self.emptier = Consolidator(me, settings.scale_s)
         self.judged: dict[JobId, float] = {}
         """Job -> the part of its speed that it lost here by its last measurement."""
@@ -135,6 +135,13 @@ class Owner:
         self._serving: set[tuple[JobId, int]] = set()
         self._over: dict[JobId, int] = {}
         """Job -> grant that is over."""
+
+    def _promise_again(self, lanes: int) -> None:
+        """Settings or process have changed: what was promised, as far as it fits; room held for others is not."""
+        known = {job: one.demand for job, one in self.jobs.items() if one.demand is not None}
+        self.ledger = CycleLedger(self.settings.cycles_max, known, lanes)
+        for job in known.keys() - self.ledger.demands.keys():
+            self.jobs[job] = msgspec.structs.replace(self.jobs[job], demand=None)
 
     def serves(self, job: JobId, epoch: int) -> bool:
         return (job, epoch) in self._serving and bool(self.address)
@@ -457,6 +464,8 @@ class Owner:
     def _up(self, event: ProcessUp) -> Sequence[Action]:
         """The process answers, also after a restart of this agent: it has to serve the same jobs as are on disk."""
         self.address = event.address
+        if event.lanes != self.ledger.cycle.lanes:
+            self._promise_again(event.lanes)
         held_here = {(held.job, held.epoch) for held in self.jobs.values()}
         self._serving = held_here & set(event.serves.items())
         unknown = [

@@ -5,6 +5,7 @@
     cycle    the arithmetic of cyclic execution on one aggregator (§4.3.3.2)
     assign   tensors to aggregators, exactly, under every job's loss limit; the aggregator's own check
     scale    emptying and freeing aggregators
+    lanes    how many additions one aggregator does at a time
     pools    clusters of aggregators: a job belongs to one of them (§4.3.3.4)
     measured what iterations really take, and whose assignment is reverted for it
 

@@ -173,7 +173,9 @@ def of_run(epoch: int, grant: int) -> bool:
     return grant_of(epoch) == grant
 
 
-def load_now(old: float, busy_s: float, elapsed_s: float) -> float:
-    """Part of the time that its process worked, 0..1, averaged over about 5 measurements."""
-    measured = min(1.0, max(0.0, busy_s / elapsed_s)) if elapsed_s > 0 else old
+def load_now(old: float, busy_s: float, elapsed_s: float, lanes: int = 1, lanes_s: float = 0.0) -> float:
+    """Part of the time that its process worked, or all of its lanes together, whichever is busier, 0..1, averaged over
+    about 5 measurements."""
+    busiest_s = max(busy_s, lanes_s / lanes)
+    measured = min(1.0, max(0.0, busiest_s / elapsed_s)) if elapsed_s > 0 else old
     return 0.8 * old + 0.2 * measured

@@ -49,6 +49,7 @@ from plugins.aggregator.machine.owner import (
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.service.kept import AggregatorState, kept_states
+from plugins.aggregator.service.lanes import lanes_here
 from plugins.aggregator.service.moves import move_of
 from plugins.aggregator.service.paces import paces
 from plugins.aggregator.service.process import AggdProcess
@@ -101,7 +102,7 @@ class AggregatorService(PluginService):
         self._published: AggregatorNow | None = None
         self._tables = JobTables()
         self._started_s = 0.0
-        self._measured: tuple[float, float] = (0.0, 0.0)
+        self._measured: tuple[float, float, float] = (0.0, 0.0, 0.0)
         self._load = 0.0
 
     # ---- life ----
@@ -109,7 +110,7 @@ class AggregatorService(PluginService):
     async def start(self) -> None:
         self._started_s = self.env.clock.now_s()
         kept = await self._load_kept()
-        self.owner = Owner(self.settings, kept.held, self.host.id)
+        self.owner = Owner(self.settings, kept.held, self.host.id, lanes_here(self.settings.lanes, self.env.probes))
         self.directory = Directory(self.host.id, kept.known)
         self._aggd.id = kept.process
         if self.settings.serve:
@@ -171,7 +172,8 @@ class AggregatorService(PluginService):
         while True:
             reached_s = None
             try:
-                self._control = await self._aggd.reach(joined(self.host.advertise, 0), self.settings.memory_bytes_max)
+                bind, lanes = joined(self.host.advertise, 0), lanes_here(self.settings.lanes, self.env.probes)
+                self._control = await self._aggd.reach(bind, self.settings.memory_bytes_max, lanes)
                 reached_s = self.env.clock.now_s()
                 await self._watch_aggd()
             except (OSError, TimeoutError) as error:
@@ -182,8 +184,9 @@ class AggregatorService(PluginService):
     async def _watch_aggd(self) -> None:
         """Ask for its numbers until it no longer answers: always ends by an exception."""
         self.now = await self._order(GetStatus())
-        self._measured = (self.env.clock.now_s(), self.now.busy_s)
-        self.dispatch(ProcessUp(self.now.address, {job.job: job.epoch for job in self.now.jobs}), self.owner)
+        self._measured = (self.env.clock.now_s(), self.now.busy_s, self.now.lanes_s)
+        now, serves = self.now, {job.job: job.epoch for job in self.now.jobs}
+        self.dispatch(ProcessUp(now.address, serves, now.lanes), self.owner)
         self._up.set()
         self._publish()
         while True:
@@ -198,10 +201,11 @@ class AggregatorService(PluginService):
             self._publish()
 
     def _measure(self, now: Now) -> None:
-        then_s, busy_s = self._measured
+        then_s, busy_s, lanes_s = self._measured
         now_s = self.env.clock.now_s()
-        self._load = policy.load_now(self._load, now.busy_s - busy_s, now_s - then_s)
-        self._measured = (now_s, now.busy_s)
+        spent = now.busy_s - busy_s, now_s - then_s, now.lanes, now.lanes_s - lanes_s
+        self._load = policy.load_now(self._load, *spent)
+        self._measured = (now_s, now.busy_s, now.lanes_s)
         for job in now.jobs:
             if job.iterations:
                 self.host.publish(awaited(job))

@@ -23,7 +23,7 @@ class AggdProcess:
         """The one that is known, if it lives."""
         return None if self.id is None else self._env.processes.find(self.id)
 
-    async def reach(self, bind: str, memory_bytes_max: int) -> ByteStream:
+    async def reach(self, bind: str, memory_bytes_max: int, lanes: int = 1) -> ByteStream:
         """Of the one that runs, or of one that is started. OSError, TimeoutError when neither works."""
         found = self.find()
         try:
@@ -34,7 +34,7 @@ class AggdProcess:
             return stream
         except ConnectionError:
             pass  # there is none
-        config = AggdConfig(bind=bind, control=CONTROL, memory_bytes_max=memory_bytes_max, near=NEAR)
+        config = AggdConfig(bind=bind, control=CONTROL, memory_bytes_max=memory_bytes_max, near=NEAR, lanes=lanes)
         process = await self._env.processes.start_program("aggd", "aggd", config)
         self.id = process.id
         self._env.spawn("aggregator waits for aggd", self._await_end(process))

@@ -9,6 +9,8 @@ from typing import Any, cast
 
 from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
+from agent.ports.pages import MemfdPages
+from agent.ports.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
 from covey.core import HostId, JobId
 from covey.ports import Env, Logger
@@ -49,9 +51,9 @@ def bytes_env(run_dir: Path, tasks: Tasks, log: Logger) -> Env:
         links=absent,
         bytes=SocketBytes(log),
         disk=absent,
-        processes=absent,
+        processes=RealProcesses(ProgramBase("h1", str(run_dir), str(run_dir), "127.0.0.1")),
         probes=absent,
-        pages=absent,
+        pages=MemfdPages(),
         run_dir=str(run_dir),
     )
 
@@ -65,6 +67,7 @@ class AggdThread:
         settings = {"bind": "127.0.0.1:0", "control": "aggd.sock", "memory_bytes_max": 1 << 30, **config}
         self._config = AggdConfig(**settings)
         self._run_dir = run_dir
+        (run_dir / "logs").mkdir(exist_ok=True)
         self._ready = threading.Event()
         self._loop = self.new_loop()
         self._thread = threading.Thread(target=self._main)

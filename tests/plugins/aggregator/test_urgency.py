@@ -18,6 +18,7 @@ from covey.ports import Env
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.control import UNKNOWN, JobCounters, Now, SetPace
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S
+from plugins.aggregator.datapath.lanes import Lanes
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.owner import Owner
@@ -71,6 +72,10 @@ class Parts:
     def busy(self) -> bool:
         return self.count > 0
 
+    @property
+    def is_large(self) -> bool:
+        return True
+
 
 class Adds:
     """A job whose sums are due at some time, and what was done for all of them."""
@@ -81,6 +86,10 @@ class Adds:
 
     def broken(self, key: int, error: Exception) -> None:
         self._done.append(f"{self.name}{key} {error}")
+
+    def hand_part(self, key: int, lanes: Lanes) -> None:
+        cast(Any, lanes).given.append(f"{self.name}{key}")
+        self.add_part(key)
 
     def add_part(self, key: int) -> None:
         if self.name == "bad":

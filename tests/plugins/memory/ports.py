@@ -55,6 +55,9 @@ class QuietLog:
 class QuietProbes:
     """What programs ask of `covey.ports.Probes`: the process of the tests is not locked."""
 
+    def cores(self) -> int:
+        return 1
+
     def stay_in_memory(self, flushes: bool) -> str:
         return ""
 

@@ -63,6 +63,9 @@ class FakeProbes:
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         return "not watched"
 
+    def cores(self) -> int:
+        return 1
+
     def stay_in_memory(self, flushes: bool) -> str:
         return "not locked"
 

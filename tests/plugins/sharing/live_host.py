@@ -256,6 +256,9 @@ class _Probes(msgspec.Struct, frozen=True):
     def watch_memory(self, stalls: Any) -> str:
         return str(self.inner.watch_memory(stalls))
 
+    def cores(self) -> int:
+        return 1
+
     def stay_in_memory(self, flushes: bool) -> str:
         return str(self.inner.stay_in_memory(flushes))
 

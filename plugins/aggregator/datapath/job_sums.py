@@ -1,0 +1,270 @@
+"""One job at its aggregator under one epoch: its tensors, and what was spent for them."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from covey.ports import Env
+from covey.tensorwire import Declared, Header, Payload, TensorOp, job_hash
+from plugins.aggregator.datapath.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.control import Serve
+from plugins.aggregator.datapath.lane_wire import LaneDone
+from plugins.aggregator.datapath.lanes import Lanes
+from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
+from plugins.aggregator.datapath.part_additions import PartAddition
+from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
+from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
+
+TENSORS_MAX = 1 << 16
+"""Tensors of one job at one aggregator."""
+READ_BYTES = 1 << 16
+"""What a socket hands over at a time, about."""
+
+
+class RankLink(Protocol):
+    """The connection of one rank (`links`)."""
+
+    rank: int
+
+    def send(
+        self, op: TensorOp, *, key: int = 0, epoch: int | None = None, payload: bytes = b"", round: int = 0
+    ) -> None: ...
+    def give(self, key: int, tensor: TensorSum) -> None: ...
+    def told(self, rank: int, header: Header, payload: Payload) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def weight(size: int) -> int:
+    """What a frame costs to read or write, in wake-ups: one, and one more for each further piece of its payload."""
+    return 1 + size // READ_BYTES
+
+
+class Counters:
+    """What one aggregating process has done, for metrics."""
+
+    def __init__(self) -> None:
+        self.bad_frames = 0
+        self.refused = 0
+        """Hellos of unknown jobs, of other epochs or without the secret."""
+        self.busy_s = 0.0
+        """Seconds of a core spent on checking, adding and framing."""
+        self.moved = 0
+        """What frames weigh, of all jobs (`weight`)."""
+
+
+class SharedByJobs(NamedTuple):
+    """What all jobs of one process have in common."""
+
+    memory: Memory
+    counters: Counters
+    buffers: Buffers
+    additions: AdditionQueue
+    source: Source | None = None
+    """Where memory for sums and states comes from, if lanes are to see it."""
+
+
+class JobSums:
+    """The tensors of one job under one epoch."""
+
+    def __init__(self, env: Env, order: Serve, shared: SharedByJobs) -> None:
+        self.env, self.job, self.epoch = env, order.job, order.epoch
+        self.workers, self.secret = order.workers, order.secret
+        self.hash = job_hash(order.job)
+        self.tensors: dict[int, TensorSum] = {}
+        self.counters, self.buffers = shared.counters, shared.buffers
+        self._memory, self._held = shared.memory, 0
+        self._arena = Arena(min(2 * order.size_bytes, shared.memory.free), shared.source)
+        self._in_advance = MemoryInAdvance(env, f"aggd gets memory ready for {order.job}")
+        self._in_advance.add(self._arena.touch())
+        self.links: dict[int, RankLink] = {}
+        self.newest: dict[int, int] = {}
+        """Of each rank, the newest process that was connected: its incarnation."""
+        self.received_bytes = self.sent_bytes = 0
+        self.busy_s = 0.0
+        """Seconds of a core spent on this job's checksums, additions and headers."""
+        self.carried_s = 0.0
+        """Its part of the process's other work: reading, writing, waking up."""
+        self.moved = self.accounted = 0
+        """What its frames weigh so far, and what they weighed when the other work was divided last."""
+        self.over = False
+        """No longer served here."""
+        self.may_take_us: int | None = 0
+        """An iteration, as of `SetPace`."""
+        self.additions = shared.additions
+        self.rounds_here = RoundsUnderWay(env.clock)
+
+    @property
+    def rounds(self) -> int:
+        return sum(tensor.rounds for tensor in self.tensors.values())
+
+    @property
+    def not_finite(self) -> int:
+        return sum(tensor.not_finite for tensor in self.tensors.values())
+
+    @property
+    def waits(self) -> tuple[list[int], float]:
+        """Ranks whose part of the round that has been under way for longest is missing, and for how many seconds."""
+        longest = self.rounds_here.longest()
+        tensor = self.tensors.get(longest[0]) if longest is not None else None
+        return ([], 0.0) if longest is None or tensor is None else (tensor.missing(), longest[1])
+
+    @property
+    def iterations(self) -> int:
+        """Rounds of its most frequent tensor."""
+        return max((tensor.rounds for tensor in self.tensors.values()), default=0)
+
+    @property
+    def largest_bytes(self) -> int:
+        return max((tensor.declared.tensor_bytes for tensor in self.tensors.values()), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its tensors, without moments of optimizers: what travels."""
+        return sum(tensor.declared.size_bytes for tensor in self.tensors.values())
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(tensor.declared.state_bytes for tensor in self.tensors.values())
+
+    def worked(self, began_s: float) -> None:
+        """Count the core's time since `began_s`, in which nothing else ran."""
+        took_s = self.env.clock.cpu_s() - began_s
+        self.busy_s += took_s
+        self.counters.busy_s += took_s
+
+    def carried(self, size: int) -> None:
+        """A frame with `size` bytes of payload came or went."""
+        weighs = weight(size)
+        self.moved += weighs
+        self.counters.moved += weighs
+
+    def declare(self, key: int, declared: Declared) -> TensorSum | str:
+        """The tensor of this key, or why it cannot be summed."""
+        known = self.tensors.get(key)
+        if known is not None:
+            if known.declared == declared:
+                return known
+            return f"this rank declares {declared.words}, another rank declared {known.declared.words}"
+        size = 2 * declared.state_bytes
+        if len(self.tensors) >= TENSORS_MAX:
+            return f"a job may have {TENSORS_MAX} tensors at one aggregator"
+        if not self._memory.take(size):
+            return (
+                f"{declared.state_bytes} bytes do not fit: the aggregator holds {self._memory.used} of "
+                f"{self._memory.bytes_max} bytes (memory_bytes_max in [aggregator] of its agent.toml)"
+            )
+        self._held += size
+        tensor = self.tensors[key] = self._sum_of(declared)
+        self._in_advance.add(tensor.touch())
+        return tensor
+
+    def _sum_of(self, declared: Declared) -> TensorSum:
+        return TensorSum(declared, self.workers, self.buffers.give, self._arena, self.buffers.take)
+
+    def join(self, link: RankLink) -> None:
+        """This connection speaks for its rank now; an older one of the same rank is closed."""
+        old = self.links.get(link.rank)
+        if old is not None:
+            self.leave(old)
+            old.close()
+        self.links[link.rank] = link
+        self.rounds_here.come(link.rank)
+
+    def leave(self, link: RankLink) -> None:
+        if self.links.get(link.rank) is not link:
+            return
+        del self.links[link.rank]
+        self.rounds_here.leave(link.rank)
+        for key, tensor in self.tensors.items():
+            self.do(key, tensor, tensor.gone(link.rank))
+
+    def do(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
+        for action in actions:
+            link = self.links.get(action.rank)
+            if link is None:
+                continue  # it opens and pushes again when it is back
+            if action.what == "ask":
+                link.send(TensorOp.ASK, key=key)
+            else:
+                link.give(key, tensor)
+
+    def tell(self, rank: int, header: Header, payload: Payload) -> None:
+        """What a rank tells another one, which hears it if it is connected."""
+        link = self.links.get(header.part)
+        if link is not None:
+            link.told(rank, header, payload)
+
+    @property
+    def due_s(self) -> float:
+        """When the sums of its present iteration are due (`policy.urgency`)."""
+        now_s = self.env.clock.now_s()
+        if not self.may_take_us:
+            return ON_TRIAL if self.may_take_us == 0 else now_s + LAST_S
+        return due(self.rounds_here.iteration_s, self.may_take_us / 1e6, now_s)
+
+    def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
+        """A worker said something of this tensor: do that, and what can be added now."""
+        self.do(key, tensor, actions)
+        self.rounds_here.follow(key, tensor.under_way)
+        self.additions.put(self, key, tensor)
+
+    def add_part(self, key: int) -> None:
+        """One addition of this tensor."""
+        tensor, began_s = self.tensors[key], self.env.clock.cpu_s()
+        addition = tensor.begin()
+        count = addition.run()
+        self.worked(began_s)
+        self._ended(key, tensor, addition, count)
+
+    def hand_part(self, key: int, lanes: Lanes) -> None:
+        """One addition of this tensor, done by a lane, if it can."""
+        tensor, began_s = self.tensors[key], self.env.clock.cpu_s()
+        addition = tensor.begin()
+        if lanes.take(addition, partial(self._from_lane, key, tensor, addition)):
+            self.worked(began_s)
+            return
+        count = addition.run()
+        self.worked(began_s)
+        self._ended(key, tensor, addition, count)
+
+    def _from_lane(self, key: int, tensor: TensorSum, addition: PartAddition, done: LaneDone) -> None:
+        self.busy_s += done.cpu_s
+        if self.over or self.tensors.get(key) is not tensor:
+            return  # its tensor began anew, or is summed elsewhere
+        if done.why:
+            self.broken(key, RuntimeError(done.why))
+            return
+        self._ended(key, tensor, addition, done.not_finite)
+        self.additions.put(self, key, tensor)
+
+    def _ended(self, key: int, tensor: TensorSum, addition: PartAddition, not_finite: int) -> None:
+        finite = not tensor.not_finite
+        actions = tensor.end(addition, not_finite)
+        if finite and tensor.not_finite:
+            name, round = tensor.declared.name, tensor.version
+            self.env.log.warning("sum is not finite", job=self.job, tensor=name, after_round=round)
+        self.rounds_here.follow(key, tensor.under_way)
+        self.do(key, tensor, actions)
+
+    def broken(self, key: int, error: Exception) -> None:
+        """An addition of this tensor failed, and what it was to add is lost: it begins without state, as in a process
+        that was started anew, and its workers connect again and push once more."""
+        declared = self.tensors[key].declared
+        self.env.log.error("addition failed", job=self.job, tensor=declared.name, why=repr(error), exc_info=error)
+        self.tensors[key] = self._sum_of(declared)
+        for link in list(self.links.values()):
+            link.close()
+
+    def end(self, epoch: int) -> None:
+        """Close everything; workers are told that `epoch` is the one served now (0: none)."""
+        self.over = True
+        self._in_advance.stop()
+        for _, link in sorted(self.links.items()):
+            link.send(TensorOp.STALE, epoch=epoch)
+            link.finish()
+        self.links.clear()
+        self._memory.used -= self._held
+        self._held = 0
+        self.tensors.clear()
