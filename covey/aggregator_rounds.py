@@ -137,8 +137,8 @@ class AggregatorRounds:
         for the time until the next round only."""
         with self._changed:
             tensor = self.rounds.tensors[label]
-            stored = NUMBERS[tensor.declared.type].stored
-            return [np.frombuffer(each, dtype=stored) for each in tensor.moments] if tensor.keeps else []
+            wide = NUMBERS[tensor.declared.type].wide
+            return [np.frombuffer(each, dtype=wide) for each in tensor.moments] if tensor.keeps else []
 
     def tell(self, said: Tell) -> None:
         """To another rank, if both are connected."""

@@ -24,7 +24,9 @@ from covey.handshake import CHALLENGE_BYTES, Challenge
 from covey.spoken import Spoken
 from covey.sum_order import Node, Order
 from covey.tensorwire import (
+    ADDED_AS,
     FAULT_BYTES_MAX,
+    HALVES_SINCE,
     HOLLOW,
     PART_BYTES,
     SPEAKS,
@@ -53,6 +55,13 @@ Buffers = Sequence[memoryview]
 """Of a result, and of each of its moments."""
 
 OLD_AGGREGATOR = "was started by an older Covey: end that aggd, and its agent starts one that can update"
+
+
+def _known_since(declared: Declared) -> int:
+    """To which aggregators, as they say in WELCOME."""
+    if declared.update is None:
+        return 0
+    return UPDATES_SINCE if ADDED_AS[declared.type] == declared.type else HALVES_SINCE
 
 
 class Tell(NamedTuple):
@@ -126,8 +135,9 @@ class TensorRounds:
             self.incoming = bytearray(size)
             self.moments = [bytearray(each) for each in moments]
             if self.keeps:
-                self._incoming_moments = [bytearray(size) for _ in range(declared.moments)]
-                self.moments = self.moments or [bytearray(size) for _ in range(declared.moments)]
+                each = range(declared.moments)
+                self._incoming_moments = [bytearray(declared.moment_bytes) for _ in each]
+                self.moments = self.moments or [bytearray(declared.moment_bytes) for _ in each]
         else:
             (self.state, *self.moments), (self.incoming, *self._incoming_moments) = buffers
         self.pushed: tuple[Payload, ...] = ()
@@ -151,8 +161,7 @@ class TensorRounds:
         return self.declared.state_parts if self.keeps else self.declared.parts
 
     def part_of_state(self, part: int) -> memoryview:
-        which, at = divmod(part, self.declared.parts)
-        start, end = self.declared.span(at)
+        which, start, end = self.declared.state_piece(part)
         return memoryview(self.moments[which - 1] if which else self.state)[start:end]
 
     def forget_partial(self) -> None:
@@ -162,8 +171,7 @@ class TensorRounds:
         """Where a part of the result belongs; None when it is late. TensorWireError when it cannot be one."""
         if header.part >= self.result_parts:
             raise TensorWireError(f"part {header.part} of {self.declared.name!r}, which has {self.result_parts}")
-        which, part = divmod(header.part, self.declared.parts)
-        start, end = self.declared.span(part)
+        which, start, end = self.declared.state_piece(header.part)
         if header.length != end - start:
             raise TensorWireError(
                 f"part {header.part} of {self.declared.name!r} has {end - start} bytes, not {header.length}"
@@ -221,8 +229,8 @@ class Rounds:
         self._by_key: dict[int, TensorRounds] = {}
         self.tells = False
         """This rank has something to tell others (`covey.healing`), which not all aggregators pass on."""
-        self._can_update = self.can_tell = True
-        """Whether the newest aggregator can, as far as is known."""
+        self._knows, self.can_tell = HALVES_SINCE, True
+        """What the newest aggregator can, as far as is known."""
         self.near = False
         """The newest connection is to a process of this host (`covey.tensorwire`)."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
@@ -253,7 +261,7 @@ class Rounds:
             return iter(())
         if known is not None:
             raise ValueError(f"tensor {declared.name!r} is already known as {known.declared.words}")
-        if declared.update is not None and not self._can_update:
+        if self._knows < _known_since(declared):
             raise ValueError(f"its aggregator {OLD_AGGREGATOR} {declared.name!r}")
         tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers, moments)
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
@@ -380,11 +388,11 @@ class Rounds:
                 elif tensor.arrived(header.part) and tensor.keeps and tensor.version:
                     return iter((self._said(TensorOp.KEPT, tensor, tensor.version),))
             case TensorOp.WELCOME:
-                self._can_update, self.can_tell = header.round >= UPDATES_SINCE, header.round >= TELLS_SINCE
+                self._knows, self.can_tell = header.round, header.round >= TELLS_SINCE
                 if self.tells and not self.can_tell:
                     raise TensorWireError(OLD_FOR_TELLS)
                 for tensor in self.tensors.values():
-                    if tensor.declared.update is not None and not self._can_update:
+                    if self._knows < _known_since(tensor.declared):
                         raise TensorWireError(f"{OLD_AGGREGATOR} {tensor.declared.name!r}")
             case TensorOp.CHALLENGE:
                 if len(payload) != CHALLENGE_BYTES:
@@ -395,7 +403,7 @@ class Rounds:
                 declared = tensor.declared
                 if tensor.hollow:
                     raise TensorWireError(f"asks for a result of {declared.name!r} that came before this process")
-                if declared.asked_parts(tensor.version) > declared.parts * (1 + len(tensor.moments)):
+                if declared.asked_parts(tensor.version) > declared.parts + len(tensor.moments) * declared.moment_parts:
                     raise TensorWireError(f"asks for moments of {declared.name!r}, which another rank keeps")
                 return self._state(tensor)
             case TensorOp.FAULT:

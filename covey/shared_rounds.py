@@ -51,9 +51,11 @@ class _Places:
         turns = 2 if self.small else 1
         self.slots = [[first + (turn * ranks + rank) * stride for turn in range(turns)] for rank in range(ranks)]
         results = 0 if self.small else 2 if declared.kind == "model" or not whole_job else 1
-        first, each = first + turns * ranks * stride, stride * (1 + declared.moments)
+        moment = whole_pages(max(1, declared.moment_bytes))
+        first, each = first + turns * ranks * stride, stride + moment * declared.moments
         self.results = [
-            [first + at * each + moment * stride for moment in range(1 + declared.moments)] for at in range(results)
+            [start, *(start + stride + at * moment for at in range(declared.moments))]
+            for start in range(first, first + results * each, each)
         ]
         self.end = first + results * each
 
@@ -72,10 +74,9 @@ class SharedTensor:
         self._numbers = NUMBERS[declared.type]
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
-        states = [[self._floats(start, count) for start in each] for each in places.results]
-        self._results = [each[0] for each in states]
+        self._results = [self._floats(each[0], count) for each in places.results]
         """Two take turns: who was interrupted in adding to a model can begin again."""
-        self._moments = [each[1:] for each in states]
+        self._moments = [[self._floats(start, count, True) for start in each[1:]] for each in places.results]
         """Of each, what an optimizer keeps (`covey.updates`)."""
         self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
         self._rates = np.ndarray((ranks, _LINE // 8), np.float64, range_.mapped, TensorRange.HEAD_BYTES)[:, 1]
@@ -221,8 +222,10 @@ class SharedTensor:
     def _turn(self, round: int) -> int:
         return round % 2 if self._small else 0
 
-    def _floats(self, start: int, count: int) -> Array:
-        return np.ndarray((count,), self._numbers.stored, self._range.mapped, start)
+    def _floats(self, start: int, count: int, wide: bool = False) -> Array:
+        """`wide`: of the type in which they are added."""
+        type = self._numbers.wide if wide else self._numbers.stored
+        return np.ndarray((count,), type, self._range.mapped, start)
 
     def _all(self, what: int) -> bool:
         """Whether every rank has pushed (0) or added (1) this round."""
@@ -270,10 +273,9 @@ class SharedTensor:
             np.divide(found, numbers.wide.type(self._ranks), out=found)
         self.not_finite += not_finite(found)
         if update is not None:
-            old, new = (
-                [self._results[turn][here], *(each[here] for each in self._moments[turn])]
-                for turn in ((self.round - 1) % 2, self.round % 2)
-            )
+            before, now = (self.round - 1) % 2, self.round % 2
+            old = [numbers.widen(self._results[before][here]), *(each[here] for each in self._moments[before])]
+            new = [found, *(each[here] for each in self._moments[now])]
             take_step(update, self.declared.steps + self.round - 1, rate, old, new)
         elif self.declared.kind == "model":
             np.add(numbers.widen(self._results[(self.round - 1) % 2][here]), found, out=found)

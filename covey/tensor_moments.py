@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from covey.tensor_arrays import Array, GivenArray
-from covey.tensorwire import UPDATED
+from covey.tensor_types import NUMBERS
 from covey.updates import Update
 
 AT_A_TIME = 256 << 10
@@ -24,7 +24,8 @@ class Moments(NamedTuple):
     steps: int
     """That it has made."""
     arrays: tuple[Array, ...]
-    """Of the tensor's shape and type: of SGD with momentum the velocity, of Adam the first and the second moment."""
+    """Of the tensor's shape and the type in which it is added (float32 of 16-bit parameters): of SGD with momentum the
+    velocity, of Adam the first and the second moment."""
 
 
 def check_moments(given: GivenArray, update: Update | None, moments: Moments | None) -> Sequence[Array]:
@@ -33,9 +34,6 @@ def check_moments(given: GivenArray, update: Update | None, moments: Moments | N
         if moments is not None:
             raise ValueError("moments are given, and no update that would have them; give both, or none")
         return ()
-    if given.type not in UPDATED:
-        known = " or ".join(UPDATED)
-        raise TypeError(f"parameters that an optimizer updates where they are added are {known}, not {given.type}")
     if moments is None or not moments.steps:
         return ()
     if moments.steps < 0 or len(moments.arrays) != update.moments:
@@ -43,9 +41,11 @@ def check_moments(given: GivenArray, update: Update | None, moments: Moments | N
         raise ValueError(f"{update} has {update.moments} moments, not {had}")
     arrays = [np.ascontiguousarray(each).reshape(np.shape(each)) for each in moments.arrays]
     for each in arrays:
-        if each.shape != given.data.shape or each.dtype != given.dtype:
-            was, now = f"{each.dtype} {each.shape}", f"{given.dtype} {given.data.shape}"
-            raise ValueError(f"a moment is {was}, and the parameters are {now}")
+        wide = NUMBERS[given.type].wide
+        if each.shape != given.data.shape or each.dtype != wide:
+            was, now = f"{each.dtype} {each.shape}", f"{given.type} {given.data.shape}"
+            also = f", whose moments are {wide}" if NUMBERS[given.type].rounds else ""
+            raise ValueError(f"a moment is {was}, and the parameters are {now}{also}")
     return arrays
 
 

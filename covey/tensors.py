@@ -178,13 +178,13 @@ class TensorClient:
         mean: bool = False,
         update: Update | None = None,
         moments: Moments | None = None,
+        type: Type | None = None,
     ) -> Array:
         """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new array of that type and
-        shape; `mean`: as of their rounds. With an `update` (`covey.SGD`, `covey.Adam`) what is pushed are gradients,
-        and each round is a step of that optimizer, with the bits that `covey.update_steps` says; `moments`: it goes on
-        from there, as every rank says, and rank 0's count. Blocks until all ranks called it. Errors as of `push_pull`,
-        and ValueError when moments are not those of this optimizer and these parameters."""
-        given = checked(name, initial)
+        shape; `mean`, `type`: as of their rounds. With an `update` (`covey.SGD`, `covey.Adam`) gradients are pushed, of
+        which each round is a step, with the bits that `covey.update_steps` says; `moments`: it goes on from these of
+        rank 0. Blocks until all ranks called it. Errors as of `push_pull`; ValueError: `moments` are of another one."""
+        given = checked(name, initial, type)
         if self._healing is not None:
             raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
         with self.calls.timed():
@@ -245,11 +245,11 @@ class TensorClient:
         if name in self._open or not (self._far.has_result(name) if way is None else way.rests):
             raise ValueError(f"tensor {name!r} has a round under way")
         steps, kept = (way.steps, way.kept()) if way is not None else (self._far.steps(name), self._far.kept(name))
-        like, added = np.empty(declared.shape, NUMBERS[declared.type].stored), f"{MOMENTS}.{declared.type}"
+        like = np.empty(declared.shape, NUMBERS[declared.type].wide)
         alone = way is not None and way.whole_job
 
         def add(mine: Array) -> Array:
-            return mine if alone else self.push_pull(added, mine, out=mine)
+            return mine if alone else self.push_pull(f"{MOMENTS}.{mine.dtype.name}", mine, out=mine)
 
         return Moments(steps, gathered(like, declared.moments, kept, add))
 

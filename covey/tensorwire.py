@@ -46,6 +46,8 @@ UPDATES_SINCE = 1
 """What a WELCOME says in place of a round, at least, where parameters can be updated; 0 before there was that."""
 TELLS_SINCE = 2
 """Likewise, where ranks can tell one another something, and one may be `HOLLOW`."""
+HALVES_SINCE = 3
+"""Likewise, where parameters of 16 bits can be updated, whose moments have 32."""
 VERSION = 2
 """Version 1 sent the secret itself."""
 PART_BYTES_MAX = 1 << 20
@@ -68,8 +70,6 @@ FLOAT32 = TYPES["float32"][0]
 _TYPE_NUMBERS = frozenset(number for number, _ in TYPES.values())
 ADDED_AS: dict[Type, Type] = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
 """In which a sum is, until it is rounded (`covey.tensor_types`)."""
-UPDATED: tuple[Type, ...] = ("float32", "float64")
-"""Types of parameters that an optimizer updates where they are summed: in 16 bits small steps would be lost."""
 WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
 SPEAKS = 2
@@ -147,7 +147,7 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE`, `TELLS_SINCE`. OPEN, STATE, ASK: the version of
+    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE` to `HALVES_SINCE`. OPEN, STATE, ASK: the version of
     the state, which is the last complete round. TELL, TOLD: a step."""
     epoch: int
     length: int
@@ -277,9 +277,14 @@ class Declared(msgspec.Struct, frozen=True):
         return 0 if self.update is None else self.update.moments
 
     @property
+    def moment_bytes(self) -> int:
+        """Of one moment of this Block, in the type in which numbers are added."""
+        return self.size_bytes // self.element_bytes * TYPES[ADDED_AS[self.type]][1]
+
+    @property
     def state_bytes(self) -> int:
         """Of this Block and its moments."""
-        return self.size_bytes * (1 + self.moments)
+        return self.size_bytes + self.moments * self.moment_bytes
 
     @property
     def label(self) -> str:
@@ -299,9 +304,14 @@ class Declared(msgspec.Struct, frozen=True):
         return max(1, -(-self.size_bytes // self.part_bytes))
 
     @property
+    def moment_parts(self) -> int:
+        """Of one moment."""
+        return max(1, -(-self.moment_bytes // self.part_bytes))
+
+    @property
     def state_parts(self) -> int:
         """Likewise, with moments: their parts follow those of the Block."""
-        return self.parts * (1 + self.moments)
+        return self.parts + self.moments * self.moment_parts
 
     def asked_parts(self, version: int) -> int:
         """Of the state that an aggregator asks a rank for. Moments are zero at first."""
@@ -311,11 +321,18 @@ class Declared(msgspec.Struct, frozen=True):
         """First byte of a part of the Block and the byte after its last."""
         return part * self.part_bytes, min((part + 1) * self.part_bytes, self.size_bytes)
 
+    def state_piece(self, part: int) -> tuple[int, int, int]:
+        """Of a part of the state: the Block (0) or which of its moments (from 1 on), and the span there."""
+        if part < self.parts:
+            return 0, *self.span(part)
+        which, part = divmod(part - self.parts, self.moment_parts)
+        return 1 + which, part * self.part_bytes, min((part + 1) * self.part_bytes, self.moment_bytes)
+
     def state_span(self, part: int) -> tuple[int, int]:
-        """Likewise of a part of the state, in which moments lie behind the Block, one after the other."""
-        which, part = divmod(part, self.parts)
-        first, end = self.span(part)
-        return which * self.size_bytes + first, which * self.size_bytes + end
+        """Likewise, of the whole state, in which moments lie behind the Block, one after the other."""
+        which, first, end = self.state_piece(part)
+        before = self.size_bytes + (which - 1) * self.moment_bytes if which else 0
+        return before + first, before + end
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -350,7 +367,7 @@ def unpack_declared(data: Payload) -> Declared:
         raise TensorWireError(
             f"tensor {declared.name!r} has {declared.state_parts} parts; at most {PARTS_MAX} are possible"
         )
-    if declared.update is not None and (declared.kind != "model" or declared.type not in UPDATED):
+    if declared.update is not None and declared.kind != "model":
         raise TensorWireError(f"{declared.name!r}, a {declared.kind} of {declared.type}, cannot be updated by a rule")
     return declared
 

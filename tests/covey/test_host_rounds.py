@@ -125,13 +125,16 @@ def check(tensors: Sequence[Tensor], ranks: int, rounds: int, order: Order = "tr
         rng = random.Random(rank)
         for tensor in tensors:
             if tensor.kind == "model":
-                first = client.model(tensor.name, initial(tensor, rank), update=tensor.update)
+                first = client.model(tensor.name, initial(tensor, rank), update=tensor.update, type=tensor.type)
                 assert first.tobytes() == initial(tensor, 0).tobytes()
         for round in range(1, rounds + 1):
             time.sleep(rng.choice((0, 0, 0.002)))
             begun = {
                 tensor: client.push(
-                    tensor.name, contribution(tensor, rank, round), rate=rate_in(round) if tensor.update else None
+                    tensor.name,
+                    contribution(tensor, rank, round),
+                    rate=rate_in(round) if tensor.update else None,
+                    type=tensor.type,
                 )
                 for tensor in tensors
             }

@@ -10,9 +10,11 @@ from covey import handshake
 from covey.core import JobId
 from covey.rounds import Rounds, Stale, Superseded
 from covey.tensorwire import (
+    HALVES_SINCE,
     HEADER_BYTES,
     OPEN_BYTES_MAX,
     PART_BYTES_MAX,
+    TELLS_SINCE,
     UPDATES_SINCE,
     WANT,
     Declared,
@@ -345,3 +347,16 @@ def test_an_aggregator_that_cannot_update_parameters_is_told_apart() -> None:
         say(rounds, TensorOp.WELCOME)
     with pytest.raises(ValueError, match=r"started by an older Covey.*'u'"):
         rounds.declare_as(Declared("u", "model", (3,), update=SGD(0.5)), bytes(12))
+
+
+def test_an_aggregator_of_before_is_given_no_halves_to_update() -> None:
+    """It steps float32 and float64, and would end the connection."""
+    rounds = ready()
+    declared = Declared("v", "model", (3,), type="bfloat16", update=SGD(0.5))
+    list(rounds.declare_as(declared, bytes(6)))
+    assert not say(rounds, TensorOp.WELCOME, round=HALVES_SINCE)
+    with pytest.raises(TensorWireError, match=r"started by an older Covey.*'v'"):
+        say(rounds, TensorOp.WELCOME, round=TELLS_SINCE)
+    with pytest.raises(ValueError, match=r"started by an older Covey.*'u'"):
+        rounds.declare_as(Declared("u", "model", (3,), type="float16", update=SGD(0.5)), bytes(6))
+    list(rounds.declare_as(Declared("g", "grad", (3,), type="float16"), None))

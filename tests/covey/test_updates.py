@@ -18,7 +18,7 @@ from covey.rounds import TensorRounds
 from covey.tensor_link import TensorLink
 from covey.tensor_moments import Moments
 from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Declared, Frame, TensorOp, key_of, parse
+from covey.tensorwire import Declared, Frame, TensorOp, Type, key_of, parse
 from covey.update_steps import take_step
 from covey.updates import SGD, Adam, Update
 from plugins.aggregator.datapath.addition_queue import AdditionQueue, _Waiting
@@ -35,10 +35,10 @@ HOSTS = [(3,), (2, 2), (3, 1, 2), (1, 1, 1)]
 """One host, which needs no aggregator; hosts whose ranks add first; one rank for each."""
 
 
-def tensors(*updates: Update) -> tuple[Tensor, ...]:
+def tensors(*updates: Update, type: Type = "float32") -> tuple[Tensor, ...]:
     """Of many Blocks, and of one."""
-    sizes = (90_001, 5)
-    return tuple(Tensor(f"w{size}.{at}", "model", (size,), each) for at, each in enumerate(updates) for size in sizes)
+    each = [(at, update, size) for at, update in enumerate(updates) for size in (90_001, 5)]
+    return tuple(Tensor(f"w{size}.{at}", "model", (size,), update, type=type) for at, update, size in each)
 
 
 @given(
@@ -71,6 +71,25 @@ def test_every_way_of_a_tensor_has_the_bits_of_one_process(tmp_path: Path, hosts
         job.serve()
         job.share()
         job.play(check(tensors(*UPDATES), sum(hosts), 3))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "type"), [((3,), "float16"), ((3,), "bfloat16"), ((2, 2), "bfloat16"), ((1, 1, 1), "float16")]
+)
+def test_sixteen_bits_are_kept_and_rounded_once_a_step(tmp_path: Path, hosts: tuple[int, ...], type: Type) -> None:
+    """Moments and sums are of float32, and go with their Block to an owner after the first one."""
+    decoupled = UPDATES[6]
+    with gang(tmp_path, *hosts) as job:
+        job.serve()
+        job.share()
+        threads = job.start(check(tensors(MOMENTUM, decoupled, type=type), sum(hosts), 10))
+        if len(hosts) > 1:
+            time.sleep(0.1)
+            for owner in job.owners:
+                owner.finish()
+            job.owners.clear()
+            job.serve()
+        job.end(threads, 60)
 
 
 def test_ranks_that_push_alone_have_the_same_bits(tmp_path: Path) -> None:
@@ -197,9 +216,10 @@ def trained(job: Gang, tensor: Tensor, rounds: range, saved: dict[int, Moments],
         moments = saved.get(rank)
         if moments is not None and rank:
             moments = Moments(moments.steps, tuple(np.full_like(each, np.nan) for each in moments.arrays))
-        now = client.model("w", start, update=tensor.update, moments=moments)
+        now = client.model("w", start, update=tensor.update, moments=moments, type=tensor.type)
         for round in rounds:
-            now = client.push_pull("w", contribution(tensor, rank, round), rate=rate_in(round))
+            given = contribution(tensor, rank, round)
+            now = client.push_pull("w", given, rate=rate_in(round), type=tensor.type)
         found[rank], ended[rank] = client.moments("w"), now
 
     found: dict[int, Moments] = {}
@@ -210,12 +230,12 @@ def trained(job: Gang, tensor: Tensor, rounds: range, saved: dict[int, Moments],
     kept.update(ended)
 
 
-@pytest.mark.parametrize("update", [MOMENTUM, ADAM])
+@pytest.mark.parametrize(("update", "type"), [(MOMENTUM, "float32"), (ADAM, "float32"), (ADAM, "bfloat16")])
 @pytest.mark.parametrize("hosts", [(3,), (2, 2), (1, 1, 1)])
 def test_a_job_goes_on_from_a_checkpoint_with_the_bits_of_one_that_never_ended(
-    tmp_path: Path, hosts: tuple[int, ...], update: Update
+    tmp_path: Path, hosts: tuple[int, ...], update: Update, type: Type
 ) -> None:
-    tensor = Tensor("w", "model", (300_001,), update)
+    tensor = Tensor("w", "model", (300_001,), update, type=type)
     saved: dict[int, Moments] = {}
     kept: dict[int, np.ndarray] = {}
     for at, rounds in enumerate((range(1, 3), range(3, 5))):
@@ -365,7 +385,7 @@ def test_a_rate_that_is_none_is_refused_and_the_tensor_goes_on(tmp_path: Path, r
     ("update", "moments", "array", "why"),
     [
         (None, Moments(1, ()), np.ones(3, np.float32), "moments are given, and no update"),
-        (ADAM, None, np.ones(3, np.float16), "float32 or float64, not float16"),
+        (MOMENTUM, Moments(1, (np.ones(3, np.float16),)), np.ones(3, np.float16), "whose moments are float32"),
         (ADAM, Moments(1, (np.ones(3, np.float32),)), np.ones(3, np.float32), "2 moments, not 1 after 1 steps"),
         (
             MOMENTUM,

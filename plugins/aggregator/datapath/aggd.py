@@ -14,7 +14,7 @@ from covey.core import JobId
 from covey.frames import FrameError, read_frame, write_frame
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ANYBODY, ByteStream, Env, Listener
-from covey.tensorwire import HEADER_BYTES, TELLS_SINCE, Header, TensorOp, TensorWireError, frame, parse, verify
+from covey.tensorwire import HALVES_SINCE, HEADER_BYTES, Header, TensorOp, TensorWireError, frame, parse, verify
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.control import (
     DropJob,
@@ -265,7 +265,7 @@ class Aggd:
             return None
         link = WorkerLink(job, head.rank, stream)
         job.join(link)
-        link.send(TensorOp.WELCOME, round=TELLS_SINCE)
+        link.send(TensorOp.WELCOME, round=HALVES_SINCE)
         self.env.spawn(f"aggd worker {job.job} {head.rank}", link.write_out())
         return link
 

@@ -84,9 +84,10 @@ class TensorSum:
         """Numbers of its sums that were NaN or infinite."""
         self.duplicates = 0
         self._numbers = NUMBERS[declared.type]
-        self._elements = declared.size_bytes // declared.element_bytes
-        self._count = self._elements * (1 + declared.moments)
-        """Of the state, in which moments lie behind the parameters."""
+        mixed = declared.moments > 0 and self._numbers.rounds
+        self._dtype = np.dtype(np.uint8) if mixed else self._numbers.stored
+        self._count = declared.state_bytes // self._dtype.itemsize
+        """Of the state, in which moments lie behind the parameters, and may be of another type."""
         self._is_kept = True
         """The keeper has the moments of `version`, if there are any."""
         self._rates = LearningRates()
@@ -159,12 +160,13 @@ class TensorSum:
             self.duplicates += 1
             return ()
         start, end = self._span(part, data)
-        self._state[start:end] = np.frombuffer(data, dtype=self._numbers.stored)
+        state = self._state.view(np.uint8)
+        state[start:end] = np.frombuffer(data, np.uint8)
         self._fetched.add(part)
         if len(self._fetched) < self.declared.asked_parts(version):
             return ()
         if self.declared.asked_parts(version) < self.declared.state_parts:
-            self._state[self._elements :] = 0
+            state[self.declared.size_bytes :] = 0
         if self.version is None:
             return self._begin(version, has_state=True)
         late, self._late, self._holder, self.has_state = sorted(self._late), set(), None, True
@@ -419,8 +421,10 @@ class TensorSum:
         start, end = (offset // self.declared.element_bytes for offset in self.declared.span(part))
         if len(state) != self._count:
             return []  # nothing is kept between two rounds
-        rows = state.reshape((1 + self.declared.moments, self._elements))
-        return [row[start:end] for row in rows]
+        whole, size, each = state.view(np.uint8), self.declared.size_bytes, self.declared.moment_bytes
+        firsts = (size + at * each for at in range(self.declared.moments))
+        moments = [whole[first : first + each].view(self._numbers.wide) for first in firsts]
+        return [row[start:end] for row in (whole[:size].view(self._numbers.stored), *moments)]
 
     def _last(self) -> LastAddition:
         assert self.version is not None
@@ -473,7 +477,7 @@ class TensorSum:
         start, end = self.declared.state_span(part)
         if len(data) != end - start:
             raise Violation(f"part {part} has {end - start} bytes, not {len(data)}")
-        return start // self.declared.element_bytes, end // self.declared.element_bytes
+        return start, end
 
     def _empty(self, count: int) -> Array:
-        return self._arena.take(count, self._numbers.stored)
+        return self._arena.take(count, self._dtype)

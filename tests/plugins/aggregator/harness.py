@@ -13,14 +13,17 @@ import numpy.typing as npt
 from covey.core import JobId
 from covey.rounds import Rounds
 from covey.sum_order import Node, Order
+from covey.tensor_types import NUMBERS
 from covey.tensorwire import (
-    TELLS_SINCE,
+    HALVES_SINCE,
+    TYPES,
     WANT,
     Declared,
     Frame,
     Header,
     Kind,
     TensorOp,
+    Type,
     frame,
     job_hash,
     parse,
@@ -42,17 +45,29 @@ class Tensor:
     shape: tuple[int, ...]
     update: Update | None = None
     keeper: int = 0
+    type: Type = "float32"
 
 
 def contribution(tensor: Tensor, rank: int, round: int) -> Array:
     """What a rank pushes: of very different sizes, so that another order of additions gives other bits."""
     rng = np.random.default_rng([rank, round, len(tensor.name), *tensor.name.encode()])
-    values = rng.standard_normal(tensor.shape) * 10.0 ** rng.integers(-6, 7, tensor.shape)
-    return values.astype(np.float32)
+    powers = (-2, 3) if tensor.type == "float16" else (-6, 7)  # which ends at 65,504
+    values = rng.standard_normal(tensor.shape) * 10.0 ** rng.integers(*powers, tensor.shape)
+    return rounded(tensor, values.astype(np.float32))
+
+
+def rounded(tensor: Tensor, numbers: Array) -> Array:
+    """As they lie in memory."""
+    return np.ascontiguousarray(NUMBERS[tensor.type].narrow(numbers)).reshape(tensor.shape)
+
+
+def widened(tensor: Tensor, stored: Array) -> Array:
+    """As they are added."""
+    return NUMBERS[tensor.type].widen(stored)
 
 
 def initial(tensor: Tensor, rank: int) -> Array:
-    return np.full(tensor.shape, 0.1 + rank, np.float32)
+    return rounded(tensor, np.full(tensor.shape, 0.1 + rank, np.float32))
 
 
 def added(arrays: Sequence[Array], order: Order) -> Array:
@@ -97,15 +112,16 @@ def reference(
 ) -> list[Array]:
     """Results of rounds 1.. in one process: the sum, added to rank 0's initial value for a model, or a step of its
     optimizer."""
-    results, parameters = [], initial(tensor, 0)
+    results, parameters = [], widened(tensor, initial(tensor, 0))
     kept = [np.zeros(tensor.shape, np.float32)] * (tensor.update.moments if tensor.update is not None else 0)
     for round in range(1, rounds + 1):
-        total = added([contribution(tensor, rank, round) for rank in range(workers)], order)
+        total = added([widened(tensor, contribution(tensor, rank, round)) for rank in range(workers)], order)
         if tensor.update is not None:
             parameters, kept = updated(tensor.update, parameters, total, kept, round, rate(round))
         else:
             parameters = parameters + total if tensor.kind == "model" else total
-        results.append(parameters)
+        results.append(rounded(tensor, parameters))
+        parameters = widened(tensor, results[-1])
     return results
 
 
@@ -125,7 +141,7 @@ class Owner:
         self.disconnect(rank)
         self.inboxes[rank], self.outboxes[rank] = (
             deque(),
-            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=TELLS_SINCE)]),
+            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=HALVES_SINCE)]),
         )
         assert parse(hello[0]).epoch == self.epoch
 
@@ -193,7 +209,8 @@ class Owner:
                 start, end = tensor.declared.state_span(part)
                 payload = data[start:end]
                 hash = job_hash(JOB)
-                said = frame(TensorOp.RESULT, hash, self.epoch, key=key, part=part, round=version, payload=payload)
+                of: Any = {"key": key, "part": part, "round": version, "type": TYPES[tensor.declared.type][0]}
+                said = frame(TensorOp.RESULT, hash, self.epoch, payload=payload, **of)
                 results.append(said)
             tensor.give_back(array)
             out.extendleft(reversed(results))
@@ -234,6 +251,7 @@ class Worker:
                 self.rounds.order,
                 update=tensor.update,
                 keeper=tensor.keeper % self.rounds.world_size,
+                type=tensor.type,
             )
             self._send(self.rounds.declare_as(declared, start, self.ranks))
             if tensor.kind == "model":
@@ -254,7 +272,13 @@ class Worker:
 
     def _sums(self, tensor: Tensor, nodes: Sequence[Node]) -> list[bytes]:
         given = {rank: contribution(tensor, rank, self.round) for rank in range(*self.ranks)}
-        return [added([given[rank] for rank in range(*node)], self.rounds.order).tobytes() for node in nodes]
+        wide = {rank: widened(tensor, each) for rank, each in given.items()}
+        return [
+            given[first].tobytes()
+            if end - first == 1
+            else added([wide[rank] for rank in range(first, end)], self.rounds.order).tobytes()
+            for first, end in nodes
+        ]
 
     def _next(self) -> None:
         self.at += 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.tensorwire import Declared, key_of
+from covey.tensorwire import Declared, Type, key_of
 from covey.updates import SGD, Adam, Update
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
 from tests.plugins.aggregator.harness import Bench, Tensor
@@ -30,9 +30,10 @@ MOMENTUM, ADAM = UPDATES[2], UPDATES[4]
     update=st.sampled_from(UPDATES),
     hosts=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     keeper=st.integers(0, 20),
-    part_bytes=st.sampled_from([4, 12, 16, 1 << 20]),
+    part_bytes=st.sampled_from([4, 12, 16, 1 << 19]),
     kills=st.lists(st.integers(0, 300), max_size=5),
     breaks=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), max_size=4),
+    type=st.sampled_from(("float32", "float16", "bfloat16")),
 )
 @settings(max_examples=150, deadline=None)
 def test_any_optimizer_any_arrival_and_any_deaths_give_the_bits_of_the_same_lines(
@@ -43,9 +44,11 @@ def test_any_optimizer_any_arrival_and_any_deaths_give_the_bits_of_the_same_line
     part_bytes: int,
     kills: list[int],
     breaks: list[tuple[int, int]],
+    type: Type,
 ) -> None:
-    """The aggregator dies after any step, and connections break: also those of the keeper."""
-    tensors = (Tensor("w", "model", (7, 3), update, keeper), Tensor("g", "grad", (5,)))
+    """The aggregator dies after any step, and connections break: also those of the keeper. Of 16 bits an odd number of
+    parameters, behind which moments of 32 lie."""
+    tensors = (Tensor("w", "model", (7, 3), update, keeper, type), Tensor("g", "grad", (5,)))
     bench = Bench(seed, sum(hosts), tensors, rounds=3, part_bytes=part_bytes, hosts=hosts)
     for steps in kills:
         for _ in range(steps):
