@@ -12,7 +12,11 @@ class PageLender:
     def __init__(self, descriptor: int) -> None:
         """OSError where that cannot be."""
         self._pipe = PagePipe()
-        self._socket = os.dup(descriptor)
+        try:
+            self._socket = os.dup(descriptor)
+        except OSError:
+            self._pipe.close()
+            raise
         self._waiting: asyncio.Future[None] | None = None
         self._sending = self._over = False
 

@@ -73,10 +73,11 @@ def add_part(
         for alone, each in zip(single, sides, strict=True)
     ]
     with np.errstate(all="ignore"):  # what is not finite is counted
-        if into is not None or last is None:
-            assert into is not None
+        if into is not None:
             np.add(wide[0], wide[1], out=np.frombuffer(into, numbers.wide))
             return 0
+        if last is None:
+            raise ValueError("an addition that makes nothing")
         return _finish(type, wide, last, old, new)
 
 

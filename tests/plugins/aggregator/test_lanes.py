@@ -23,9 +23,10 @@ from covey.tensorwire import TYPES, Declared, Type
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.lane import Lane
 from plugins.aggregator.datapath.lane_memory import LaneMemory
-from plugins.aggregator.datapath.lane_wire import LaneDone, LaneMaps, LaneOrder
+from plugins.aggregator.datapath.lane_wire import LaneDone, LaneMaps, LaneMemoryAt, LaneOrder
 from plugins.aggregator.datapath.lanes import DEPTH, LaneLink, Lanes
 from plugins.aggregator.datapath.memory import Arena, Buffers
+from plugins.aggregator.datapath.part_additions import LastAddition
 from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.owner import Owner, ProcessUp
@@ -35,7 +36,7 @@ from plugins.aggregator.policy import load_now
 from plugins.aggregator.policy.lanes import lanes_of
 from tests.covey.test_host_rounds import Gang, check, gang
 from tests.plugins.aggregator.harness import Tensor
-from tests.plugins.aggregator.loopback import AggdThread
+from tests.plugins.aggregator.loopback import AggdThread, Quiet
 from tests.plugins.aggregator.test_optimizers import UPDATES
 
 JOB, OTHER = JOBS = (JobId("j1"), JobId("j2"))
@@ -157,7 +158,7 @@ def test_large_buffers_are_where_lanes_see_them_and_used_again() -> None:
 
 
 def ports() -> Any:
-    return SimpleNamespace(pages=MemfdPages(), clock=RealClock())
+    return SimpleNamespace(pages=MemfdPages(), clock=RealClock(), log=Quiet())
 
 
 # ---- who adds --------------------------------------------------------------------------------------------------------
@@ -258,6 +259,33 @@ def test_lanes_in_any_order_of_work_give_the_bits_of_one(
     assert ours.version == alone.version == 1
     assert ours.lend()[1].tobytes() == alone.lend()[1].tobytes()
     assert handed > 0 or declared.size_bytes < LEAST_BYTES
+
+
+PLACES = st.tuples(st.integers(0, 2), st.integers(-10, 1 << 17), st.integers(-10, 1 << 40))
+
+
+@given(
+    order=st.builds(
+        LaneOrder,
+        st.integers(),
+        st.sampled_from(tuple(TYPES)),
+        st.lists(st.booleans(), max_size=3).map(tuple),
+        st.lists(PLACES, max_size=3).map(tuple),
+        st.none() | PLACES,
+        st.none() | st.builds(LastAddition, st.integers(0, 3), st.booleans(), st.none() | st.sampled_from(UPDATES)),
+        st.lists(PLACES, max_size=3).map(tuple),
+        st.lists(PLACES, max_size=3).map(tuple),
+    )
+)
+def test_whatever_a_lane_is_told_it_answers(order: LaneOrder) -> None:
+    """And goes on: a wrong order has failed, in words."""
+    memory = LaneMemory(MemfdPages())
+    held = memory.mapped(LEAST_BYTES)
+    played = PlayedLink(Lanes(ports(), 1))
+    played.lane.heard(LaneMaps([memory.by_number[1], LaneMemoryAt(2, "1:1:1", 5)]))
+    played.lane.heard(order)
+    (answer,) = played.answers
+    assert answer.number == order.number and len(held) == LEAST_BYTES
 
 
 class Room:
