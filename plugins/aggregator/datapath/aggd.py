@@ -27,7 +27,7 @@ from plugins.aggregator.datapath.control import (
     SetPace,
     orders,
 )
-from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
+from plugins.aggregator.datapath.job_sums import GIVE_BACK_S, Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.lane import LANE
 from plugins.aggregator.datapath.lanes import Lanes
 from plugins.aggregator.datapath.links import WorkerLink
@@ -164,6 +164,12 @@ class Aggd:
             return
         del self.jobs[name], self._by_hash[known.hash]
         known.end(instead)
+        if not self.jobs:
+            self.env.spawn("aggd gives buffers back", self._give_back())
+
+    async def _give_back(self) -> None:
+        """As of `JobSums`, where no job came meanwhile."""
+        await asyncio.sleep(GIVE_BACK_S)
         if not self.jobs:
             self._shared.buffers.clear()
 

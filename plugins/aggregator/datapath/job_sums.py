@@ -1,5 +1,6 @@
 """One job at its aggregator under one epoch: its tensors, and what was spent for them."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -18,6 +19,8 @@ from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 
 TENSORS_MAX = 1 << 16
 """Tensors of one job at one aggregator."""
+GIVE_BACK_S = 1.0
+"""Memory of a job that is over is unmapped so much later."""
 READ_BYTES = 1 << 16
 """What a socket hands over at a time, about."""
 
@@ -267,4 +270,12 @@ class JobSums:
         self.links.clear()
         self._memory.used -= self._held
         self._held = 0
-        self.tensors.clear()
+        left, self.tensors = list(self.tensors.values()), {}
+        self.env.spawn(f"aggd gives memory of {self.job} back", self._give_back(left))
+
+    async def _give_back(self, left: list[TensorSum]) -> None:
+        """Once ranks have heard where to go: a gigabyte takes up to seconds, in which nobody would be told."""
+        await asyncio.sleep(GIVE_BACK_S)
+        while left:
+            left.pop()
+            await asyncio.sleep(0)

@@ -6,11 +6,11 @@ A contribution whose partner is not here yet waits. What ranks of one host have 
 contribution (`covey.spoken`): a sum of the same tree, so that the bits are the same.
 
 An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
-rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks the lowest
-rank among those with the newest version for it, and goes on from there. Version 0 of a model is what each rank began
-with, which may differ; rank 0's is the one that counts, so only rank 0 is asked for it, or a rank that was given it.
-A push for a round at or below that version is one whose answer got lost with the old aggregator, and is answered with
-the state.
+rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks one of those
+with the newest version for it, of each Block another one, so that no rank brings all, and goes on from there. Version 0
+of a model is what each rank began with, which may differ; rank 0's is the one that counts, so only rank 0 is asked for
+it, or a rank that was given it. A push for a round at or below that version is one whose answer got lost with the old
+aggregator, and is answered with the state.
 
     no state --all ranks opened--> asking a holder --its parts arrived--> state of version v
     state of version v --all ranks' parts of round v+1 added--> state of version v+1, given to all ranks
@@ -39,7 +39,7 @@ from covey.splicing import LEAST_BYTES
 from covey.spoken import Piece, Spoken
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS
-from covey.tensorwire import Declared, Payload
+from covey.tensorwire import Declared, Payload, key_of
 from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
 from plugins.aggregator.datapath.part_additions import LastAddition, PartAddition
@@ -341,7 +341,7 @@ class TensorSum:
         holders = [rank for rank in sorted(self._here) if self._held_versions[rank] == newest and self._has_it(rank)]
         if not holders:
             return ()
-        self._holder = holders[0]
+        self._holder = holders[key_of(self.declared.label) % len(holders)]
         self._fetched.clear()
         if not len(self._state):
             self._state = self._empty(self._count)

@@ -4,6 +4,8 @@ import random
 import socket
 import struct
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from covey.tensorwire import (
     verify,
 )
 from covey.wire import AggregatorAt
+from plugins.aggregator.datapath import job_sums
 from plugins.aggregator.datapath.control import DropJob, GetStatus, Serve, answers
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
@@ -262,6 +265,24 @@ def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> No
         assert aggd.now().memory_bytes == before + 2 * 24
     aggd.order(DropJob(JOB, EPOCH))
     assert aggd.now().memory_bytes == before
+
+
+def test_ranks_hear_where_to_go_before_memory_is_given_back(aggd: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte takes up to seconds: so long a job stood that was handed over."""
+    monkeypatch.setattr(job_sums, "GIVE_BACK_S", 0.3)
+    at = served(aggd)
+    with Raw(at) as worker:
+        worker.hear()
+        worker.socket.sendall(OPEN + say(TensorOp.PING))
+        worker.hear()
+        there = weakref.ref(aggd.aggd.jobs[JOB].tensors[key_of("w")])
+        aggd.order(DropJob(JOB, EPOCH, EPOCH + 1))
+        assert worker.hear()[0].op is TensorOp.STALE
+        assert there() is not None
+    ends = time.monotonic() + 5
+    while there() is not None:
+        assert time.monotonic() < ends
+        time.sleep(0.02)
 
 
 GOOD: list[bytes] = [

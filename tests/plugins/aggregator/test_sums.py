@@ -153,6 +153,20 @@ def test_when_the_holder_that_was_asked_goes_away_another_of_its_version_is_aske
     assert tensor.version == 5 and tensor.lend()[1].tobytes() == b"\2" * 16
 
 
+def test_each_rank_brings_a_part_of_the_blocks_that_all_of_them_hold() -> None:
+    """Otherwise a model that moves comes from one rank, whose link and process all wait for."""
+    asked = []
+    for block in range(30):
+        declared = Declared("w", "model", (300,), block=block, elements=(10 * block, 10 * block + 10))
+        tensor = TensorSum(declared, 3)
+        tensor.open(0, 5, False)
+        tensor.open(1, 5, False)
+        (ask,) = tensor.open(2, 5, False)
+        asked.append(ask.rank)
+        assert tensor.gone(ask.rank)[0].rank != ask.rank
+    assert min(asked.count(rank) for rank in range(3)) > 4
+
+
 def test_the_beginning_of_a_model_is_rank_0s_even_while_rank_0_is_away() -> None:
     tensor = TensorSum(Declared("w", "model", (1,)), 3)
     tensor.open(0, 0, True)
