@@ -277,5 +277,5 @@ class JobSums:
         """Once ranks have heard where to go: a gigabyte takes up to seconds, in which nobody would be told."""
         await asyncio.sleep(GIVE_BACK_S)
         while left:
-            left.pop()
+            left.pop().let_go()
             await asyncio.sleep(0)

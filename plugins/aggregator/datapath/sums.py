@@ -294,6 +294,13 @@ class TensorSum:
         if left:
             self._lent[id(array)] = left
 
+    def let_go(self) -> None:
+        """It is over: its memory is given back, but for what is still being sent or added."""
+        self._state = self._sum = np.empty(0, self._dtype)
+        self._held.clear()
+        for partial in self._partial:
+            partial.clear()
+
     def touch(self) -> Iterator[None]:
         """Have the memory of a round before there is one, a piece at a time (`memory`)."""
         if not len(self._sum):

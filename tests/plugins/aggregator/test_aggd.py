@@ -5,7 +5,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from covey.tensorwire import (
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath import job_sums
 from plugins.aggregator.datapath.control import DropJob, GetStatus, Serve, answers
+from plugins.aggregator.datapath.sums import TensorSum
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
@@ -267,6 +267,14 @@ def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> No
     assert aggd.now().memory_bytes == before
 
 
+def until_touched(tensor: TensorSum) -> None:
+    """Its memory is there."""
+    ends = time.monotonic() + 5
+    while not len(tensor._state):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
 def test_ranks_hear_where_to_go_before_memory_is_given_back(aggd: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gigabyte takes up to seconds: so long a job stood that was handed over."""
     monkeypatch.setattr(job_sums, "GIVE_BACK_S", 0.3)
@@ -275,12 +283,13 @@ def test_ranks_hear_where_to_go_before_memory_is_given_back(aggd: AggdThread, mo
         worker.hear()
         worker.socket.sendall(OPEN + say(TensorOp.PING))
         worker.hear()
-        there = weakref.ref(aggd.aggd.jobs[JOB].tensors[key_of("w")])
+        tensor = aggd.aggd.jobs[JOB].tensors[key_of("w")]
+        until_touched(tensor)
         aggd.order(DropJob(JOB, EPOCH, EPOCH + 1))
         assert worker.hear()[0].op is TensorOp.STALE
-        assert there() is not None
+        assert len(tensor._state) == 6
     ends = time.monotonic() + 5
-    while there() is not None:
+    while len(tensor._state):
         assert time.monotonic() < ends
         time.sleep(0.02)
 
