@@ -43,6 +43,8 @@ class LaneLink(FrameEnd[LaneDone]):
         found = self.under_way.pop(message.number, None)
         if found is not None:
             self._lanes.ended(found[1], message)
+        if message.why:  # it may be unable to map memory: the next one comes after a pause, in which this process adds
+            self._stream.close()
 
     def ended(self, error: ConnectionError) -> None:
         self._lanes.lost(self)

@@ -341,6 +341,20 @@ def test_while_no_lane_is_up_this_process_adds() -> None:
     assert sorted(done) == ["a0"] * 3 + ["a1"] * 3
 
 
+def test_a_lane_that_cannot_is_sent_away() -> None:
+    """One that cannot map memory would fail again and again, and its job would stand."""
+    here = Lanes(ports(), 1)
+    played = PlayedLink(here)
+    closed: list[int] = []
+    played.link._stream = cast(Any, SimpleNamespace(close=lambda: closed.append(1)))
+    said: list[str] = []
+    for number, why in ((1, ""), (2, "KeyError(1)")):
+        played.link.under_way[number] = cast(Any, (None, lambda done: said.append(done.why)))
+        played.link.heard(LaneDone(number, why=why))
+        assert closed == [1] * bool(why)
+    assert said == ["", "KeyError(1)"]
+
+
 def test_a_lane_has_two_orders_at_most() -> None:
     env = ports()
     here = Lanes(env, 1)
