@@ -3,10 +3,10 @@
     a link is made (TCP) --> a device here? --> third connection, PAIR --> two queue pairs that know one another
     a slab is attached   --> ATTACH, REGION over that connection, a READ that arrives --> its pages go one-sided
 
-A slab is used over TCP until then, and for good where something refuses: no device on either side, another version,
-memory that may not be locked, a network that the device does not reach. That is tried again now and then. When a queue
-pair fails later its link ends, all of it: a WRITE may still be on its way, and the session that follows fences it at
-the lender. The next link pairs again, later each time it fails.
+A slab is used over TCP until then, and where something refuses: no device on either side or none whose port is up,
+another version, memory that may not be locked, a network that the device does not reach. That is tried again now and
+then. When a queue pair fails later its link ends, all of it: a WRITE may still be on its way, and the session that
+follows fences it at the lender. The next link pairs again, later each time it fails.
 """
 
 import asyncio
@@ -35,8 +35,6 @@ from plugins.memory.datapath.slabwire import (
 
 AGAIN_S, AGAIN_MAX_S = 2.0, 600.0
 """Until a link without a queue pair tries again; doubled each time."""
-NEVER_S = float("inf")
-"""This host has no device, so its links have no queue pair; a new one looks again."""
 FAILED_S, FAILED_MAX_S = 1.0, 300.0
 """Until a link to a lender whose queue pair failed tries again, doubled each time; a first failure costs nothing."""
 WELL_S = 60.0
@@ -146,7 +144,7 @@ class VolumeVerbs:
     def begin(self, link: PairableLink, slab: RemoteSlab, control: Control) -> None:
         """A slab was attached."""
         tries = link.pairing
-        if self._disk is None or tries.from_s == NEVER_S:
+        if self._disk is None:
             return
         if tries.from_s is None:  # it is new
             tries.from_s = self._failures.get(link.address, (0, 0.0))[1]
@@ -169,14 +167,14 @@ class VolumeVerbs:
 
     def _wait(self, link: PairableLink, control: Control) -> None:
         """Until the next queue pair may be made: one task for each link that has none."""
-        if not link.pairing.waits and link.pairing.from_s != NEVER_S:
+        if not link.pairing.waits:
             link.pairing.waits = True
             self._env.spawn("pair again", self._again(link, control))
 
     async def _again(self, link: PairableLink, control: Control) -> None:
         """Every slab of it is tried then."""
         tries = link.pairing
-        while not link.why and tries.from_s is not None and tries.from_s != NEVER_S:
+        while not link.why and tries.from_s is not None:
             left_s = tries.from_s - self._env.clock.now_s()
             if left_s > 0:
                 await asyncio.sleep(left_s)
@@ -209,11 +207,7 @@ class VolumeVerbs:
         self.why = ""
 
     async def _paired(self, link: PairableLink, place: OpenPlace, control: Control) -> PairedLink:
-        try:
-            device = self._env.verbs.open()
-        except NoVerbs:
-            link.pairing.from_s = NEVER_S
-            raise
+        device = self._env.verbs.open()
         paired = PairedLink(self._env, link.lender)
 
         def lost(why: str) -> None:
