@@ -21,7 +21,15 @@ from covey.ports import Address, ByteStream, Env, Listener
 from covey.verbs import SWITCHED_OFF
 from plugins.base import Program
 from plugins.memory.datapath import control, slabwire
-from plugins.memory.datapath.control import Answer, ControlServer, No, Question, RdmaLent, SlabList, Yes
+from plugins.memory.datapath.control import (
+    Answer,
+    No,
+    Question,
+    RdmaLent,
+    SlabList,
+    Yes,
+)
+from plugins.memory.datapath.control_ends import ControlServer
 from plugins.memory.datapath.slab_keeping import SlabKeeping
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
@@ -135,6 +143,8 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
                     unlocked_bytes=store.unlocked_bytes,
                     stalls=stalls.count,
                     stall_s_longest=stalls.longest_s,
+                    waits=stalls.waits_count,
+                    wait_s_longest=stalls.waits_longest_s,
                 )  # fmt: skip
             case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)

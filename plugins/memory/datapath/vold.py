@@ -24,13 +24,13 @@ from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_tok
 from plugins.memory.datapath.control import (
     SLABS_TOLD,
     Answer,
-    ControlServer,
     No,
     OpenPlace,
     PlaceList,
     Question,
     Yes,
 )
+from plugins.memory.datapath.control_ends import ControlServer
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
 from plugins.memory.datapath.shape import Shape
@@ -196,6 +196,8 @@ class VolumeControl:
                     lacks=self._lacks,
                     stalls=self._stalls.count,
                     stall_s_longest=self._stalls.longest_s,
+                    waits=self._stalls.waits_count,
+                    wait_s_longest=self._stalls.waits_longest_s,
                 )
             case control.ExportVolume():
                 await self._exports.open(question.path)
