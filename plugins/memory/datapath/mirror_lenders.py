@@ -6,22 +6,23 @@ only when all is there, and a write is acknowledged without one only when the di
 """
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from covey.ports import Env
-from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopiedFrame, SlabLost, Told
-from plugins.memory.datapath.lenders import (
+from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost, Told
+from plugins.memory.datapath.lender_tasks import (
     COPY_PAGES,
     PAUSE_MAX_S,
     PAUSE_S,
     REOPEN_S,
-    TOLD_PLACES,
     TROUBLE_MAX_S,
     UNSURE_S,
+    Connect,
+    LenderTasks,
+    held_flags,
     runs_of,
 )
 from plugins.memory.datapath.mirror_slab import MirrorSlab
@@ -40,7 +41,7 @@ LOOK_S = 0.25
 Fetch = Callable[[MirrorSlab, int, memoryview], Awaitable[Versions]]
 
 
-class MirrorLenders:
+class MirrorLenders(LenderTasks[MirrorSlab]):
     """`newest`: the version of every page of the volume, shape (pages,). `connect` opens a link, `fetch` reads pages
     from whoever holds them, `tell` is called when a member is lost or filled."""
 
@@ -51,16 +52,12 @@ class MirrorLenders:
         slabs: Slabs[MirrorSlab],
         newest: "NDArray[np.uint64]",
         page_bytes: int,
-        connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
+        connect: Connect,
         fetch: Fetch,
         tell: Callable[[Told], None],
     ) -> None:
-        self.reopened = self.unrecovered = 0
-        self.closed = False
-        """The process is ending."""
-        self._env, self._places, self._slabs, self._newest = env, places, slabs, newest
-        self._page_bytes = page_bytes
-        self._connect, self._fetch, self._tell = connect, fetch, tell
+        super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
+        self._newest = newest
         self._copied_s = 0.0
         """When the next part may be copied."""
 
@@ -143,12 +140,8 @@ class MirrorLenders:
         if self._places.late:
             self._guard(slab, "places", self._places.catch_up)
 
-    def shut(self) -> None:
-        """Close every link."""
-        self.closed = True
-        for slab in self._slabs:
-            for link in list(slab.links.values()):
-                link.fail("the volume's process ends")
+    def _links_of(self, slab: MirrorSlab) -> list[RemoteSlab]:
+        return list(slab.links.values())
 
     # ---- a link ends ----
 
@@ -233,8 +226,7 @@ class MirrorLenders:
         return self._newest[slab.first : slab.first + slab.pages]
 
     def _holds(self, slab: MirrorSlab, link: RemoteSlab, found: "NDArray[np.uint64]") -> None:
-        newest = self._of(slab)
-        link.held.set_all(((found == newest) & (newest > 0)).tobytes().ljust(link.pages, b"\0"))
+        link.held.set_all(held_flags(found, self._of(slab), link.pages))
 
     def acknowledged(self, slab: MirrorSlab, link: RemoteSlab, first: int, versions: Iterable[int]) -> None:
         """The lender has these versions of a run of pages of the volume; it holds those that are the newest."""
@@ -385,21 +377,14 @@ class MirrorLenders:
         await self.record(slab)
         return place
 
-    async def give_up_all(self, why: str, most: int = 1 << 20) -> tuple[OpenPlace, ...]:
-        """At most so many; those given up. A member that has answered is kept."""
-        silent = [(slab, epoch) for slab in self._slabs for epoch in slab.mirror.asked if epoch not in slab.answers]
-        found = [await self.give_up(slab, epoch, why) for slab, epoch in silent[:most]]
-        return tuple(place for place in found if place is not None)
+    def _silent(self, slab: MirrorSlab) -> list[int]:
+        return [epoch for epoch in slab.mirror.asked if epoch not in slab.answers]
 
     # ---- waiting, and looking ----
 
     async def known(self, slab: MirrorSlab) -> None:
         """Wait until somebody serves. OSError says whom it waits for when that takes too long."""
-        try:
-            async with asyncio.timeout(UNSURE_S):
-                await slab.serving.wait()
-        except TimeoutError as error:
-            raise OSError(errno.EIO, self.doubts(slab)) from error
+        await self._wait_known(slab, slab.serving, UNSURE_S)
 
     def doubts(self, slab: MirrorSlab) -> str:
         """Why nobody serves, for people."""
@@ -408,30 +393,16 @@ class MirrorLenders:
         said = [f"{slab.places[epoch].lender} ({slab.why.get(epoch, 'no answer yet')})" for epoch in slab.mirror.asked]
         return f"slab {slab.index} waits for its members: {'; '.join(said)}"[:400]
 
-    def now(self, slabs: Iterable[MirrorSlab]) -> tuple[PlaceNow, ...]:
-        """Every place of these, and how it is."""
-        found: list[PlaceNow] = []
-        told = 0
-        for slab in slabs:
-            for epoch, place in sorted(slab.places.items()):
-                why = slab.why.get(epoch, "")[:200] if epoch not in slab.links and told < TOLD_PLACES else ""
-                told += bool(why)
-                found.append(PlaceNow(place.index, epoch, slab.state(epoch), why))
-        return tuple(found)
+    def _places_of(self, slab: MirrorSlab) -> Iterable[OpenPlace]:
+        return [place for _, place in sorted(slab.places.items())]
 
-    def _guard(self, slab: MirrorSlab, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
-        """Run `work(*what)` as a task whose failure is this slab's trouble, and no other's."""
-        self._env.spawn(f"{name} slab {slab.index}", self._guarded(slab, name, work, *what))
+    def _why(self, slab: MirrorSlab, epoch: int) -> str:
+        return slab.why.get(epoch, "") if epoch not in slab.links else ""
 
-    async def _guarded(
-        self, slab: MirrorSlab, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any
-    ) -> None:
-        pause_s = PAUSE_MAX_S
-        while not self.closed:
-            try:
-                await work(*what)
-                return
-            except OSError as error:  # this host's disk refuses: again
-                self._env.log.error("a slab is in trouble", task=name, slab=slab.index, why=str(error))
-            await asyncio.sleep(pause_s)
-            pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
+    async def _tried(self, slab: MirrorSlab, name: str, work: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await work
+        except OSError as error:  # this host's disk refuses: again
+            self._env.log.error("a slab is in trouble", task=name, slab=slab.index, why=str(error))
+            return False
+        return True

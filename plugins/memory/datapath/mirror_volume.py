@@ -21,21 +21,16 @@ import numpy as np
 
 from covey import checked
 from covey.ports import Env
-from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
-from plugins.memory.datapath.latencies import Latencies
-from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, SlabCounts, Told
 from plugins.memory.datapath.mirror_lenders import MirrorLenders
 from plugins.memory.datapath.mirror_read import Found, LenderPaces, MirrorRead
 from plugins.memory.datapath.mirror_slab import MirrorSlab
 from plugins.memory.datapath.page_table import lazy_zeros, runs_of
-from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.paged_volume import Done, PagedVolume, settle
 from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.sealing import PageSeal
-from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
-from plugins.memory.datapath.slab import Slabs
+from plugins.memory.datapath.shape import Shape, VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import WRITABLE_S, Done, Volume, settle
-from plugins.memory.datapath.write_buffers import WriteBuffers
+from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.mirroring import MEMBERS
 
@@ -48,7 +43,7 @@ AGAIN_S = 0.05
 """Pause before that."""
 
 
-class MirrorVolume:
+class MirrorVolume(PagedVolume[MirrorSlab]):
     """The same to clients and to the agent as `Volume`. Its files start with `prefix`."""
 
     def __init__(
@@ -60,44 +55,23 @@ class MirrorVolume:
         tell: Callable[[Told], None],
         sealed: bool = False,
     ) -> None:
-        self.shape = shape
+        super().__init__(env, shape, prefix, deadline_s, sealed, MirrorSlab)
         newest = lazy_zeros(8 * shape.pages)
         self._bytes, self._each = newest, newest.cast("Q")
         self._newest: NDArray[np.uint64] = np.frombuffer(newest, np.uint64)
-        self.slabs = Slabs(shape.pages, shape.slab_pages, MirrorSlab)
-        self.places = Places(env.disk, env.log, prefix)
-        self.lenders = MirrorLenders(
+        self.lenders: MirrorLenders = MirrorLenders(
             env, self.places, self.slabs, self._newest, shape.page_bytes, self._connect, self._fetch, tell
         )
-        self.read_only = ""
-        """Why nothing can be written, for people; empty: it can."""
-        self.opening = "it reads its record"
-        """Why it does not answer yet, for people."""
-        self.buffers = WriteBuffers()
-        self.latencies = Latencies()
-        self._env, self._prefix, self._sealed = env, prefix, sealed
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
-        self._version = 0
         self._paces = LenderPaces(env.clock)
-        self._life = int.from_bytes(env.entropy(7), "little")
-        self._read_bytes = self._written_bytes = self._remote_read_bytes = 0
 
     # ---- life ----
 
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the members. ValueError when it is of another size, or damaged."""
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
-        record = next_life(known, self.shape, self._sealed, self._env.entropy)
-        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
-        self._version = record.generation << (64 - GENERATION_BITS)
+        record = await self._record()
         await self.places.load(len(self.slabs) * MEMBERS)
         self.lenders.find_again()
-        try:
-            await self._make_writable(record)
-        except OSError as error:
-            self.read_only = f"its files cannot be written: {error}"
-            self._env.log.error("the volume is read-only for now", why=str(error))
-            self._env.spawn("make the volume writable", self._wait_writable(record))
+        await self._writable_soon(record)
 
     async def _make_writable(self, record: VolumeRecord) -> None:
         """Before the first write its versions must be above all earlier ones."""
@@ -105,26 +79,11 @@ class MirrorVolume:
         await self.places.write()
         self.read_only = ""
 
-    async def _wait_writable(self, record: VolumeRecord) -> None:
-        while self.read_only:
-            await asyncio.sleep(WRITABLE_S)
-            try:
-                await self._make_writable(record)
-            except OSError as error:
-                self.read_only = f"its files cannot be written: {error}"
-        self._env.log.info("the volume can be written again")
-
     async def end(self) -> None:
         """Nothing is on its way: members and the disk know all that the next process needs."""
 
     async def close(self) -> None:
         """There is no other process."""
-
-    async def forget(self) -> None:
-        """Delete everything durable."""
-        self.lenders.shut()
-        await self.places.delete()
-        await self._env.disk.delete(f"{self._prefix}/volume")
 
     # ---- requests that nobody awaits ----
 
@@ -171,14 +130,6 @@ class MirrorVolume:
             done(None)
 
         self._ask(slab, holders, first, count, over)
-
-    def submit_flush(self, done: Done) -> None:
-        self._env.spawn("flush", settle(self.flush(), done))
-
-    def _slab_of(self, first: int, count: int) -> MirrorSlab | None:
-        """None when the pages lie in several."""
-        index = first // self.shape.slab_pages
-        return self.slabs[index] if (first + count - 1) // self.shape.slab_pages == index else None
 
     # ---- writing ----
 
@@ -405,24 +356,10 @@ class MirrorVolume:
         which = ", ".join(map(str, slabs[:8])) + (" ..." if len(slabs) > 8 else "")
         return f"both members of slab {which} were lost; next: write anew, or discard, what was there"
 
-    def _parts(self, first: int, count: int) -> list[tuple[MirrorSlab, int, int]]:
-        """A run of pages cut at slab boundaries: slab, first page, pages."""
-        parts: list[tuple[MirrorSlab, int, int]] = []
-        while count:
-            slab = self.slabs[first // self.shape.slab_pages]
-            run = min(count, slab.first + slab.pages - first)
-            parts.append((slab, first, run))
-            first, count = first + run, count - run
-        return parts
-
     # ---- places ----
 
-    def slab(self, number: int) -> MirrorSlab:
-        """Of which this is the number of a member. ValueError when there is none."""
-        try:
-            return self.slabs[mirroring.slab_of(number, MEMBERS)]
-        except IndexError as error:
-            raise ValueError(f"{self.shape.name} has {error}") from error
+    def _index_of(self, number: int) -> int:
+        return mirroring.slab_of(number, MEMBERS)
 
     async def open_place(self, place: OpenPlace) -> None:
         """A member from now on. ValueError says why not."""
@@ -434,39 +371,17 @@ class MirrorVolume:
         """Returns when nothing acknowledged depends on it."""
         await self.lenders.close(self.slab(number), number, epoch)
 
-    async def give_up(self, number: int, epoch: int, why: str) -> None:
-        """The lender of this place has lost it. ValueError when there is no such slab."""
-        await self.lenders.give_up(self.slab(number), epoch, why)
-
-    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        return await self._links.open(place, within_s)
-
     # ---- counting ----
 
-    def counts(self, id: int, life: int = 0, since: int = 0) -> PageCounts:
-        """As of `Volume`, a line for each member."""
-        changed, upto = self.slabs.changed(since if life == self._life else 0, SLABS_TOLD // MEMBERS)
-        return PageCounts(
-            id=id,
-            slabs=tuple(line for slab in changed for line in _lines(slab)),
-            read_bytes=self._read_bytes,
-            written_bytes=self._written_bytes,
-            remote_read_bytes=self._remote_read_bytes,
-            disk_read_bytes=0,
-            queued_pages=0,
-            torn_pages=0,
-            places=self.lenders.now(changed),
-            links_reopened=self.lenders.reopened,
-            unrecovered=self.lenders.unrecovered,
-            trouble=self.trouble[:400],
-            life=self._life,
-            upto=upto,
-            latencies=self.latencies.told(),
-            rdma_slabs=self._links.one_sided,
-            rdma_failed=self._links.verbs.failed,
-            rdma_why=self._links.verbs.why[:400],
-            pages_refused=self._links.refused,
-        )
+    def _lines(self, slab: MirrorSlab) -> list[SlabCounts]:
+        """Requests are the slab's in each line, or lenders would take the member that is read less for idle."""
+        held = {link.place.index: link.held.count for _, link in sorted(slab.links.items()) if link.usable}
+        numbers = [mirroring.member_number(slab.index, member, MEMBERS) for member in range(MEMBERS)]
+        return [SlabCounts(number, slab.requests, slab.written, held.get(number, 0)) for number in numbers]
+
+    @property
+    def _slabs_told(self) -> int:
+        return SLABS_TOLD // MEMBERS
 
     @property
     def trouble(self) -> str:
@@ -486,13 +401,6 @@ class MirrorVolume:
 
 def _first_asking(slabs: list[MirrorSlab]) -> MirrorSlab:
     return next(slab for slab in slabs if not slab.mirror.serves)
-
-
-def _lines(slab: MirrorSlab) -> list[SlabCounts]:
-    """Requests are the slab's in each line, or lenders would take the member that is read less for idle."""
-    held = {link.place.index: link.held.count for _, link in sorted(slab.links.items()) if link.usable}
-    numbers = [mirroring.member_number(slab.index, member, MEMBERS) for member in range(MEMBERS)]
-    return [SlabCounts(number, slab.requests, slab.written, held.get(number, 0)) for number in numbers]
 
 
 AnyVolume = Volume | MirrorVolume
