@@ -11,9 +11,13 @@ from chaos.story import READ_S, ended
 
 
 def play(rack: SimRack) -> None:
+    play_with(rack, mirror=2)
+
+
+def play_with(rack: SimRack, mirror: int = 0, parity: str = "") -> None:
     rack.settle()
-    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, mirror=2)
-    rack.until(lambda: whole(rack), 60.0, "every slab has two members")
+    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, mirror=mirror, parity=parity)
+    rack.until(lambda: whole(rack), 60.0, "every slab has its members")
     rack.run(rack.rng.uniform(1.0, 6.0))
     first, second = rack.rng.sample(lenders(rack, BORROWER), 2)
     for_s = rack.rng.uniform(3.0, 12.0)

@@ -48,7 +48,8 @@ V = TypeVar("V", bound=PagedSlab)
 
 
 class PagedVolume(ABC, Generic[V]):
-    """Its files start with `prefix`. `slabs` are made by `make`, as `Slabs` wants it, of so many pages each."""
+    """Its files start with `prefix`. `slabs` are made by `make`, as `Slabs` wants it, of so many pages each, of
+    which `lent_pages` lie at each lender; 0: all."""
 
     lenders: LenderTasks[Any]
 
@@ -61,6 +62,7 @@ class PagedVolume(ABC, Generic[V]):
         sealed: bool,
         make: Callable[[int, int, int, Callable[[V], None]], V],
         disk: OwnDisk | None = None,
+        lent_pages: int = 0,
     ) -> None:
         self.shape = shape
         self.slabs = Slabs(shape.pages, shape.slab_pages, make)
@@ -72,7 +74,7 @@ class PagedVolume(ABC, Generic[V]):
         self.buffers = WriteBuffers()
         self.latencies = Latencies()
         self._env, self._prefix, self._sealed = env, prefix, sealed
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s, disk)
+        self._links = LenderLinks(env, shape.name, lent_pages or shape.slab_pages, shape.page_bytes, deadline_s, disk)
         """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self._version = 0
         self._life = int.from_bytes(env.entropy(7), "little")

@@ -202,7 +202,7 @@ def test_a_process_of_before_that_tells_everything_each_time_is_understood() -> 
 
 
 class Known:
-    size_bytes, slab_bytes, members = HUGE.size_bytes, HUGE.slab_bytes, 1
+    size_bytes, slab_bytes, members, slabs = HUGE.size_bytes, HUGE.slab_bytes, 1, HUGE.slabs
 
 
 # ---- the index -------------------------------------------------------------------------------------------------------
