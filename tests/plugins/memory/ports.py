@@ -36,9 +36,9 @@ from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.settings import SEAL_BYTES
 
 RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
-SLOW = 10 if RDMA else 1
-"""Every instruction of the guest is translated."""
 """Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
+SLOW = 10 if RDMA else 1
+"""Every instruction of that guest is translated."""
 THIS_MACHINES: Verbs = PyVerbs() if RDMA else NO_VERBS_HERE
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)

@@ -13,7 +13,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, placed, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, SLOW, Bench, a_bench, a_volume, page, placed, read, soon, write
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
