@@ -32,10 +32,11 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 
 from covey.ports import Env
-from plugins.memory.datapath.control import Told
+from plugins.memory.datapath.control import SlabCounts, Told
 from plugins.memory.datapath.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.mirror_slab import MirrorSlab
 from plugins.memory.datapath.paged_volume import Done, settle
@@ -147,10 +148,12 @@ class ParityVolume(MembersVolume[ParitySlab]):
             self._begin(slab, written, version, missing)
             if missing is None:
                 has = await self._send_pages(slab, written, version)
+                if slab.era != era:
+                    return False  # nobody served meanwhile: what the row is was found out without this write
                 has += await self._send_slots(slab, written, version, slots, missing)
             else:
                 has = await self._send_slots(slab, written, version, slots, missing)
-                if not has:
+                if not has or slab.era != era:
                     return False  # the copy is nowhere: whatever the slot was stays what the row is
                 has += await self._send_pages(slab, written, version)
             return await self._acknowledged(slab, written, era, has)
@@ -313,6 +316,12 @@ class ParityVolume(MembersVolume[ParitySlab]):
             pages[offset::data] = content
 
     # ---- what people see ----
+
+    def _lines(self, slab: ParitySlab) -> list[SlabCounts]:
+        """Of each member, what there is to be there."""
+        written = [*np.count_nonzero(slab.newest, axis=0).tolist(), np.count_nonzero(slab.newest.max(axis=1))]
+        lines = zip(super()._lines(slab), written, strict=True)
+        return [msgspec.structs.replace(line, written=int(own)) for line, own in lines]
 
     _alone = "have one member less, or slots that are no parity yet, and are brought up to date"
 

@@ -210,6 +210,8 @@ def test_a_killed_process_finds_everything_at_its_members() -> None:
     with a_rack(4) as rack:
         rack.attach("h1", VOLUME, "128 KiB", parity="2+1")
         until_done(rack, rack.client("h1", write_all, VOLUME))
+        rack.run(2)
+        assert [(view.pages_written, view.pages_remote) for view in rack.slabs("h1")] == [(16, 16)] * 3
         kill([rack.vold("h1", VOLUME)])
         until_done(rack, rack.client("h1", read_all, VOLUME))
         until_whole(rack, slabs=1)
