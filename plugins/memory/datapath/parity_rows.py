@@ -60,10 +60,9 @@ ZEROS = RowSource(None)
 
 
 class ParityRows:
-    """Of one volume. `read_bytes`: from lenders, ever."""
+    """Of one volume."""
 
     def __init__(self, page_bytes: int, clock: Clock) -> None:
-        self.read_bytes = 0
         self._page_bytes, self._clock = page_bytes, clock
         self._paces = LenderPaces(clock)
 
@@ -153,7 +152,6 @@ class ParityRows:
         if versions is None:
             raise SlabGone(link.why or "given up")
         self._paces.answered(link, self._clock.now_s() - sent_s)
-        self.read_bytes += len(data)
         found = np.frombuffer(versions, np.uint64)
         if (found < wanted).any():
             link.lied = True

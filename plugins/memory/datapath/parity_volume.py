@@ -263,7 +263,6 @@ class ParityVolume(MembersVolume[ParitySlab]):
         count = len(into) // size
         row, rows = parity.rows_of(first - slab.first, count, self._data)
         give_up_s = self._env.clock.now_s() + WAIT_S
-        remote_bytes = self._rows.read_bytes
         how = HEDGED
         while True:
             try:
@@ -286,7 +285,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
             if self._env.clock.now_s() >= give_up_s:
                 raise OSError(errno.EIO, why)
             await asyncio.sleep(AGAIN_S)
-        self._remote_read_bytes += self._rows.read_bytes - remote_bytes
+        self._remote_read_bytes += size * int(np.count_nonzero(self._newest[first : first + count]))
         return array("Q", bytes(self._bytes[8 * first : 8 * (first + count)]))
 
     def _all_held(self, slab: ParitySlab, at: int, count: int) -> bool:
