@@ -322,7 +322,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         lines = zip(super()._lines(slab), written, strict=True)
         return [msgspec.structs.replace(line, written=int(own)) for line, own in lines]
 
-    _alone = "have one member less, or slots that are no parity yet, and are brought up to date"
+    _alone = "have one member less, or rows whose parity is not made again yet; both are under way"
 
     def _lacks(self, slab: ParitySlab) -> bool:
         return slab.repairing or slab.missing() is not None or not slab.of_column(self._data, slab.mirror.whole)

@@ -15,6 +15,12 @@ from .members import Striped
 from .ports import PAGE, a_bench, soon
 
 
+@pytest.fixture(autouse=True)
+def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that is silent after a crash."""
+    monkeypatch.setattr(member_lenders, "REOPEN_S", 0.5)
+
+
 @asynccontextmanager
 async def striped(data: int = 2, deadline_s: float = 5.0, sealed: bool | None = None) -> AsyncIterator[Striped]:
     async with a_bench() as bench:
