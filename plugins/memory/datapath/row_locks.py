@@ -18,11 +18,6 @@ class RowLocks:
     def is_held(self, first: int, count: int) -> bool:
         return _meets((first, first + count), self._held)
 
-    @property
-    def held(self) -> tuple[tuple[int, int], ...]:
-        """Ranges: first row, and the one after the last."""
-        return tuple(self._held)
-
     @asynccontextmanager
     async def locked(self, first: int, count: int) -> AsyncIterator[None]:
         rows = (first, first + count)

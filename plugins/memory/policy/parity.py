@@ -112,8 +112,3 @@ def settled(columns: Sequence["NDArray[np.uint64] | None"], slots: "NDArray[np.u
         newest[:, column] = np.where(has, slots & ~_KIND, newest[:, column])
         copied |= has
     return SettledRows(newest, False, np.flatnonzero(was_there & ~parity & ~copied))
-
-
-def in_words(data: int) -> str:
-    """For people."""
-    return f"{data}+1"
