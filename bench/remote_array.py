@@ -31,9 +31,9 @@ from agent.ports.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
 from covey.units import MIB
+from plugins.memory.datapath.paged_volume import Done
 from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.vold import Front, VoldConfig
-from plugins.memory.datapath.volume import Done
 from tests.covey.live_volume import PAGE, SECRET, TOKEN, LiveVolume, until
 
 SIZE, BUDGET = 128 * MIB, 32 * MIB

@@ -49,11 +49,18 @@ class Oracle:
     """What each page of one volume may hold."""
 
     def __init__(
-        self, volume: str, size_bytes: int, wrong: Say, stale: Say, used_bytes: int | None = None, mirror: int = 0
+        self,
+        volume: str,
+        size_bytes: int,
+        wrong: Say,
+        stale: Say,
+        used_bytes: int | None = None,
+        mirror: int = 0,
+        parity: str = "",
     ) -> None:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
-        self.mirror = mirror
-        """Members of each slab; 0: it has a disk."""
+        self.mirror, self.parity = mirror, parity
+        """Members of each slab, and `K+1`; none: it has a disk."""
         self._used_bytes = size_bytes if used_bytes is None else used_bytes
         self.page_bytes = 0
         """Known once the volume is attached."""
@@ -99,8 +106,8 @@ class Oracle:
 class VolumeClient:
     """One connection to a volume's process, made again as often as need be. Requests may be repeated at will."""
 
-    def __init__(self, env: Env, volume: str, size_bytes: int, mirror: int = 0) -> None:
-        self.env, self.volume, self.size_bytes, self.mirror = env, volume, size_bytes, mirror
+    def __init__(self, env: Env, volume: str, size_bytes: int, mirror: int = 0, parity: str = "") -> None:
+        self.env, self.volume, self.size_bytes, self.mirror, self.parity = env, volume, size_bytes, mirror, parity
         self.at: VolumeAt | None = None
         self._stream: ByteStream | None = None
         self._tag = 0
@@ -110,7 +117,7 @@ class VolumeClient:
         stream = await self.env.bytes.connect(f"unix:{self.env.run_dir}/jobs.sock")
         try:
             await stream.write(pack(Join(1)))
-            await stream.write(pack(Attach(self.volume, self.size_bytes, self.mirror)))
+            await stream.write(pack(Attach(self.volume, self.size_bytes, self.mirror, self.parity)))
             async with asyncio.timeout(ANSWER_S):
                 while True:
                     frame = await read_frame(stream, decoder)
@@ -183,7 +190,7 @@ def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, 
     """Writes and reads pages for so long, most of them in one hot part of the volume, then reads all of it back."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
         while client.at is None:
             try:
                 await client._connected()
@@ -212,7 +219,7 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
     """Reads every page back, again and again until each came once: what a volume cannot read for ever is lost."""
 
     async def run(env: Env, command: Command) -> int:
-        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror)
+        client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
         missing = list(range(oracle.pages))
         while missing:
             missing = [page for page in missing if not await _read(client, oracle, page, 1, oracle.page_bytes)]

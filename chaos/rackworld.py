@@ -164,9 +164,10 @@ class SimRack:
         used_bytes: int | None = None,
         pace: Pace = QUICK,
         mirror: int = 0,
+        parity: str = "",
     ) -> SimProcess:
         """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page."""
-        oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes, mirror)
+        oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes, mirror, parity)
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])

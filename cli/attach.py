@@ -2,7 +2,8 @@
 
 With `--user` it belongs to that user of the host, whose processes open it at the socket that is told, and nobody
 else's: `covey.remote.RemoteMemory.at(PATH)`, `RemoteArray(PATH, ...)`. With `--mirror 2` it has no disk: each slab lies
-on two other hosts, in different racks where they are labelled, and is refused when they have no room for it."""
+on two other hosts, in different racks where they are labelled, and is refused when they have no room for it. With
+`--parity K+1` it has no disk either: each slab lies on K hosts, and their parity on one more."""
 
 import argparse
 import pwd
@@ -16,6 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("volume", metavar="NAME")
     parser.add_argument("size", metavar="SIZE", help="such as 64MiB")
     parser.add_argument("--mirror", metavar="2", type=int, help="no disk: each slab lies on two other hosts")
+    parser.add_argument("--parity", metavar="K+1", help="no disk: pages on K other hosts, their parity on one more")
     parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
     parser.add_argument("--tenant", metavar="NAME", help="against whose budget it counts (default: nobody's)")
     parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
@@ -34,6 +36,8 @@ def run(context: Context) -> int:
         body["tenant"] = context.args.tenant
     if context.args.mirror is not None:
         body["mirror"] = context.args.mirror
+    if context.args.parity is not None:
+        body["parity"] = context.args.parity
     answer = agent.post("volumes", body=body)
     if context.json:
         return context.say_json(answer.whole)

@@ -86,11 +86,17 @@ def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             mine.setdefault((volume["tenant"], volume["host"]), []).append(volume)
     rows: list[tuple[str, ...]] = []
     for (tenant, host), theirs in sorted(mine.items()):
-        has = sum(volume["size_bytes"] * volume.get("members", 1) for volume in theirs)
+        has = sum(taken_bytes(volume) for volume in theirs)
         budget = theirs[0].get("budget_bytes")
         names = ", ".join(sorted(f"{v['volume']} ({v['job']})" if v.get("job") else v["volume"] for v in theirs))
         rows.append((tenant, host, format_size(has), "no limit" if budget is None else format_size(budget), names))
     return rows
+
+
+def taken_bytes(volume: dict[str, Any]) -> int:
+    """Of other hosts' memory, when all of it is there."""
+    size, members = int(volume["size_bytes"]), int(volume.get("members", 1))
+    return -(-size // (members - 1)) * members if volume.get("parity") else size * members
 
 
 def latency_text(seconds: float) -> str:

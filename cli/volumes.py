@@ -15,7 +15,7 @@ from cli.table import of, plural, table
 from covey.units import format_size
 
 TITLES = (
-    "VOLUME", "HOST", "SIZE", "SLABS MAPPED", "MIRRORED", "WRITTEN", "READ", "OF IT REMOTE", "FROM DISK", "PROCESS"
+    "VOLUME", "HOST", "SIZE", "SLABS MAPPED", "WHOLE", "WRITTEN", "READ", "OF IT REMOTE", "FROM DISK", "PROCESS"
 )  # fmt: skip
 
 

@@ -38,11 +38,14 @@ class RemoteMemory:
         self._link = VolumeLink(at.volume, self.found, time.monotonic)
 
     @classmethod
-    def open(cls, volume: str, size: int | str, agent_socket: str | None = None, *, mirror: int = 0) -> "RemoteMemory":
+    def open(
+        cls, volume: str, size: int | str, agent_socket: str | None = None, *, mirror: int = 0, parity: str = ""
+    ) -> "RemoteMemory":
         """Open the volume of this name on this host's agent, or make it. `size` in bytes or as text (`"64 MiB"`),
         rounded up to whole pages; a volume that exists must have the same. `agent_socket`: the agent's `jobs.sock`, by
         default $COVEY_SOCKET, which the runner sets. `mirror=2`: a new volume has no disk, and each of its slabs lies
-        on two other hosts. RemoteMemoryError when the agent refuses or is not there."""
+        on two other hosts; `parity="2+1"`: on two, and its parity on a third. RemoteMemoryError when the agent refuses
+        or is not there."""
         path = agent_socket or os.environ.get("COVEY_SOCKET", "")
         if not path:
             raise RemoteMemoryError(
@@ -51,7 +54,7 @@ class RemoteMemory:
                 "start the script with agentctl submit, or give agent_socket=",
             )
         size_bytes = parse_size(size) if isinstance(size, str) else size
-        memory = cls(_ask_agent(path, wire.Attach(volume, size_bytes, mirror), wire.VolumeAt), path)
+        memory = cls(_ask_agent(path, wire.Attach(volume, size_bytes, mirror, parity), wire.VolumeAt), path)
         memory._connect()
         return memory
 

@@ -228,6 +228,8 @@ class Attach(Frame, frozen=True, tag="Attach"):
     size_bytes: int
     mirror: int = 0
     """2: without a disk, each slab on two other hosts; 0: as it is, or with a disk."""
+    parity: str = ""
+    """`K+1`: without a disk, each slab divided among K other hosts, and its parity on one more."""
 
 
 class VolumeAt(Frame, frozen=True, tag="VolumeAt"):

@@ -299,6 +299,8 @@ class VolumeView(msgspec.Struct, frozen=True):
     """Of each slab; with several there is no disk."""
     slabs_whole: int = 0
     """Of a volume without a disk: slabs whose members all hold everything."""
+    parity: bool = False
+    """One member of each slab has the parity of the others' pages."""
     tenant: str = ""
     """Against whose budget it counts; empty: nobody's."""
     job: str = ""

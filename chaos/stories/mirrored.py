@@ -43,10 +43,14 @@ class MembersApart:
 
 
 def play(rack: SimRack) -> None:
+    play_with(rack, mirror=2)
+
+
+def play_with(rack: SimRack, mirror: int = 0, parity: str = "") -> None:
     rack.settle()
     rack.world.watch(MembersApart(rack))
-    pager = rack.pager(BORROWER, VOLUME, 512 << 10, 80.0, mirror=2)
-    rack.until(lambda: whole(rack), 60.0, "every slab has two members")
+    pager = rack.pager(BORROWER, VOLUME, 512 << 10, 80.0, mirror=mirror, parity=parity)
+    rack.until(lambda: whole(rack), 60.0, "every slab has its members")
     for _ in range(rack.rng.randint(2, 4)):
         rack.run(rack.rng.uniform(0.5, 8.0))
         strike_one(rack)
@@ -55,7 +59,7 @@ def play(rack: SimRack) -> None:
             killed = faults.Kill("program", BORROWER, 0.0, "vol"), faults.Kill("agent", BORROWER, 1.0)
             faults.strike(rack.world, killed[rack.rng.random() < 0.3])
         rack.run(rack.rng.uniform(6.0, 12.0))
-        rack.until(lambda: whole(rack), WHOLE_S, "every slab has two members again")
+        rack.until(lambda: whole(rack), WHOLE_S, "every slab has its members again")
     rack.until(lambda: not pager.alive, 200.0, "the pager reads everything back")
     if (
         rack.hosts[BORROWER].booted > 1.0

@@ -3,6 +3,8 @@ is cut off or stopped, and before another one is filled the other lender's slab 
 the volume's own process. What was lost fails to be read, and is never older, zeros or another's; it can be written
 anew."""
 
+from collections.abc import Callable
+
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories import leaked, lenders
@@ -11,10 +13,11 @@ from chaos.story import READ_S, ended
 
 
 def play(rack: SimRack) -> None:
-    rack.settle()
-    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, mirror=2)
-    rack.until(lambda: whole(rack), 60.0, "every slab has two members")
-    rack.run(rack.rng.uniform(1.0, 6.0))
+    play_with(rack, mirror=2)
+
+
+def two_losses(rack: SimRack) -> None:
+    """One member misses writes, and the other is lost."""
     first, second = rack.rng.sample(lenders(rack, BORROWER), 2)
     for_s = rack.rng.uniform(3.0, 12.0)
     if rack.rng.random() < 0.6:
@@ -24,8 +27,21 @@ def play(rack: SimRack) -> None:
     rack.run(rack.rng.uniform(0.5, 6.0))
     if rack.rng.random() < 0.8:
         faults.strike(rack.world, faults.Kill("program", BORROWER, 0.0, "vol"))
+    lose(rack, second)
+
+
+def lose(rack: SimRack, lender: str) -> None:
+    """What it lends."""
     for name in ("slab-keeper", "slabd"):
-        faults.strike(rack.world, faults.Kill("program", second, 0.0, name))
+        faults.strike(rack.world, faults.Kill("program", lender, 0.0, name))
+
+
+def play_with(rack: SimRack, mirror: int = 0, parity: str = "", strike: Callable[[SimRack], None] = two_losses) -> None:
+    rack.settle()
+    pager = rack.pager(BORROWER, VOLUME, 256 << 10, 600.0, mirror=mirror, parity=parity)
+    rack.until(lambda: whole(rack), 60.0, "every slab has its members")
+    rack.run(rack.rng.uniform(1.0, 6.0))
+    strike(rack)
     rack.run(rack.rng.uniform(0.0, 20.0))
     pager.signal(faults.SIGKILL)
     menders = rack.menders(BORROWER)

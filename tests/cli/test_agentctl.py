@@ -10,6 +10,7 @@ import pytest
 from cli import main as agentctl
 from cli.job import facts
 from cli.main import NOUNS, main
+from cli.memory import taken_bytes
 from tests.cli.conftest import FakeAgent
 
 Job = Callable[..., dict[str, Any]]
@@ -592,6 +593,15 @@ def test_a_host_that_was_named_is_the_one_that_is_asked(
     assert not [target for target, _ in agent.asked if not target.startswith("GET")]
     code, _, err = run("detach", "demo", "--host", "gpu9")
     assert code == 5 and "gpu9 cannot be asked from here" in err
+
+
+def test_a_volume_without_a_disk_is_asked_for_as_it_was_said(run: Run, agent: FakeAgent) -> None:
+    agent.replies["POST /v1/volumes"] = {}
+    for flags, body in ((["--mirror", "2"], {"mirror": 2}), (["--parity", "2+1"], {"parity": "2+1"})):
+        assert run("attach", "demo", "64MiB", *flags)[0] == 0
+        assert agent.asked[-1][1] == {"volume": "demo", "size_bytes": 64 << 20} | body
+    volume = {"size_bytes": 64 << 20, "members": 3}
+    assert [taken_bytes(volume | {"parity": parity}) >> 20 for parity in (True, False)] == [96, 192]
 
 
 def test_a_gpu_of_a_host_that_is_gone_is_not_free(run: Run, agent: FakeAgent) -> None:

@@ -4,7 +4,6 @@ Nothing is awaited: a request is queued with a function that is called with its 
 together, and the deadline is one timer, over the oldest. An answer's bytes go straight to where they were wanted.
 """
 
-import asyncio
 from array import array
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from covey.driven import DrivenStream, Part
 from covey.headers import WireError
 from covey.ports import Env
 from plugins.memory.datapath import slabwire
+from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered, AskedInOrder
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.slabwire import (
     ATTACHED_BYTES,
@@ -25,14 +25,10 @@ from plugins.memory.datapath.slabwire import (
     SlabReply,
     SlabRequest,
     SlabStatus,
-    Versions,
 )
 
-Answered = Callable[[bool, Versions], None]
-"""Whether the lender did it, and for what was read the version of each page."""
 ANSWERS = {SlabOp.ATTACH: ATTACHED_BYTES, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: LENT_REGION_BYTES}
 """Bytes of an answer that has always as many."""
-NO_VERSIONS: Versions = array("Q")
 
 
 class LaneRequest(NamedTuple):
@@ -42,7 +38,7 @@ class LaneRequest(NamedTuple):
     sent_s: float
 
 
-class LenderLane:
+class LenderLane(AskedInOrder):
     """`Driven`. `lost` is called once when the connection ends, with the reason, before what is under way is answered.
     `gone` is called with the index and epoch of a slab that the lender says is not ours any more."""
 
@@ -54,14 +50,11 @@ class LenderLane:
         lost: Callable[[str], None],
         gone: Callable[[int, int], None],
     ) -> None:
-        self.why = ""
-        self._env, self._stream, self._deadline_s = env, stream, deadline_s
-        self._lost, self._gone = lost, gone
-        self._loop = asyncio.get_running_loop()
+        super().__init__(env, deadline_s, lost)
+        self._stream, self._gone = stream, gone
         self._waiting: deque[LaneRequest] = deque()
         self._tag = 0
         self._out: list[Part] = []
-        self._timed = False
         self._answers = self._answers_seen = 0
         self._header = memoryview(bytearray(REPLY_BYTES))
         self._target: memoryview | None = None
@@ -89,9 +82,7 @@ class LenderLane:
         now_s = self._env.clock.now_s()
         self._waiting.append(LaneRequest(request, into, answered, now_s))
         self._send(slabwire.pack_request(request), *parts)
-        if not self._timed:
-            self._timed = True
-            self._loop.call_later(self._deadline_s, self._look)
+        self._watch()
 
     def detach(self, place: OpenPlace) -> None:
         if not self.why:
@@ -107,32 +98,22 @@ class LenderLane:
             out, self._out = self._out, []
             self._stream.send(out)
 
-    def _look(self) -> None:
-        """The oldest request is too old, or has some time left. While others are answered, a lender with much to do is
-        not silent."""
-        self._timed = False
-        if self.why or not self._waiting:
-            return
-        left_s = self._waiting[0].sent_s + self._deadline_s - self._env.clock.now_s()
+    def _oldest_s(self) -> float | None:
+        return self._waiting[0].sent_s if self._waiting else None
+
+    def _late(self, left_s: float) -> float:
+        """While others are answered, a lender with much to do is not silent."""
         if left_s <= 0 and self._answers != self._answers_seen:
             left_s = self._deadline_s
         self._answers_seen = self._answers
-        if left_s <= 0:
-            self.end(f"did not answer within {self._deadline_s:g} s")
-        else:
-            self._timed = True
-            self._loop.call_later(left_s, self._look)
+        return left_s
 
-    def end(self, why: str) -> None:
-        """Idempotent. What is under way is answered with no."""
-        if self.why:
-            return
-        self.why = why
+    def _close(self) -> None:
         self._stream.close()
-        self._lost(why)
+
+    def _take_all(self) -> list[Answered]:
         waiting, self._waiting = self._waiting, deque()
-        for each in waiting:
-            each.answered(False, NO_VERSIONS)
+        return [each.answered for each in waiting]
 
     # ---- driven ----
 

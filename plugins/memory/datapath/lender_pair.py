@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from covey.ports import Env
 from covey.verbs import STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbStep
-from plugins.memory.datapath.lender_lane import NO_VERSIONS, Answered
+from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered, AskedInOrder
 from plugins.memory.datapath.slabwire import VERSION_BYTES, LentRegion, Versions
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
@@ -79,17 +79,15 @@ class PostedRequest(NamedTuple):
     sent_s: float
 
 
-class LenderPair:
+class LenderPair(AskedInOrder):
     """`lost` is called once, with the reason, when it is of no use any more. NoVerbs when the device refuses it."""
 
     def __init__(
         self, env: Env, device: VerbsDevice, page_bytes: int, deadline_s: float, lost: Callable[[str], None]
     ) -> None:
-        self.why = ""
+        super().__init__(env, deadline_s, lost)
         self.written_bytes = self.read_bytes = 0
-        self._env, self._device, self._page_bytes = env, device, page_bytes
-        self._deadline_s, self._lost = deadline_s, lost
-        self._loop = asyncio.get_running_loop()
+        self._device, self._page_bytes = device, page_bytes
         size = REQUESTS * REQUEST_PAGES_MAX * (page_bytes + VERSION_BYTES)
         self._memory = memoryview(mmap.mmap(-1, ZEROS_BYTES + size))
         self._ring = RingBytes(size)
@@ -97,7 +95,6 @@ class LenderPair:
         """For room."""
         self._posted: deque[PostedRequest] = deque()
         self._steps = 0
-        self._timed = False
         self._region = device.register(self._memory, remote=False)
         try:
             self._pair = device.pair(self._done)
@@ -162,9 +159,7 @@ class LenderPair:
             now_s = self._env.clock.now_s()
             self._posted.append(PostedRequest(request, at, steps, self._ring.taken, now_s))
             self._pair.post(self._steps_of(request, at))
-            if not self._timed:
-                self._timed = True
-                self._loop.call_later(self._deadline_s, self._look)
+            self._watch()
 
     def _steps_of(self, request: PairRequest, at: int) -> list[VerbStep]:
         here, key, there = self._region.address, self._region.key, request.there
@@ -205,28 +200,18 @@ class LenderPair:
         request.answered(True, versions)
         self._go_on()
 
-    def _look(self) -> None:
-        """The oldest post is too old, or has some time left."""
-        self._timed = False
-        if self.why or not self._posted:
-            return
-        left_s = self._posted[0].sent_s + self._deadline_s - self._env.clock.now_s()
-        if left_s <= 0:
-            self.end(f"did not answer within {self._deadline_s:g} s")
-        else:
-            self._timed = True
-            self._loop.call_later(left_s, self._look)
+    def _oldest_s(self) -> float | None:
+        return self._posted[0].sent_s if self._posted else None
 
     def end(self, why: str) -> None:
-        """Idempotent. What is under way is answered with no; none of it is seen by anybody here any more."""
-        if self.why:
-            return
-        self.why = f"one-sided: {why}"
+        super().end(f"one-sided: {why}")
+
+    def _close(self) -> None:
         self._pair.close()
         self._region.close()
         self._device.close()
-        self._lost(self.why)
+
+    def _take_all(self) -> list[Answered]:
         posted, self._posted = self._posted, deque()
         waiting, self._waiting = self._waiting, deque()
-        for request in [*(each.request for each in posted), *waiting]:
-            request.answered(False, NO_VERSIONS)
+        return [each.answered for each in [*(each.request for each in posted), *waiting]]

@@ -12,14 +12,25 @@ host that is only cut off is called gone too, and still has the pages.
 """
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from covey.ports import Env
-from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopiedFrame, SlabLost, Told
+from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost, Told
+from plugins.memory.datapath.lender_tasks import (
+    COPY_PAGES,
+    PAUSE_MAX_S,
+    PAUSE_S,
+    REOPEN_S,
+    TROUBLE_MAX_S,
+    UNSURE_S,
+    Connect,
+    LenderTasks,
+    held_flags,
+    runs_of,
+)
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slab import SlabMemory, Slabs, Unsure
@@ -27,28 +38,12 @@ from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-COPY_PAGES = 32
-"""Pages sent at once when a slab is filled in the background: little enough that requests get their turn."""
 STEP_PAGES = 4096
 """Pages of a slab that are looked at before requests get their turn."""
-REOPEN_S = 4.0
-"""How long a link that ended is tried again under its epoch; what is called mapped has a working link within 5 s."""
-UNSURE_S = 30.0
-"""How long after its start a process lets a read wait for a lender that may hold newer pages; then it fails."""
-PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
-"""Between two tries to reach a lender."""
-TROUBLE_MAX_S = 60.0
-"""Longest pause before a task of a slab that failed, or a copy, is tried again."""
-TOLD_PLACES = 64
-"""For how many places `PageCounts` says why the lender does not answer; for the others the reason is the same."""
-
 Fetch = Callable[[SlabMemory, int, memoryview], Awaitable[Versions]]
 
 
-class Lenders:
+class Lenders(LenderTasks[SlabMemory]):
     """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is called
     when a slab is lost or copied."""
 
@@ -59,16 +54,12 @@ class Lenders:
         spill: Spill,
         slabs: Slabs[SlabMemory],
         page_bytes: int,
-        connect: Callable[[OpenPlace, float | None], Awaitable[RemoteSlab]],
+        connect: Connect,
         fetch: Fetch,
         tell: Callable[[Told], None],
     ) -> None:
-        self.reopened = self.unrecovered = 0
-        self.closed = False
-        """The process is ending: the end of a link is not reported any more."""
-        self._env, self._places, self._spill, self._slabs = env, places, spill, slabs
-        self._page_bytes = page_bytes
-        self._connect, self._fetch, self._tell = connect, fetch, tell
+        super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
+        self._spill = spill
         self._began_s = env.clock.now_s()
 
     # ---- opening and closing ----
@@ -157,12 +148,8 @@ class Lenders:
         slab.touch()
         await self._places.catch_up()
 
-    def shut(self) -> None:
-        """Close every link."""
-        self.closed = True
-        for slab in self._slabs:
-            for link in [*slab.links(), *slab.opening.values()]:
-                link.fail("the volume's process ends")
+    def _links_of(self, slab: SlabMemory) -> list[RemoteSlab]:
+        return [*slab.links(), *slab.opening.values()]
 
     # ---- a link ends ----
 
@@ -219,7 +206,7 @@ class Lenders:
         """The lender says which versions it has: those that are the newest count. Nothing awaits in here."""
         newest = np.array(self._spill.versions(slab.first, slab.pages))
         found = np.array(versions)[: slab.pages]
-        link.held.set_all(((found == newest) & (newest > 0)).tobytes().ljust(link.pages, b"\0"))
+        link.held.set_all(held_flags(found, newest, link.pages))
 
     def acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, versions: Iterable[int]) -> None:
         """The lender has these versions of a run of pages; it holds those that nobody wrote again meanwhile."""
@@ -369,63 +356,33 @@ class Lenders:
         self._lost(slab, unsure.place, f"{why}; pages written there last may read back older")
         return unsure.place
 
-    async def give_up_all(self, why: str, most: int = 1 << 20) -> tuple[OpenPlace, ...]:
-        """At most so many; those given up."""
-        unsure = [(slab, epoch) for slab in self._slabs for epoch in sorted(slab.unsure)]
-        found = [await self.give_up(slab, epoch, why) for slab, epoch in unsure[:most]]
-        return tuple(place for place in found if place is not None)
+    def _silent(self, slab: SlabMemory) -> list[int]:
+        return sorted(slab.unsure)
 
     async def known(self, slab: SlabMemory) -> None:
         """Wait until every lender of the slab has answered or is known to have lost it. OSError says whom it waits for
         when that takes too long."""
         left_s = self._began_s + UNSURE_S - self._env.clock.now_s()
-        try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                await slab.sure.wait()
-        except TimeoutError as error:
-            raise OSError(errno.EIO, self.doubts(slab)) from error
+        await self._wait_known(slab, slab.sure, max(0.0, left_s))
 
     def doubts(self, slab: SlabMemory) -> str:
-        """Whose answer is missing, for people."""
         age_s = self._env.clock.now_s() - self._began_s
         said = [f"{unsure.place.lender} may hold newer pages ({unsure.why})" for unsure in slab.unsure.values()]
         return f"slab {slab.index} waits for its lender, {age_s:.0f} s now: {'; '.join(said)}"[:400]
 
     # ---- looking ----
 
-    def now(self, slabs: Iterable[SlabMemory]) -> tuple[PlaceNow, ...]:
-        """Every place of these, and how it is."""
-        found: list[PlaceNow] = []
-        told = 0
-        for slab in slabs:
-            for place in self._places.of(slab.index):
-                unsure: Unsure | None = slab.unsure.get(place.epoch)
-                why = unsure.why[:200] if unsure is not None and told < TOLD_PLACES else ""
-                told += bool(why)
-                found.append(PlaceNow(place.index, place.epoch, slab.state(place.epoch), why))
-        return tuple(found)
+    def _places_of(self, slab: SlabMemory) -> Iterable[OpenPlace]:
+        return self._places.of(slab.index)
 
-    def _guard(self, slab: SlabMemory, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any) -> None:
-        """Run `work(*what)` as a task whose failure is this slab's trouble, and no other's."""
-        self._env.spawn(f"{name} slab {slab.index}", self._guarded(slab, name, work, *what))
+    def _why(self, slab: SlabMemory, epoch: int) -> str:
+        unsure: Unsure | None = slab.unsure.get(epoch)
+        return "" if unsure is None else unsure.why
 
-    async def _guarded(
-        self, slab: SlabMemory, name: str, work: Callable[..., Coroutine[Any, Any, None]], *what: Any
-    ) -> None:
-        pause_s = PAUSE_MAX_S
-        while not self.closed:
-            try:
-                await work(*what)
-                return
-            except Exception as error:  # whatever it is: the other slabs go on, and this one is tried again
-                self._env.log.error("a slab is in trouble", task=name, slab=slab.index, why=repr(error), exc_info=error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
-
-
-def runs_of(pages: "NDArray[np.int64]", most: int) -> list[tuple[int, int]]:
-    """First page and length of each run of consecutive ones, at most so long; `pages` in order, shape (pages,)."""
-    runs: list[tuple[int, int]] = []
-    for part in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1) if len(pages) else ():
-        runs += [(int(part[at]), min(most, len(part) - at)) for at in range(0, len(part), most)]
-    return runs
+    async def _tried(self, slab: SlabMemory, name: str, work: Coroutine[Any, Any, None]) -> bool:
+        try:
+            await work
+        except Exception as error:  # whatever it is: the other slabs go on, and this one is tried again
+            self._env.log.error("a slab is in trouble", task=name, slab=slab.index, why=repr(error), exc_info=error)
+            return False
+        return True

@@ -49,6 +49,11 @@ class MirrorSlab:
         self.requests = self.written = self.stamp = 0
         self._touched = touched
 
+    @property
+    def at_lender(self) -> int:
+        """Pages of it that a member has."""
+        return self.pages
+
     def touch(self) -> None:
         if self.mirror.serves is not self.serving.is_set():
             (self.serving.set if self.mirror.serves else self.serving.clear)()

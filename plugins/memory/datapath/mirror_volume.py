@@ -15,40 +15,25 @@ import asyncio
 import errno
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
-from covey import checked
 from covey.ports import Env
-from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
-from plugins.memory.datapath.latencies import Latencies
-from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.control import Told
+from plugins.memory.datapath.members_volume import AGAIN_S, WAIT_S, MembersVolume
 from plugins.memory.datapath.mirror_lenders import MirrorLenders
 from plugins.memory.datapath.mirror_read import Found, LenderPaces, MirrorRead
 from plugins.memory.datapath.mirror_slab import MirrorSlab
-from plugins.memory.datapath.page_table import lazy_zeros, runs_of
-from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.paged_volume import Done, settle
 from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.sealing import PageSeal
-from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
-from plugins.memory.datapath.slab import Slabs
+from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import WRITABLE_S, Done, Volume, settle
-from plugins.memory.datapath.write_buffers import WriteBuffers
-from plugins.memory.policy import mirroring
+from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.mirroring import MEMBERS
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-WAIT_S = 30.0
-"""How long a request is tried anew while links end and begin; then it fails."""
-AGAIN_S = 0.05
-"""Pause before that."""
-
-
-class MirrorVolume:
+class MirrorVolume(MembersVolume[MirrorSlab]):
     """The same to clients and to the agent as `Volume`. Its files start with `prefix`."""
 
     def __init__(
@@ -60,76 +45,17 @@ class MirrorVolume:
         tell: Callable[[Told], None],
         sealed: bool = False,
     ) -> None:
-        self.shape = shape
-        newest = lazy_zeros(8 * shape.pages)
-        self._bytes, self._each = newest, newest.cast("Q")
-        self._newest: NDArray[np.uint64] = np.frombuffer(newest, np.uint64)
-        self.slabs = Slabs(shape.pages, shape.slab_pages, MirrorSlab)
-        self.places = Places(env.disk, env.log, prefix)
-        self.lenders = MirrorLenders(
+        super().__init__(env, shape, prefix, deadline_s, sealed, MirrorSlab, MEMBERS)
+        self.lenders: MirrorLenders = MirrorLenders(
             env, self.places, self.slabs, self._newest, shape.page_bytes, self._connect, self._fetch, tell
         )
-        self.read_only = ""
-        """Why nothing can be written, for people; empty: it can."""
-        self.opening = "it reads its record"
-        """Why it does not answer yet, for people."""
-        self.buffers = WriteBuffers()
-        self.latencies = Latencies()
-        self._env, self._prefix, self._sealed = env, prefix, sealed
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s)
-        self._version = 0
         self._paces = LenderPaces(env.clock)
-        self._life = int.from_bytes(env.entropy(7), "little")
-        self._read_bytes = self._written_bytes = self._remote_read_bytes = 0
 
     # ---- life ----
-
-    async def open(self) -> None:
-        """Load what the disk knows, and begin to ask the members. ValueError when it is of another size, or damaged."""
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
-        record = next_life(known, self.shape, self._sealed, self._env.entropy)
-        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
-        self._version = record.generation << (64 - GENERATION_BITS)
-        await self.places.load(len(self.slabs) * MEMBERS)
-        self.lenders.find_again()
-        try:
-            await self._make_writable(record)
-        except OSError as error:
-            self.read_only = f"its files cannot be written: {error}"
-            self._env.log.error("the volume is read-only for now", why=str(error))
-            self._env.spawn("make the volume writable", self._wait_writable(record))
-
-    async def _make_writable(self, record: VolumeRecord) -> None:
-        """Before the first write its versions must be above all earlier ones."""
-        await checked.save(self._env.disk, f"{self._prefix}/volume", record)
-        await self.places.write()
-        self.read_only = ""
-
-    async def _wait_writable(self, record: VolumeRecord) -> None:
-        while self.read_only:
-            await asyncio.sleep(WRITABLE_S)
-            try:
-                await self._make_writable(record)
-            except OSError as error:
-                self.read_only = f"its files cannot be written: {error}"
-        self._env.log.info("the volume can be written again")
-
-    async def end(self) -> None:
-        """Nothing is on its way: members and the disk know all that the next process needs."""
-
-    async def close(self) -> None:
-        """There is no other process."""
-
-    async def forget(self) -> None:
-        """Delete everything durable."""
-        self.lenders.shut()
-        await self.places.delete()
-        await self._env.disk.delete(f"{self._prefix}/volume")
 
     # ---- requests that nobody awaits ----
 
     def submit_write(self, first: int, count: int, pages: memoryview | None, done: Done) -> None:
-        """`write`, likewise `Volume.submit_write`."""
         slab = self._slab_of(first, count)
         if slab is None or self.read_only or not slab.mirror.serves:
             self._env.spawn("write", settle(self.write(first, count, pages), done))
@@ -172,27 +98,7 @@ class MirrorVolume:
 
         self._ask(slab, holders, first, count, over)
 
-    def submit_flush(self, done: Done) -> None:
-        self._env.spawn("flush", settle(self.flush(), done))
-
-    def _slab_of(self, first: int, count: int) -> MirrorSlab | None:
-        """None when the pages lie in several."""
-        index = first // self.shape.slab_pages
-        return self.slabs[index] if (first + count - 1) // self.shape.slab_pages == index else None
-
     # ---- writing ----
-
-    async def write(self, first: int, count: int, pages: memoryview | None) -> None:
-        """Write a run of pages; None: zeros. Returns when acknowledged by the rules above. OSError when no whole member
-        could be reached for so long: then it may or may not be what later reads find, until it is written again."""
-        if self.read_only:
-            raise OSError(errno.EROFS, f"volume {self.shape.name} is read-only: {self.read_only}")
-        size, began_s = self.shape.page_bytes, self._env.clock.now_s()
-        for slab, start, run in self._parts(first, count):
-            part = None if pages is None else pages[(start - first) * size : (start - first + run) * size]
-            await self._write_part(slab, start, run, part)
-        self._written_bytes += count * size
-        self.latencies.writes["lender"].add(self._env.clock.now_s() - began_s)
 
     async def _write_part(self, slab: MirrorSlab, first: int, count: int, pages: memoryview | None) -> None:
         give_up_s = self._env.clock.now_s() + WAIT_S
@@ -267,31 +173,11 @@ class MirrorVolume:
         over(True)
 
     async def _recorded(self, slab: MirrorSlab, version: int, over: Callable[[bool], None]) -> None:
-        try:
-            await self.lenders.record(slab)
-            did = True
-        except OSError as error:
-            self._env.log.error("the disk cannot say who is whole", slab=slab.index, why=str(error))
-            did = False
+        did = await self._is_recorded(slab)
         slab.finish(version)
         over(did)
 
     # ---- reading ----
-
-    async def read(self, first: int, into: memoryview) -> None:
-        """Fill `into` with a run of pages. OSError when no member that holds one can be reached for so long, or when
-        all who held it were lost."""
-        size, began_s, is_there = self.shape.page_bytes, self._env.clock.now_s(), False
-        count = len(into) // size
-        for slab, start, run in self._parts(first, count):
-            slab.requests += run
-            slab.touch()
-            if slab.mirror.asks:
-                await self.lenders.known(slab)
-            versions = await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size])
-            is_there = is_there or any(versions)
-        self._read_bytes += count * size
-        self.latencies.reads["lender" if is_there else "zeros"].add(self._env.clock.now_s() - began_s)
 
     async def _fetch(self, slab: MirrorSlab, first: int, into: memoryview) -> Versions:
         """Fill `into` from wherever the newest content is; the versions of what is in it."""
@@ -365,134 +251,14 @@ class MirrorVolume:
         found.frombytes(self._bytes[8 * first : 8 * (first + count)])
         return found
 
-    async def ever_written(self, first: int, count: int) -> bool:
-        """Was any of these pages, which lie in one slab? Members that have not answered may know better, and what is
-        lost may have been."""
-        return not self.never_written(first, count)
+    _alone = "have one whole member, and another one is looked for or filled"
 
-    def never_written(self, first: int, count: int) -> bool:
-        """Is it known now, without asking anybody, that none of these pages ever was?"""
-        slab = self._slab_of(first, count)
-        if slab is None or slab.mirror.asks or slab.mirror.lost:
-            return False
-        return not self._newest[first : first + count].any()
-
-    def are_zeros(self, first: int, count: int) -> bool:
-        """As of `Volume`."""
-        return all(self.never_written(start, run) for _, start, run in self._parts(first, count))
-
-    def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
-        """As of `Volume`."""
-        size = self.shape.slab_pages
-        slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
-        unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.mirror.asks or slab.mirror.lost]
-        return runs_of(self._newest[first : first + count] == 0, first, most, unsure)
-
-    async def flush(self) -> None:
-        """OSError while something that was acknowledged cannot be read: nobody may hear of it otherwise."""
-        for slab in self.slabs:
-            if slab.mirror.asks:
-                await self.lenders.known(slab)
-        lost = self._lost_slabs()
-        if lost:
-            raise OSError(errno.EIO, self._lost(lost))
-
-    def _lost_slabs(self) -> tuple[int, ...]:
-        """Those in which something is lost that was not written again."""
-        return tuple(slab.index for slab in self.slabs if slab.mirror.lost and slab.written < slab.pages)
+    def _lacks(self, slab: MirrorSlab) -> bool:
+        return len(slab.mirror.whole) < MEMBERS
 
     def _lost(self, slabs: tuple[int, ...]) -> str:
         which = ", ".join(map(str, slabs[:8])) + (" ..." if len(slabs) > 8 else "")
         return f"both members of slab {which} were lost; next: write anew, or discard, what was there"
 
-    def _parts(self, first: int, count: int) -> list[tuple[MirrorSlab, int, int]]:
-        """A run of pages cut at slab boundaries: slab, first page, pages."""
-        parts: list[tuple[MirrorSlab, int, int]] = []
-        while count:
-            slab = self.slabs[first // self.shape.slab_pages]
-            run = min(count, slab.first + slab.pages - first)
-            parts.append((slab, first, run))
-            first, count = first + run, count - run
-        return parts
 
-    # ---- places ----
-
-    def slab(self, number: int) -> MirrorSlab:
-        """Of which this is the number of a member. ValueError when there is none."""
-        try:
-            return self.slabs[mirroring.slab_of(number, MEMBERS)]
-        except IndexError as error:
-            raise ValueError(f"{self.shape.name} has {error}") from error
-
-    async def open_place(self, place: OpenPlace) -> None:
-        """A member from now on. ValueError says why not."""
-        if self.read_only:
-            raise ValueError(self.read_only)
-        await self.lenders.open(self.slab(place.index), place)
-
-    async def close_place(self, number: int, epoch: int) -> None:
-        """Returns when nothing acknowledged depends on it."""
-        await self.lenders.close(self.slab(number), number, epoch)
-
-    async def give_up(self, number: int, epoch: int, why: str) -> None:
-        """The lender of this place has lost it. ValueError when there is no such slab."""
-        await self.lenders.give_up(self.slab(number), epoch, why)
-
-    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        return await self._links.open(place, within_s)
-
-    # ---- counting ----
-
-    def counts(self, id: int, life: int = 0, since: int = 0) -> PageCounts:
-        """As of `Volume`, a line for each member."""
-        changed, upto = self.slabs.changed(since if life == self._life else 0, SLABS_TOLD // MEMBERS)
-        return PageCounts(
-            id=id,
-            slabs=tuple(line for slab in changed for line in _lines(slab)),
-            read_bytes=self._read_bytes,
-            written_bytes=self._written_bytes,
-            remote_read_bytes=self._remote_read_bytes,
-            disk_read_bytes=0,
-            queued_pages=0,
-            torn_pages=0,
-            places=self.lenders.now(changed),
-            links_reopened=self.lenders.reopened,
-            unrecovered=self.lenders.unrecovered,
-            trouble=self.trouble[:400],
-            life=self._life,
-            upto=upto,
-            latencies=self.latencies.told(),
-            rdma_slabs=self._links.one_sided,
-            rdma_failed=self._links.verbs.failed,
-            rdma_why=self._links.verbs.why[:400],
-            pages_refused=self._links.refused,
-        )
-
-    @property
-    def trouble(self) -> str:
-        """For people."""
-        if self.read_only:
-            return f"read-only: {self.read_only}"
-        lost = self._lost_slabs()
-        if lost:
-            return self._lost(lost)
-        fewer = [slab for slab in self.slabs if slab.written and len(slab.mirror.whole) < MEMBERS]
-        if not fewer:
-            return ""
-        alone = sum(slab.mirror.serves for slab in fewer)
-        said = f"{alone} of {len(self.slabs)} slabs have one whole member, and another one is looked for or filled"
-        return said if alone == len(fewer) else f"{said}; {self.lenders.doubts(_first_asking(fewer))}"
-
-
-def _first_asking(slabs: list[MirrorSlab]) -> MirrorSlab:
-    return next(slab for slab in slabs if not slab.mirror.serves)
-
-
-def _lines(slab: MirrorSlab) -> list[SlabCounts]:
-    """Requests are the slab's in each line, or lenders would take the member that is read less for idle."""
-    held = {link.place.index: link.held.count for _, link in sorted(slab.links.items()) if link.usable}
-    numbers = [mirroring.member_number(slab.index, member, MEMBERS) for member in range(MEMBERS)]
-    return [SlabCounts(number, slab.requests, slab.written, held.get(number, 0)) for number in numbers]
-
-
-AnyVolume = Volume | MirrorVolume
+AnyVolume = Volume | MembersVolume[Any]

@@ -12,7 +12,7 @@ from covey.ports import Env
 from plugins.memory.datapath import nbdwire
 from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.nbdwire import Extents
-from plugins.memory.datapath.volume import Done, settle
+from plugins.memory.datapath.paged_volume import Done, settle
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 STATUS_PAGES_MAX = 1 << 19

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from covey.driven import Part
-from plugins.memory.datapath.lender_lane import NO_VERSIONS, Answered
+from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
 from plugins.memory.datapath.lender_pair import LenderPair
 from plugins.memory.datapath.slabwire import VERSION_BYTES, LentRegion, SlabOp, Versions
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from covey.driven import Part
 from plugins.memory.datapath import slabwire
+from plugins.memory.datapath.asked_in_order import Answered
 from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.lender_lane import Answered, LenderLane
+from plugins.memory.datapath.lender_lane import LenderLane
 from plugins.memory.datapath.one_sided import OneSided, SlabAsk
 from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slabwire import SlabOp, Versions

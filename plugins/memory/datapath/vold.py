@@ -33,6 +33,7 @@ from plugins.memory.datapath.control import (
 from plugins.memory.datapath.control_ends import ControlServer
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
+from plugins.memory.datapath.parity_volume import ParityVolume
 from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.datapath.volume_session import VolumeSession
@@ -69,6 +70,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whose processes may use it; -1: whoever has the token."""
     members: int = 1
     """Of each slab; with several it has no disk."""
+    parity: bool = False
+    """One of them has the parity of the others' pages; otherwise each has all pages."""
     rdma: bool = True
     """May pages be read and written one-sided, where there is a device?"""
 
@@ -221,6 +224,10 @@ class VolumeControl:
 
 def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.Told], None]) -> AnyVolume:
     where = prefix(config.volume)
+    if config.parity:
+        data = config.members - 1
+        striped = shape._replace(slab_bytes=shape.slab_bytes * data)
+        return ParityVolume(env, striped, where, config.deadline_s, tell, data, config.sealed)
     if config.members > 1:
         return MirrorVolume(env, shape, where, config.deadline_s, tell, config.sealed)
     return Volume(env, shape, where, config.queue_pages, config.deadline_s, tell, config.sealed)

@@ -17,47 +17,27 @@ before the disk, so a read never overtakes a disk write that has not landed; (3)
 and go with it, the ring stays; (4) `flush`; (5) every slab has its own state, so one eviction holds up nobody else.
 """
 
-import asyncio
 import contextlib
 import errno
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from operator import ge
-from typing import Any
 
 from covey import checked
 from covey.ports import Env
-from plugins.memory.datapath.control import SLABS_TOLD, OpenPlace, PageCounts, SlabCounts, Told
-from plugins.memory.datapath.latencies import Answerer, Latencies
-from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.control import OpenPlace, SlabCounts, Told
+from plugins.memory.datapath.latencies import Answerer
 from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.old_layout import Conversion
-from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.paged_volume import Done, PagedVolume, settle
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.sealing import PageSeal
-from plugins.memory.datapath.shape import GENERATION_BITS, Shape, VolumeRecord, next_life, record_decoder
-from plugins.memory.datapath.slab import SlabMemory, Slabs
+from plugins.memory.datapath.shape import Shape, VolumeRecord
+from plugins.memory.datapath.slab import SlabMemory
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill, named
-from plugins.memory.datapath.write_buffers import WriteBuffers
-
-Done = Callable[[OSError | None], None]
-"""Called once, with why it failed."""
-WRITABLE_S = 1.0
-"""Pause before a volume that cannot be written looks at its disk again."""
 
 
-async def settle(work: Coroutine[Any, Any, None], done: Done) -> None:
-    """Await it, and say how it went."""
-    try:
-        await work
-    except OSError as error:
-        done(error)
-    else:
-        done(None)
-
-
-class Volume:
+class Volume(PagedVolume[SlabMemory]):
     """Reads, writes and places of one volume. Its files start with `prefix`; `tell` is called when a slab is
     lost or copied."""
 
@@ -71,43 +51,28 @@ class Volume:
         tell: Callable[[Told], None],
         sealed: bool = False,
     ):
-        self.shape = shape
-        self.spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
-        self.slabs = Slabs(shape.pages, shape.slab_pages, SlabMemory)
-        self.places = Places(env.disk, env.log, prefix)
-        self.lenders = Lenders(
-            env, self.places, self.spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
+        spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
+        super().__init__(env, shape, prefix, deadline_s, sealed, SlabMemory, spill)
+        self.spill = spill
+        self.lenders: Lenders = Lenders(
+            env, self.places, spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
         )
-        self.read_only = ""
-        """Why nothing can be written, for people; empty: it can."""
-        self._env, self._prefix, self._sealed = env, prefix, sealed
-        self._links = LenderLinks(env, shape.name, shape.slab_pages, shape.page_bytes, deadline_s, self.spill)
-        """A slab at a lender has its full size, also the last one of a volume that is smaller."""
         self.opening = "it reads its log"
-        """Why it does not answer yet, for people."""
-        self._version = self._ours = 0
+        self._ours = 0
         self._opened = False
-        self.buffers = WriteBuffers()
-        self.latencies = Latencies()
         self._now_s = env.clock.now_s
-        self._life = int.from_bytes(env.entropy(7), "little")
-        self._read_bytes = self._written_bytes = self._remote_read_bytes = self._disk_read_bytes = 0
+        self._disk_read_bytes = 0
 
     # ---- life ----
 
     async def open(self) -> None:
         """Load what the disk knows, and begin to ask the lenders. ValueError when the files are of another size, or are
         damaged. A disk that can be read but not written is no reason not to serve reads."""
-        known = await checked.load(self._env.disk, f"{self._prefix}/volume", record_decoder)
-        record = next_life(known, self.shape, self._sealed, self._env.entropy)
-        self._version = self._ours = record.generation << (64 - GENERATION_BITS)
-        self._links.seal_with(PageSeal(record.key, self.shape.page_bytes, self._env.entropy) if record.key else None)
+        record = await self._record()
+        self._ours = self._version
         await self.spill.open(record.generation)
         await self.places.load(len(self.slabs))
-        try:
-            await self._make_writable(record)
-        except OSError as error:
-            self._refuse_writes(record, error)
+        await self._writable_soon(record)
         self._env.spawn("spill", self.spill.run())
         await Conversion(self._env, self._prefix, self.spill, self._says).run()
         self._count_written()
@@ -136,20 +101,6 @@ class Volume:
             await self.places.write()
         self.read_only = ""
 
-    def _refuse_writes(self, record: VolumeRecord, error: OSError) -> None:
-        self.read_only = f"its files cannot be written: {error}"
-        self._env.log.error("the volume is read-only for now", why=str(error))
-        self._env.spawn("make the volume writable", self._wait_writable(record))
-
-    async def _wait_writable(self, record: VolumeRecord) -> None:
-        while self.read_only:
-            await asyncio.sleep(WRITABLE_S)
-            try:
-                await self._make_writable(record)
-            except OSError as error:
-                self.read_only = f"its files cannot be written: {error}"
-        self._env.log.info("the volume can be written again")
-
     async def end(self) -> None:
         """In good order: everything is on disk, and the file of places says so. Nobody writes any more. OSError when
         it is not. A volume that could not be opened writes nothing: it does not know what is torn, nor where pages
@@ -161,12 +112,8 @@ class Volume:
             await self.places.write(clean=True)
         await self.spill.stop()
 
-    async def forget(self) -> None:
-        """Delete everything durable."""
-        self.lenders.shut()
+    async def _delete_pages(self) -> None:
         await self.spill.delete()
-        await self.places.delete()
-        await self._env.disk.delete(f"{self._prefix}/volume")
 
     async def close(self) -> None:
         """The writer of the log ends; nothing is written any more."""
@@ -247,14 +194,6 @@ class Volume:
         """Pages were read that were at hand."""
         answerer: Answerer = "zeros" if self.spill.table.are_zeros(first, count) else "ring"
         self.latencies.reads[answerer].add(self._now_s() - began_s)
-
-    def submit_flush(self, done: Done) -> None:
-        self._env.spawn("flush", settle(self.flush(), done))
-
-    def _slab_of(self, first: int, count: int) -> SlabMemory | None:
-        """None when the pages lie in several."""
-        index = first // self.shape.slab_pages
-        return self.slabs[index] if (first + count - 1) // self.shape.slab_pages == index else None
 
     # ---- reading and writing ----
 
@@ -410,16 +349,6 @@ class Volume:
                 await self._fetch_remote(slab, holder, page, data)
                 await self._write_part(slab, page, 1, data, only=version)
 
-    def _parts(self, first: int, count: int) -> list[tuple[SlabMemory, int, int]]:
-        """A run of pages cut at slab boundaries: slab, first page, pages."""
-        parts: list[tuple[SlabMemory, int, int]] = []
-        while count:
-            slab = self.slabs[first // self.shape.slab_pages]
-            run = min(count, slab.first + slab.pages - first)
-            parts.append((slab, first, run))
-            first, count = first + run, count - run
-        return parts
-
     # ---- places ----
 
     async def open_place(self, place: OpenPlace) -> None:
@@ -431,48 +360,14 @@ class Volume:
         await self._restore()
         await self.lenders.close(self.slab(index), epoch)
 
-    async def give_up(self, index: int, epoch: int, why: str) -> None:
-        """The lender of this place has lost it. ValueError when there is no such slab."""
-        await self.lenders.give_up(self.slab(index), epoch, why)
-
-    def slab(self, index: int) -> SlabMemory:
-        """ValueError when there is none."""
-        try:
-            return self.slabs[index]
-        except IndexError as error:
-            raise ValueError(f"{self.shape.name} has {error}") from error
-
-    async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
-        return await self._links.open(place, within_s)
-
     # ---- counting ----
 
-    def counts(self, id: int, life: int = 0, since: int = 0) -> PageCounts:
-        """What the agent asks once a second: it costs the slabs that changed since an answer with this `life` and
-        `upto`, and nothing for the others."""
-        changed, upto = self.slabs.changed(since if life == self._life else 0, SLABS_TOLD)
-        slabs = tuple(SlabCounts(slab.index, slab.requests, slab.written, slab.remote) for slab in changed)
-        return PageCounts(
-            id=id,
-            slabs=slabs,
-            read_bytes=self._read_bytes,
-            written_bytes=self._written_bytes,
-            remote_read_bytes=self._remote_read_bytes,
-            disk_read_bytes=self._disk_read_bytes,
-            queued_pages=len(self.spill),
-            torn_pages=self.spill.torn,
-            places=self.lenders.now(changed),
-            links_reopened=self.lenders.reopened,
-            unrecovered=self.lenders.unrecovered,
-            trouble=self.trouble[:400],
-            life=self._life,
-            upto=upto,
-            latencies=self.latencies.told(),
-            rdma_slabs=self._links.one_sided,
-            rdma_failed=self._links.verbs.failed,
-            rdma_why=self._links.verbs.why[:400],
-            pages_refused=self._links.refused,
-        )
+    def _lines(self, slab: SlabMemory) -> list[SlabCounts]:
+        return [SlabCounts(slab.index, slab.requests, slab.written, slab.remote)]
+
+    @property
+    def _on_disk(self) -> tuple[int, int, int]:
+        return self._disk_read_bytes, len(self.spill), self.spill.torn
 
     @property
     def trouble(self) -> str:

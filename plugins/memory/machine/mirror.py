@@ -9,10 +9,12 @@ not whole before a write is acknowledged without him.
                                  Behind <----------------------------------------------- Unlinked
                                           a write is acknowledged without it
 
-A slab *serves* while a whole member has a link. Without one it *asks*: those that this host's disk calls whole say
-which versions they hold; the newest of each page is what the page is, and is brought to all who answered before
-anything is read. So it begins after a crash of the process, and so it goes on when all links end at once. A member that
-does not answer meanwhile is out, unless it is the last.
+A slab *serves* while enough whole members have a link: one of a mirrored slab, all but one of a slab with parity.
+With fewer it *asks*: those that this host's disk calls whole say which versions they hold; what each page is follows
+from that, and is brought to all who answered before anything is read. So it begins after a crash of the process, and so
+it goes on when all links end at once. A member that does not answer meanwhile is out, unless it takes that one too.
+
+Members are counted by their column: while one moves, two of them hold the same.
 
 Nothing here touches a link or a disk: methods say what follows, and are told when it is done.
 """
@@ -60,21 +62,22 @@ TRANSITIONS: StateTable[Member] = StateTable(
             Filling: "it lacks nothing, and there is no other one to begin with",
             Whole: "it lacks nothing, and this host's disk says so",
             Behind: "its link ended",
-            Out: "it is closed, or no whole member has a link",
+            Out: "it is closed, or too few whole members have a link",
         },
         Whole: {
             Unlinked: "its link ended",
+            Awaited: "too few whole members have a link any more",
             Out: "it is closed",
         },
         Unlinked: {
             Whole: "its link works again",
             Behind: "a write is acknowledged without it",
-            Awaited: "no whole member has a link any more",
+            Awaited: "too few whole members have a link any more",
             Out: "its link does not work again, or it is closed",
         },
         Behind: {
             Filling: "its link works again",
-            Out: "its link does not work again, it is closed, or no whole member has a link",
+            Out: "its link does not work again, it is closed, or too few whole members have a link",
         },
         Awaited: {
             Whole: "it said what it holds, and all who did hold the same",
@@ -87,10 +90,13 @@ TRANSITIONS: StateTable[Member] = StateTable(
 
 
 class Mirror:
-    """By epoch. `lost`: all whole members were lost at once; what is not written again cannot be read."""
+    """By epoch. Of so many `members`, whose columns differ, `needed` whole ones are enough to serve, and to know what
+    was acknowledged. `lost`: fewer were left at once; what is not written again may not be readable."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed: int = 1, members: int = MEMBERS) -> None:
+        self._needed, self._begins_with = needed, members
         self._members: dict[int, Member] = {}
+        self._column: dict[int, int] = {}
         self.lost = False
         self.whole: list[int] = []
         """Those that may be read from, and must have a write before it is acknowledged. Looked at for every request."""
@@ -98,11 +104,13 @@ class Mirror:
         """Those to which a write goes."""
         self.on_record: list[int] = []
         """Those that this host's disk must call whole, and no others."""
+        self._serves = False
 
     def _count(self) -> None:
         """After every change."""
         self.whole, self.takes = self._those(Whole), self._those(Filling, Whole)
         self.on_record = self._those(Whole, Unlinked, Awaited)
+        self._serves = self.enough(self.whole)
 
     def of(self, epoch: int) -> Member:
         """`Out` also of one that is not known."""
@@ -115,9 +123,13 @@ class Mirror:
     def asked(self) -> list[int]:
         return self._those(Awaited)
 
+    def enough(self, epochs: Collection[int]) -> bool:
+        """To serve, and to know what was acknowledged."""
+        return len({self._column[epoch] for epoch in epochs}) >= self._needed
+
     @property
     def serves(self) -> bool:
-        return bool(self.whole)
+        return self._serves
 
     @property
     def asks(self) -> bool:
@@ -127,32 +139,35 @@ class Mirror:
     def _become(self, epoch: int, member: Member) -> None:
         after = TRANSITIONS.next(self._members[epoch], member)
         if isinstance(after, Out):
-            del self._members[epoch]
+            del self._members[epoch], self._column[epoch]
         else:
             self._members[epoch] = after
         self._count()
 
     # ---- coming ----
 
-    def found(self, epoch: int) -> None:
-        """An earlier process left it whole."""
-        self._members[epoch] = TRANSITIONS.first(Awaited())
-        self._count()
+    def found(self, epoch: int, column: int | None = None) -> None:
+        """An earlier process left it whole. `column`: what it holds a part of; None: it holds all."""
+        self._begin(epoch, Awaited(), column)
 
-    def opened(self, epoch: int) -> None:
-        self._members[epoch] = TRANSITIONS.first(Filling())
+    def opened(self, epoch: int, column: int | None = None) -> None:
+        self._begin(epoch, Filling(), column)
+
+    def _begin(self, epoch: int, member: Member, column: int | None) -> None:
+        self._members[epoch] = TRANSITIONS.first(member)
+        self._column[epoch] = epoch if column is None else column
         self._count()
 
     def filled(self, epoch: int) -> list[int]:
         """It lacks nothing. Those that this host's disk must call whole now; `whole_now` follows. A slab begins with
-        two, so that its first write is at both."""
+        all columns, so that its first write is at each."""
         if not isinstance(self.of(epoch), Filling):
             return []
         self._become(epoch, Filling(filled=True))
         if self.on_record:
             return [epoch]
         ready = [each for each in self._those(Filling) if self._members[each] == Filling(filled=True)]
-        return ready if len(ready) >= MEMBERS else []
+        return ready if len({self._column[each] for each in ready}) >= self._begins_with else []
 
     def whole_now(self, epochs: Collection[int]) -> list[int]:
         """The disk says so. Those of them that are still here."""
@@ -182,18 +197,18 @@ class Mirror:
     # ---- going ----
 
     def link_ended(self, epoch: int) -> list[int]:
-        """Those that are out by that: when nobody is left who serves, all but those on record."""
+        """Those that are out by that: when too few are left to serve, all but those on record."""
         member = self.of(epoch)
         if isinstance(member, Filling):
             self._become(epoch, Behind())
         elif isinstance(member, Whole):
             self._become(epoch, Unlinked())
-        if self.whole or not self.on_record or not isinstance(member, Whole):
+        if self._serves or not self.on_record or not isinstance(member, Whole):
             return []
         out = self._those(Filling, Behind)
         for each in out:
             self._become(each, Out())
-        for each in self._those(Unlinked):
+        for each in self._those(Whole, Unlinked):
             self._become(each, Awaited())
         return out
 
@@ -201,8 +216,10 @@ class Mirror:
         """A write is at these members. Who is called not whole by that, which the disk must say before the write is
         acknowledged; None: it cannot be."""
         if len(self.whole) == len(self.on_record) and set(has).issuperset(self.on_record):
-            return [] if self.whole else None  # as nearly always
-        behind = mirroring.acknowledged(self.on_record, [epoch for epoch in has if epoch in self.whole])
+            return [] if self._serves else None  # as nearly always
+        if not self.enough([epoch for epoch in has if epoch in self.whole]):
+            return None
+        behind = mirroring.acknowledged(self.on_record, has)
         for epoch in behind or ():
             if isinstance(self.of(epoch), Whole):
                 self._become(epoch, Unlinked())
@@ -213,7 +230,8 @@ class Mirror:
         """`empty`: nothing was ever written to the slab."""
         if isinstance(self.of(epoch), Filling | Behind | Out):
             return True
-        return not self.asks and mirroring.may_leave(epoch, self.whole, empty)
+        others = [each for each in self.whole if each != epoch]
+        return not self.asks and (empty or epoch not in self.whole or self.enough(others))
 
     def leave(self, epoch: int) -> None:
         """It is closed, its link does not work again, or its lender has lost it."""
@@ -221,9 +239,10 @@ class Mirror:
             self._become(epoch, Out())
 
     def given_up(self, epoch: int) -> bool:
-        """Its lender has lost it, or a person does not want to wait. Whether that was the last one."""
+        """Its lender has lost it, or a person does not want to wait. Whether too few are left by that."""
         if not isinstance(self.of(epoch), Awaited):
             return False
         self._become(epoch, Out())
-        self.lost = self.lost or not self.on_record
-        return not self.on_record
+        too_few = not self.enough(self.on_record)
+        self.lost = self.lost or too_few
+        return too_few

@@ -60,6 +60,12 @@ def apart(free: Mapping[HostId, int], others: Collection[HostId], rack_of: Mappi
     return {host: free[host] for host in placement.hosts_apart(list(free), others, rack_of)}
 
 
+def share_a_rack(lenders: Collection[HostId], rack_of: Mapping[HostId, str]) -> bool:
+    """Do two members of a slab that lies on these stand in one rack? A host without a label is a rack of its own."""
+    labels = [label for host in lenders if (label := rack_of.get(host, ""))]
+    return len(set(labels)) < len(labels)
+
+
 def newest(versions: Sequence["NDArray[np.uint64]"]) -> "NDArray[np.uint64]":
     """What each page of a slab is, from what its whole members say; shape (pages,). A write that had reached some of
     them was acknowledged to nobody, or had reached all: taking the newest is right either way, once all have it."""
@@ -78,11 +84,6 @@ def acknowledged(whole: Collection[int], has: Collection[int]) -> list[int] | No
     if not set(whole) & set(has):
         return None
     return sorted(set(whole) - set(has))
-
-
-def may_leave(epoch: int, whole: Collection[int], empty: bool) -> bool:
-    """May the slab do without this member now? Not without the last whole one, unless nothing was ever written."""
-    return empty or any(other != epoch for other in whole) or epoch not in whole
 
 
 def orphan_after_s(lease_s: float, members: int) -> float:

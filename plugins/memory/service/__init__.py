@@ -30,7 +30,7 @@ from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import measured, one_sided
 from plugins.memory.service.borrowing import Borrowing
-from plugins.memory.service.forming import NOBODY, Payer
+from plugins.memory.service.forming import NOBODY, Kind, Payer
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
@@ -122,7 +122,9 @@ class MemoryService(PluginService):
         """It counts against the budget of the job's tenant."""
         account = NOBODY if peer.job is None else Payer(self._tenants.get(peer.job, ""), peer.job)
         name = _volume_name(frame.volume)
-        volume = await self.borrowing.attach(name, frame.size_bytes, peer.uid, members=frame.mirror, by=account)
+        volume = await self.borrowing.attach(
+            name, frame.size_bytes, peer.uid, kind=Kind(frame.mirror, frame.parity), by=account
+        )
         known = volume.known
         path = self.borrowing.path(known.volume)
         return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
@@ -141,14 +143,16 @@ class MemoryService(PluginService):
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
         """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
-        `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each."""
+        `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
+        `parity`: `K+1` for one on K + 1."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
         if isinstance(owner, bool) or not isinstance(owner, int) or not -1 <= owner < 1 << 31:
             raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
         account = Payer(_tenant(arguments.get("tenant", "")))
-        volume = await self.borrowing.attach(name, size, -1, owner, arguments.get("mirror", 0), account)
+        kind = Kind(arguments.get("mirror", 0), arguments.get("parity", ""))
+        volume = await self.borrowing.attach(name, size, -1, owner, kind, account)
         return self.borrowing.volume_view(volume)
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:

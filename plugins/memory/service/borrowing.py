@@ -33,16 +33,8 @@ from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service import views
-from plugins.memory.service.forming import (
-    NOBODY,
-    Payer,
-    check_owner,
-    checked_members,
-    no_room,
-    refuse_over_budget,
-    until_formed,
-)
+from plugins.memory.service import forming, views
+from plugins.memory.service.forming import AS_IS, NOBODY, Kind, Payer
 from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
@@ -95,20 +87,19 @@ class Borrowing:
     # ---- volumes ----
 
     async def attach(
-        self, name: str, size_bytes: int, uid: int, owner: int | None = None, members: object = 0, by: Payer = NOBODY
+        self, name: str, size_bytes: int, uid: int, owner: int | None = None, kind: Kind = AS_IS, by: Payer = NOBODY
     ) -> OpenVolume:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
-        `uid` -1: asked by agentctl. `members` of each slab, several: without a disk; 0: as it is."""
+        `uid` -1: asked by agentctl."""
         async with self._changing:
-            known = self._volume_like(name, size_bytes, uid if owner is None else owner, members, by)
+            known = self._volume_like(name, size_bytes, uid if owner is None else owner, kind, by)
             found = self.volumes.get(name)
             if found is None:
                 await self._record.set_volume(known)
                 found = self._keep(known)
                 size = format_size(known.size_bytes)
                 slabs = f"slabs of {format_size(known.slab_bytes)}"
-                twice = "" if known.members == 1 else f", {known.members} members each and no disk"
-                self._host.note(f"volume/{name}", "attached", f"{size} in {slabs}{twice}")
+                self._host.note(f"volume/{name}", "attached", f"{size} in {slabs}{forming.in_words(known)}")
         try:
             async with asyncio.timeout(READY_S):
                 await found.process.ready.wait()
@@ -122,17 +113,20 @@ class Borrowing:
 
     async def _form(self, found: OpenVolume) -> None:
         """Wait until it has a place for everything. Refused, and detached, when there is no room."""
-        if not await until_formed(found, self._env.clock):
-            refused = no_room(found)
+        if not await forming.until_formed(found, self._env.clock):
+            refused = forming.no_room(found)
             await self.detach(found.known.volume, -1)
             raise refused
         found.known = msgspec.structs.replace(found.known, formed=True)
         await self._record.set_volume(found.known)
+        name = found.known.volume
+        if why := forming.shared_racks(self.machine.volumes.get(name), self._peers()):
+            self._host.note(f"volume/{name}", "racks shared", why)
 
-    def _volume_like(self, name: str, size_bytes: int, owner: int, members: object, account: Payer) -> KnownVolume:
+    def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
         settings, what = self._settings, f"cannot attach volume {name}"
-        count = checked_members(members, what)
+        count, parity = forming.checked_members(kind, what)
         most = min(settings.volume_max_bytes, SLABS_MAX * settings.slab_bytes)
         if not 1 <= size_bytes <= most:
             why = f"{size_bytes} bytes; a volume here has 1 B to {format_size(most)}"
@@ -140,9 +134,7 @@ class Borrowing:
         found = self.volumes.get(name)
         if found is None:
             pages = -(-size_bytes // settings.page_bytes)
-            taken = pages * settings.page_bytes * count
-            refuse_over_budget(settings, self.volumes.values(), account.tenant, taken, what)
-            return KnownVolume(
+            known = KnownVolume(
                 volume=name,
                 size_bytes=pages * settings.page_bytes,
                 page_bytes=settings.page_bytes,
@@ -154,15 +146,13 @@ class Borrowing:
                 tenant=account.tenant,
                 job=account.job,
                 members=count,
+                parity=parity,
             )
+            forming.refuse_over_budget(settings, self.volumes.values(), account.tenant, known.taken_bytes, what)
+            return known
         known = found.known
-        check_owner(known, owner, what)
-        if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
-            why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
-            raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
-        if members and count != known.members:
-            why = f"it exists with {known.members} places for each slab, not {count}"
-            raise Refused(4, what, why, "ask for it as it is, or detach it first")
+        forming.check_owner(known, owner, what)
+        forming.check_same(known, size_bytes, (count, parity) if any(kind) else None, what)
         return known
 
     async def detach(self, name: str, uid: int) -> None:
@@ -171,7 +161,7 @@ class Borrowing:
             found = self.volumes.get(name)
             if found is None:
                 raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-            check_owner(found.known, uid, f"cannot detach volume {name}")
+            forming.check_owner(found.known, uid, f"cannot detach volume {name}")
             del self.volumes[name]
             await found.process.stop(forget=True)
             self.dispatch(events.VolumeDetached(name))
@@ -194,6 +184,7 @@ class Borrowing:
             uid=known.uid,
             sealed=known.sealed,
             members=known.members,
+            parity=known.parity,
             rdma=settings.rdma == "auto",
         )
 
@@ -224,7 +215,7 @@ class Borrowing:
 
     async def _volume_up(self, known: KnownVolume, process: ByteProcess) -> None:
         places: list[tuple[int, SlabPlace]] = []
-        slabs, after, more = -(-known.size_bytes // known.slab_bytes), (0, 0), True
+        slabs, after, more = known.slabs, (0, 0), True
         while more:
             answer = await process.ask(lambda id: control.ListPlaces(id, *after), READY_S)  # noqa: B023
             if isinstance(answer, No) and answer.why.startswith(vold.NOT_OPEN):

@@ -5,10 +5,15 @@ import asyncio
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from covey.core import HostId
 from covey.errors import Refused
 from covey.ports import Clock
+from covey.units import format_size
+from plugins.memory.machine.slab import BorrowedVolume
+from plugins.memory.policy import mirroring, parity
 from plugins.memory.policy.budgets import over_budget
 from plugins.memory.policy.mirroring import MEMBERS
+from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownVolume
@@ -27,7 +32,16 @@ class Payer(NamedTuple):
     job: str = ""
 
 
-NOBODY = Payer()
+class Kind(NamedTuple):
+    """What somebody asks to stand behind the pages of a volume, unchecked; neither: as it is, or this host's disk."""
+
+    mirror: object = 0
+    """Members of each slab."""
+    parity: object = ""
+    """`K+1`."""
+
+
+NOBODY, AS_IS = Payer(), Kind()
 
 
 def refuse_over_budget(
@@ -40,13 +54,23 @@ def refuse_over_budget(
         raise Refused(4, what, why, step)
 
 
-def checked_members(members: object, what: str) -> int:
-    """How many members somebody asks for. Refused when there is no such volume."""
+def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
+    """How many members somebody asks for, and whether one has parity. Refused when there is no such volume."""
+    members, parity_ = kind
+    if parity_:
+        if members:
+            why = "--mirror keeps every page twice, --parity the pages once and their parity; a volume does one of them"
+            raise Refused(2, what, why, f"give --mirror {MEMBERS} or --parity 2+1")
+        try:
+            return parity.parsed(parity_) + 1, True
+        except ValueError as error:
+            step = f"give --parity 2+1 or 4+1, or --mirror {MEMBERS}"
+            raise Refused(2, what, f"--parity {error}", step) from None
     if isinstance(members, bool) or members not in (0, 1, MEMBERS):
         why = f"--mirror {members!r}: a slab has {MEMBERS} members, on two hosts, or the disk of this host beside one"
         raise Refused(2, what, why, f"give --mirror {MEMBERS}, or nothing")
     assert isinstance(members, int)
-    return max(1, members)
+    return max(1, members), False
 
 
 async def until_formed(volume: OpenVolume, clock: Clock) -> bool:
@@ -60,7 +84,7 @@ async def until_formed(volume: OpenVolume, clock: Clock) -> bool:
         if now_s - moved_s >= STUCK_S:
             return False
         if now_s - began_s >= FORMED_S:
-            why = f"{formed} of {volume.slabs} slabs have two hosts so far, and it goes on"
+            why = f"{formed} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far, and it goes on"
             raise Refused(1, f"volume {volume.known.volume} is not ready", why, "try again in a few seconds")
         await asyncio.sleep(LOOK_S)
     return True
@@ -70,10 +94,52 @@ def no_room(volume: OpenVolume) -> Refused:
     """Why it could not be made."""
     formed, slabs = volume.formed(), volume.slabs
     trouble = f" ({volume.trouble})" if volume.trouble else ""
-    found = f"{formed} of {slabs} slabs found two other hosts with room for a copy each{trouble}"
+    known = volume.known
+    part = "a copy" if not known.parity else "a part"
+    found = f"{formed} of {slabs} slabs found {hosts(known)} other hosts with room for {part} each{trouble}"
     why = f"{found}; what was taken is given back"
-    next_step = "agentctl hosts shows who lends; ask for less, or attach it without --mirror"
+    without = "--parity" if known.parity else "--mirror"
+    next_step = f"agentctl hosts shows who lends; ask for less, or attach it without {without}"
     return Refused(4, f"cannot attach volume {volume.known.volume}", why, next_step)
+
+
+def shared_racks(volume: BorrowedVolume | None, peers: Iterable[LenderPeer]) -> str:
+    """Which slabs have two members in one rack, for people; empty: none, as far as hosts are labelled."""
+    rack_of = {peer.host: peer.rack for peer in peers}
+    lenders: dict[int, list[HostId]] = {}
+    for slab in volume.slabs if volume is not None else ():
+        place = slab.place
+        if place is not None:
+            lenders.setdefault(mirroring.slab_of(slab.index, slab.members), []).append(place.lender)
+    shared = sorted(index for index, found in lenders.items() if mirroring.share_a_rack(found, rack_of))
+    if not shared:
+        return ""
+    which = ", ".join(map(str, shared[:8])) + (" ..." if len(shared) > 8 else "")
+    return f"two members of slab {which} lie in one rack, since no host of another one had room: its loss is two losses"
+
+
+def hosts(known: KnownVolume) -> str:
+    """How many each slab lies on, for people."""
+    return "two" if known.members == MEMBERS else str(known.members)
+
+
+def in_words(known: KnownVolume) -> str:
+    """What stands behind its pages, for people; empty: this host's disk."""
+    if known.parity:
+        return f", on {known.data} hosts and their parity on one more, and no disk"
+    return "" if known.members == 1 else f", {known.members} members each and no disk"
+
+
+def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | None, what: str) -> None:
+    """Refused: it exists and is another one. `asked`: members, and whether with parity; None: as it is."""
+    if -(-size_bytes // known.page_bytes) * known.page_bytes != known.size_bytes:
+        why = f"it exists with {known.size_bytes} bytes, not {size_bytes}"
+        raise Refused(4, what, why, f"ask for {format_size(known.size_bytes)}, or detach it first")
+    if asked is not None and asked != (known.members, known.parity):
+        why = f"it exists with {known.members} places for each slab, not {asked[0]}"
+        if asked[0] == known.members:
+            why = f"it exists {'with' if known.parity else 'without'} parity"
+        raise Refused(4, what, why, "ask for it as it is, or detach it first")
 
 
 def check_owner(known: KnownVolume, uid: int, what: str) -> None:

@@ -50,7 +50,7 @@ class OpenVolume:
 
     @property
     def slabs(self) -> int:
-        return -(-self.known.size_bytes // self.known.slab_bytes)
+        return self.known.slabs
 
     @property
     def numbers(self) -> int:

@@ -45,11 +45,22 @@ class KnownVolume(msgspec.Struct, frozen=True):
     """Of each slab; with several it has no disk."""
     formed: bool = False
     """Of one without a disk: every slab once had all of its members."""
+    parity: bool = False
+    """One member of each slab has the parity of the others' pages; otherwise each has all pages."""
+
+    @property
+    def data(self) -> int:
+        """Members among which the pages of a slab are divided."""
+        return self.members - 1 if self.parity else 1
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.size_bytes // (self.slab_bytes * self.data))
 
     @property
     def taken_bytes(self) -> int:
         """Of other hosts' memory, when all of it is there."""
-        return self.size_bytes * self.members
+        return -(-self.size_bytes // self.data) * self.members
 
     @property
     def lent_page_bytes(self) -> int:

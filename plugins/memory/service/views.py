@@ -1,5 +1,6 @@
 """What people see of volumes and their slabs."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from covey.core import HostId
@@ -21,7 +22,7 @@ def volume_view(
         size_bytes=known.size_bytes,
         page_bytes=known.page_bytes,
         slab_bytes=known.slab_bytes,
-        slabs_mapped=_served(slabs, known.members),
+        slabs_mapped=_served(slabs, known.members, known.data),
         slabs=volume.slabs,
         read_bytes=counts.read_bytes if counts else 0,
         written_bytes=counts.written_bytes if counts else 0,
@@ -35,12 +36,14 @@ def volume_view(
         job=known.job,
         members=known.members,
         slabs_whole=volume.formed() if known.members > 1 else 0,
+        parity=known.parity,
     )
 
 
-def _served(slabs: Sequence[BorrowedSlab], members: int) -> int:
-    """Slabs that a lender serves, whichever member it has."""
-    return len({mirroring.slab_of(slab.index, members) for slab in slabs if slab.is_served})
+def _served(slabs: Sequence[BorrowedSlab], members: int, data: int) -> int:
+    """Slabs that lenders serve: `data` of the members are enough, whichever they are."""
+    served = Counter(mirroring.slab_of(slab.index, members) for slab in slabs if slab.is_served)
+    return sum(count >= data for count in served.values())
 
 
 def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests_per_s: float) -> SlabView:
@@ -53,7 +56,7 @@ def slab_view(slab: BorrowedSlab, volume: OpenVolume, borrower: HostId, requests
         borrower=borrower,
         state=slab.state,
         lender=HostId(slab.place.lender) if slab.place else None,
-        size_bytes=min(known.slab_bytes, known.size_bytes - index * known.slab_bytes),
+        size_bytes=min(known.slab_bytes, -(-known.size_bytes // known.data) - index * known.slab_bytes),
         pages_written=counts.written,
         pages_remote=counts.remote,
         requests_per_s=round(requests_per_s, 3),

@@ -199,3 +199,53 @@ def test_a_read_waits_a_few_times_the_usual_before_it_asks_the_other() -> None:
     assert mirroring.hedge_after_s(0.01) == pytest.approx(0.08)
     assert mirroring.hedge_after_s(10.0) == 0.5
     assert mirroring.rebuild_pause_s(64 << 20) == 1.0
+
+
+# ---- with parity ----
+
+
+def test_all_but_one_must_be_whole_to_serve() -> None:
+    mirror = Mirror(needed=2, members=3)
+    for epoch in (1, 2, 3):
+        mirror.opened(epoch, epoch - 1)
+        assert not mirror.serves
+        ready = mirror.filled(epoch)
+    assert ready == [1, 2, 3]
+    mirror.whole_now(ready)
+    assert mirror.link_ended(1) == []
+    assert mirror.serves
+    assert mirror.written([1, 2, 3]) == [], "it was to get nothing, so it missed nothing"
+    assert mirror.written([2, 3]) == [1]
+    assert mirror.of(1) == Behind()
+    assert not mirror.may_leave(2, empty=False)
+    assert mirror.link_ended(2) == [1]
+    assert (mirror.of(2), mirror.of(3), mirror.serves) == (Awaited(), Awaited(), False)
+    assert mirror.written([3]) is None
+    assert mirror.given_up(2)
+    assert mirror.lost
+    assert mirror.answered([3]) == []
+    assert (mirror.of(3), mirror.serves) == (Whole(), False)
+
+
+def test_two_members_of_one_column_are_not_two_columns() -> None:
+    mirror = Mirror(needed=2, members=3)
+    for epoch, column in ((1, 0), (2, 0), (3, 1)):
+        mirror.opened(epoch, column)
+        assert mirror.filled(epoch) == []
+    assert isinstance(mirror.of(3), Filling)
+
+
+def test_two_members_of_one_column_cannot_serve() -> None:
+    """Column 0 moves: both its members are whole, and column 1 alone is missing with the parity."""
+    mirror = Mirror(needed=2, members=3)
+    for epoch, column in ((1, 0), (2, 1), (3, 2)):
+        mirror.opened(epoch, column)
+        ready = mirror.filled(epoch)
+    mirror.whole_now(ready)
+    mirror.opened(4, 0)
+    mirror.whole_now(mirror.filled(4))
+    assert mirror.link_ended(2) == []
+    assert not mirror.may_leave(3, empty=False)
+    mirror.link_ended(3)
+    assert not mirror.serves
+    assert mirror.asked == [1, 2, 3, 4]

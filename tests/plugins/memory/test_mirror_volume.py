@@ -5,89 +5,18 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from agent.tasks import Tasks
-from covey.ports import Env
-from plugins.memory.datapath import mirror_lenders, mirror_volume
-from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost
-from plugins.memory.datapath.mirror_volume import MirrorVolume
+from plugins.memory.datapath import member_lenders, mirror_volume
+from plugins.memory.datapath.control import SlabCopiedFrame, SlabLost
 from plugins.memory.datapath.slab_session import SlabSession
-from plugins.memory.datapath.slab_store import HostedSlab
 from plugins.memory.machine.mirror import Filling, Out, Whole
 from plugins.memory.policy import mirroring
 
-from .ports import PAGE, SHAPE, Bench, QuietLog, a_bench, page, soon
-
-NAMES = {0: "h2", 1: "h3"}
-
-
-class Mirrored:
-    """The volume and its processes, one after another."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        self.second: Any = None
-        """Where the lenders of the second members listen."""
-        self.volume: MirrorVolume
-        self._tasks: Tasks
-
-    async def start(self, deadline_s: float = 5.0) -> None:
-        self._tasks = Tasks(QuietLog(), lambda name, error: self.bench.failures.append(error))
-        env = Env(**{**self.bench.env.__dict__, "spawn": self._tasks.spawn})
-        self.volume = MirrorVolume(
-            env, SHAPE, "memory/volumes/data", deadline_s, self.bench.told.append, self.bench.sealed
-        )
-        await self.volume.open()
-
-    async def die(self) -> None:
-        self.volume.lenders.shut()
-        await self._tasks.cancel_all()
-
-    def place(self, number: int, epoch: int, lender: str = "") -> OpenPlace:
-        found = self.bench.register(number, epoch)
-        address = self.second.address if number % 2 and self.second is not None else found.address
-        return OpenPlace(number, epoch, lender or NAMES[number], address, found.secret)
-
-    async def form(self) -> None:
-        """Slab 0 on h2 (epoch 1) and h3 (epoch 2)."""
-        await self.volume.open_place(self.place(0, 1))
-        await self.volume.open_place(self.place(1, 2))
-        await soon(lambda: self.whole() == [1, 2])
-
-    def whole(self) -> list[int]:
-        return self.volume.slab(0).mirror.whole
-
-    def at(self, number: int) -> HostedSlab:
-        """What a lender holds."""
-        return self.bench.store.slabs["h1", "data", number]
-
-    def word(self, number: int, at: int) -> int:
-        return int.from_bytes(self.at(number).has(at, 1)[:8], "little")
-
-    def ignore(self, number: int) -> None:
-        """Requests about that member arrive, and nothing is done about them."""
-        for user in self.at(number).users:
-            session = cast(Any, user)
-            do = session._do
-            session._do = lambda asked, slab, do=do: None if slab is self.at(number) else do(asked, slab)
-
-    def free(self, number: int) -> None:
-        """Its lender takes it back at once."""
-        slab = self.at(number)
-        self.bench.store.free("h1", "data", number, slab.epoch)
-
-    async def write(self, first: int, *words: int) -> None:
-        await self.volume.write(first, len(words), memoryview(b"".join(page(word) for word in words)))
-
-    async def read(self, first: int, count: int) -> list[int]:
-        data = bytearray(count * PAGE)
-        await self.volume.read(first, memoryview(data))
-        words = [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
-        assert data == b"".join(page(word) for word in words)
-        return words
+from .members import Mirrored
+from .ports import PAGE, a_bench, page, soon
 
 
 @asynccontextmanager
@@ -127,7 +56,7 @@ async def test_a_write_waits_for_the_slower_member() -> None:
 
 
 async def test_nothing_is_written_before_there_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirror_lenders, "UNSURE_S", 0.2)
+    monkeypatch.setattr(member_lenders, "UNSURE_S", 0.2)
     async with mirrored(formed=False) as made:
         await made.volume.open_place(made.place(0, 1))
         assert await made.read(0, 2) == [0, 0]
@@ -179,7 +108,7 @@ async def test_after_a_crash_what_reached_one_member_is_brought_to_both_before_a
 async def test_a_member_that_does_not_answer_after_a_crash_is_out_once_the_other_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mirror_lenders, "REOPEN_S", 0.3)
+    monkeypatch.setattr(member_lenders, "REOPEN_S", 0.3)
     async with mirrored() as made:
         await made.write(3, 7)
         await made.die()

@@ -178,7 +178,7 @@ async def test_a_second_costs_the_slabs_that_changed() -> None:
 
 
 async def test_changes_that_do_not_fit_into_one_answer_come_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.volume.SLABS_TOLD", 4)
+    monkeypatch.setattr("plugins.memory.datapath.paged_volume.SLABS_TOLD", 4)
     async with a_bench() as bench:
         volume = await a_huge_volume(bench)
         for slab in range(9):
@@ -202,7 +202,7 @@ def test_a_process_of_before_that_tells_everything_each_time_is_understood() -> 
 
 
 class Known:
-    size_bytes, slab_bytes, members = HUGE.size_bytes, HUGE.slab_bytes, 1
+    size_bytes, slab_bytes, members, slabs = HUGE.size_bytes, HUGE.slab_bytes, 1, HUGE.slabs
 
 
 # ---- the index -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,154 @@
+"""Volumes without a disk over loopback sockets: their members are slabs of one store, which listens at an address for
+each lender."""
+
+from typing import Any, cast
+
+from agent.tasks import Tasks
+from covey.ports import Env
+from plugins.memory.datapath.control import OpenPlace
+from plugins.memory.datapath.mirror_volume import MirrorVolume
+from plugins.memory.datapath.parity_volume import ParityVolume
+from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.slab_store import HostedSlab
+
+from .ports import PAGE, SHAPE, Bench, QuietLog, page, soon
+
+NAMES = {0: "h2", 1: "h3"}
+
+
+class Mirrored:
+    """The volume and its processes, one after another."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.second: Any = None
+        """Where the lenders of the second members listen."""
+        self.volume: MirrorVolume
+        self._tasks: Tasks
+
+    async def start(self, deadline_s: float = 5.0) -> None:
+        self._tasks = Tasks(QuietLog(), lambda name, error: self.bench.failures.append(error))
+        env = Env(**{**self.bench.env.__dict__, "spawn": self._tasks.spawn})
+        self.volume = self.make(env, deadline_s)
+        await self.volume.open()
+
+    def make(self, env: Env, deadline_s: float) -> MirrorVolume:
+        return MirrorVolume(env, SHAPE, "memory/volumes/data", deadline_s, self.bench.told.append, self.bench.sealed)
+
+    async def die(self) -> None:
+        self.volume.lenders.shut()
+        await self._tasks.cancel_all()
+
+    def place(self, number: int, epoch: int, lender: str = "") -> OpenPlace:
+        found = self.bench.register(number, epoch)
+        address = self.second.address if number % 2 and self.second is not None else found.address
+        return OpenPlace(number, epoch, lender or NAMES[number], address, found.secret)
+
+    async def form(self) -> None:
+        """Slab 0 on h2 (epoch 1) and h3 (epoch 2)."""
+        await self.volume.open_place(self.place(0, 1))
+        await self.volume.open_place(self.place(1, 2))
+        await soon(lambda: self.whole() == [1, 2])
+
+    def whole(self) -> list[int]:
+        return self.volume.slab(0).mirror.whole
+
+    def at(self, number: int) -> HostedSlab:
+        """What a lender holds."""
+        return self.bench.store.slabs["h1", "data", number]
+
+    def word(self, number: int, at: int) -> int:
+        return int.from_bytes(self.at(number).has(at, 1)[:8], "little")
+
+    def ignore(self, number: int) -> None:
+        """Requests about that member arrive, and nothing is done about them."""
+        for user in self.at(number).users:
+            session = cast(Any, user)
+            do = session._do
+            session._do = lambda asked, slab, do=do: None if slab is self.at(number) else do(asked, slab)
+
+    def free(self, number: int) -> None:
+        """Its lender takes it back at once."""
+        slab = self.at(number)
+        self.bench.store.free("h1", "data", number, slab.epoch)
+
+    async def write(self, first: int, *words: int) -> None:
+        await self.volume.write(first, len(words), memoryview(b"".join(page(word) for word in words)))
+
+    async def read(self, first: int, count: int) -> list[int]:
+        data = bytearray(count * PAGE)
+        await self.volume.read(first, memoryview(data))
+        words = [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
+        assert data == b"".join(page(word) for word in words)
+        return words
+
+
+class Striped:
+    """A volume with parity and its processes, one after another. Member m of a slab is at a lender of its own."""
+
+    def __init__(self, bench: Bench, data: int = 2) -> None:
+        self.bench, self.data = bench, data
+        self.volume: ParityVolume
+        self.listening: list[Any] = []
+        self._tasks: Tasks
+
+    async def start(self, deadline_s: float = 5.0) -> None:
+        self._tasks = Tasks(QuietLog(), lambda name, error: self.bench.failures.append(error))
+        env = Env(**{**self.bench.env.__dict__, "spawn": self._tasks.spawn})
+        slab_pages = SHAPE.slab_pages * self.data
+        shape = Shape("data", (slab_pages + 7) * PAGE, PAGE, slab_pages * PAGE)
+        tell, sealed = self.bench.told.append, self.bench.sealed
+        self.volume = ParityVolume(env, shape, "memory/volumes/data", deadline_s, tell, self.data, sealed)
+        await self.volume.open()
+
+    async def die(self) -> None:
+        self.volume.lenders.shut()
+        await self._tasks.cancel_all()
+
+    async def place(self, number: int, epoch: int) -> OpenPlace:
+        """At a lender that no other place has."""
+        found = self.bench.register(number, epoch)
+        self.listening.append(await self.bench.env.bytes.listen("127.0.0.1:0", self.bench.server.serve))
+        return OpenPlace(number, epoch, f"l{epoch}", self.listening[-1].address, found.secret)
+
+    async def open(self, number: int, epoch: int) -> None:
+        await self.volume.open_place(await self.place(number, epoch))
+
+    async def form(self) -> None:
+        """Member m of slab 0 under epoch m + 1."""
+        for number in range(self.data + 1):
+            await self.open(number, number + 1)
+        await soon(lambda: self.whole() == list(range(1, self.data + 2)))
+
+    def whole(self) -> list[int]:
+        return self.volume.slab(0).mirror.whole
+
+    def at(self, number: int) -> HostedSlab:
+        """What a lender holds."""
+        return self.bench.store.slabs["h1", "data", number]
+
+    def word(self, number: int, row: int) -> int:
+        return int.from_bytes(self.at(number).has(row, 1)[:8], "little")
+
+    def free(self, number: int) -> None:
+        """Its lender takes it back at once."""
+        self.bench.store.free("h1", "data", number, self.at(number).epoch)
+
+    def sessions(self, number: int) -> list[Any]:
+        return [cast(Any, user) for user in self.at(number).users]
+
+    def ignore(self, number: int) -> None:
+        """Requests about that member arrive, and nothing is done about them."""
+        for session in self.sessions(number):
+            do = session._do
+            session._do = lambda asked, slab, do=do: None if slab is self.at(number) else do(asked, slab)
+
+    async def write(self, first: int, *words: int) -> None:
+        await self.volume.write(first, len(words), memoryview(b"".join(page(word) for word in words)))
+
+    async def read(self, first: int, count: int) -> list[int]:
+        data = bytearray(count * PAGE)
+        await self.volume.read(first, memoryview(data))
+        words = [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
+        assert data == b"".join(page(word) for word in words)
+        return words
