@@ -51,10 +51,13 @@ def _boot(image: Path, disk: Path, within_s: float) -> int:
         "-drive", f"file={image / 'disk.ext4'},if=virtio,format=raw,snapshot=on",
         "-drive", f"file={disk},if=virtio,format=raw,readonly=on",
     ]  # fmt: skip
+    return follow(["nice", "-n", "15", *command], within_s)
+
+
+def follow(command: list[str], within_s: float) -> int:
+    """Run a guest and print what it says, up to the status with which its work ended. NoGuest when there is none."""
     began = time.monotonic()
-    with subprocess.Popen(
-        ["nice", "-n", "15", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as qemu:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as qemu:
         assert qemu.stdout is not None
         os.set_blocking(qemu.stdout.fileno(), False)
         try:

@@ -182,6 +182,8 @@ class SlabCounts(msgspec.Struct, frozen=True, array_like=True):
     """Pages that have ever been written."""
     remote: Count
     """Pages whose newest content the lender holds."""
+    empty: bool = False
+    """It was written, and every page of it was discarded since: there is nothing to be read."""
 
 
 class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
@@ -204,6 +206,20 @@ class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
     counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
     """Of each bucket; those that are left out at the end are empty."""
     sum_s: float = 0.0
+
+
+class SwapCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The volume as swap of its host."""
+
+    word: Literal["off", "on", "waits", "ending", "lost"] = "off"
+    """`waits`: the kernel has no socket of it, and keeps requests; `ending`: pages go back to memory; `lost`: the
+    kernel has no such device any more."""
+    device: Text = ""
+    used_bytes: Count = 0
+    why: Text = ""
+    """Why it waits, or did not end; empty: nothing is wrong."""
+    sockets: Count = 0
+    """That the kernel was given since this process began."""
 
 
 class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
@@ -246,6 +262,7 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     stalls: Count = 0
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
     latencies: tuple[LatencyCounts, ...] = ()
+    swap: SwapCounts = SwapCounts()
     pages_refused: Count = 0
     """Pages that came back from a lender and were not what had been sealed for it."""
 
@@ -261,6 +278,19 @@ class EndExport(Question, frozen=True, tag="EndExport"):
     """Not any more. Answer: `Yes`."""
 
     path: Text
+
+
+class BeginSwapping(Question, frozen=True, tag="BeginSwap"):
+    """Be swap of this host, through the helper that listens there. `resume`: it was before this process began. Answer:
+    `Yes` or `No`."""
+
+    backend: Text
+    helper: Text
+    resume: bool = False
+
+
+class EndSwapping(Question, frozen=True, tag="EndSwap"):
+    """Not any more. Answer: `Yes`, when it is over or goes on (`SwapCounts`), or `No`, and it stays swap."""
 
 
 class PlaceDead(Question, frozen=True, tag="PlaceDead"):
@@ -335,6 +365,8 @@ Asked = (
     | CountPages
     | ExportVolume
     | EndExport
+    | BeginSwapping
+    | EndSwapping
     | PlaceDead
     | GiveUp
     | ListPlaces

@@ -85,6 +85,7 @@ class NbdFront:
         self._request: NbdRequest | None = None
         self._header = memoryview(bytearray(REQUEST_BYTES))
         self._under_way = self._under_way_bytes = 0
+        self._settled: asyncio.Future[None] | None = None
         self._held = False
         self._out: list[Part] = []
         self._gathered = 0
@@ -95,6 +96,24 @@ class NbdFront:
         self._stream.drive(self, polite=True)
         self._stream.send([nbdwire.greeting()])
         asyncio.get_running_loop().call_later(GREETING_S, self._too_slow)
+
+    def begin_agreed(self) -> None:
+        """Both ends know what is served: the first bytes are a request. Answers are simple ones."""
+        self._begin_requests("")
+        self._stream.drive(self, polite=True)
+
+    def close(self) -> None:
+        """Idempotent. What is under way is finished without an answer."""
+        if not self.over.done():
+            self.over.set_result(None)
+        self._stream.close()
+
+    async def settled(self) -> None:
+        """Returns once no request of a connection that is over is under way. Until then what it wrote last may still
+        come after what another connection writes."""
+        if self._under_way:
+            self._settled = asyncio.get_running_loop().create_future()
+            await self._settled
 
     def _too_slow(self) -> None:
         if not self._chosen and not self.over.done():
@@ -322,6 +341,8 @@ class NbdFront:
     def _over(self, length: int) -> None:
         self._under_way -= 1
         self._under_way_bytes -= length
+        if not self._under_way and self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
         if self._held and self._under_way < UNDER_WAY_MAX // 2 and self._under_way_bytes < UNDER_WAY_BYTES_MAX // 2:
             self._held = False
             self._stream.go_on()

@@ -373,6 +373,9 @@ class Volume:
         slab = self._slab_of(first, count)
         return slab is not None and not slab.unsure and self.spill.table.are_zeros(first, count)
 
+    def _is_empty(self, slab: SlabMemory) -> bool:
+        return slab.written > 0 and not slab.remote and self.are_zeros(slab.first, slab.pages)
+
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
         """Runs of these pages that follow one another, at most `most` of them: first page, pages, whether they are
         known to read as zeros. What a lender may hold newer is not."""
@@ -451,7 +454,9 @@ class Volume:
         """What the agent asks once a second: it costs the slabs that changed since an answer with this `life` and
         `upto`, and nothing for the others."""
         changed, upto = self.slabs.changed(since if life == self._life else 0, SLABS_TOLD)
-        slabs = tuple(SlabCounts(slab.index, slab.requests, slab.written, slab.remote) for slab in changed)
+        slabs = tuple(
+            SlabCounts(slab.index, slab.requests, slab.written, slab.remote, self._is_empty(slab)) for slab in changed
+        )
         return PageCounts(
             id=id,
             slabs=slabs,

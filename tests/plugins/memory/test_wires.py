@@ -65,6 +65,8 @@ QUESTIONS: list[control.ControlFrame] = [
     control.ListPlaces(8),
     control.ExportVolume(11, "/run/v.sock"),
     control.EndExport(12, "/run/v.sock"),
+    control.BeginSwapping(13, "covey:h1:swap:00ff", "/run/covey-swap/swapd.sock", True),
+    control.EndSwapping(14),
     control.PlaceDead(9, 3, 9, "why"),
     control.GiveUp(10),
 ]
@@ -74,6 +76,7 @@ ANSWERS: list[control.ControlFrame] = [
     control.SlabList(3, "10.0.0.1:1", (control.HeldSlab("h1", "data", 3, 9, 1 << 20, b"s" * 16, 4096),), 0),
     control.PageCounts(4, (control.SlabCounts(1, 2, 3, 4),), 1, 2, 3, 4, 5, 6),
     control.PageCounts(4, (), 1, 2, 3, 4, 5, 6, (control.PlaceNow(3, 9, "recovering", "why"),), 1, 2, "full"),
+    control.PageCounts(4, (), 1, 2, 3, 4, 5, 6, swap=control.SwapCounts("waits", "/dev/nbd0", 7, "why", 2)),
     control.PlaceList(5, (control.OpenPlace(3, 9, "h2", "10.0.0.1:1", b"s" * 16),)),
     control.SlabLost(3, 9, "why"),
     control.SlabCopiedFrame(3, 9),
