@@ -37,6 +37,8 @@ class ConnectSwap(SwapFrame, frozen=True, tag="ConnectSwap"):
     backend: Backend
     size_bytes: Size
     block_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
+    timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 5
+    """After so long without an answer the kernel takes the socket for dead, and sends the request over another one."""
     resume: bool = False
     """There must be one already: a new one would be an empty disk in the place of a swap area."""
 

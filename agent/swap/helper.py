@@ -109,13 +109,14 @@ class SwapHelper:
         with self._changing, contextlib.closing(netlink):
             found = kernel.numbered(question.backend)
             if found is not None:
-                nbd.reconfigure(netlink, found, question.backend, descriptors[0])
+                nbd.reconfigure(netlink, found, question.backend, question.timeout_s, descriptors[0])
                 self._say(f"{kernel.device(found)} of {question.backend} has another socket")
                 return SwapConnected(kernel.device(found), True)
             if question.resume:
                 raise Impossible("the kernel has no such device any more", "agentctl memory detach NAME")
             size = question.size_bytes // question.block_bytes * question.block_bytes
-            number = nbd.connect(netlink, question.backend, size, question.block_bytes, descriptors[0])
+            shape = size, question.block_bytes, question.timeout_s
+            number = nbd.connect(netlink, question.backend, *shape, descriptors[0])
             if kernel.numbered(question.backend) != number:
                 nbd.disconnect(netlink, number)
                 raise Impossible("this kernel forgets whose device is whose", "Linux 5.14 or newer is needed")

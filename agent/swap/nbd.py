@@ -14,10 +14,6 @@ SOCKETS, DEAD_CONN_TIMEOUT, BACKEND_IDENTIFIER = 7, 8, 10
 SOCK_ITEM = SOCK_FD = 1
 HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM = 1, 4, 8, 32
 FLAGS = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM
-TIMEOUT_S = 5
-"""A request without an answer for so long is sent again, on another socket: the kernel looks for requests of a socket
-that ended only then, so this is how long a host waits when a volume's process is killed. A volume that is merely slow
-loses its socket, and gets another one."""
 DEAD_S = 3600
 """How long the kernel keeps requests while there is no socket. Then they fail: the programs whose pages are wanted get
 SIGBUS."""
@@ -32,12 +28,12 @@ def _socket(descriptor: int) -> bytes:
     return nested(SOCKETS, nested(SOCK_ITEM, u32(SOCK_FD, descriptor)))
 
 
-def connecting(backend: str, size_bytes: int, block_bytes: int, descriptor: int) -> Sequence[bytes]:
+def connecting(backend: str, size_bytes: int, block_bytes: int, timeout_s: int, descriptor: int) -> Sequence[bytes]:
     """Attributes of CONNECT: a device of the kernel's choice."""
     return (
         u64(SIZE_BYTES, size_bytes),
         u64(BLOCK_SIZE_BYTES, block_bytes),
-        u64(TIMEOUT, TIMEOUT_S),
+        u64(TIMEOUT, timeout_s),
         u64(SERVER_FLAGS, FLAGS),
         u64(DEAD_CONN_TIMEOUT, DEAD_S),
         text(BACKEND_IDENTIFIER, backend),
@@ -45,28 +41,30 @@ def connecting(backend: str, size_bytes: int, block_bytes: int, descriptor: int)
     )
 
 
-def reconfiguring(index: int, backend: str, descriptor: int) -> Sequence[bytes]:
+def reconfiguring(index: int, backend: str, timeout_s: int, descriptor: int) -> Sequence[bytes]:
     """Attributes of RECONFIGURE. The kernel refuses a device of another backend."""
     return (
         u32(INDEX, index),
-        u64(TIMEOUT, TIMEOUT_S),
+        u64(TIMEOUT, timeout_s),
         u64(DEAD_CONN_TIMEOUT, DEAD_S),
         text(BACKEND_IDENTIFIER, backend),
         _socket(descriptor),
     )
 
 
-def connect(netlink: Netlink, backend: str, size_bytes: int, block_bytes: int, descriptor: int) -> int:
+def connect(netlink: Netlink, backend: str, size_bytes: int, block_bytes: int, timeout_s: int, descriptor: int) -> int:
     """The number of the device. OSError: what the kernel says."""
     family = netlink.family(FAMILY)
-    found = netlink.ask(family, CONNECT, *connecting(backend, size_bytes, block_bytes, descriptor)).get(INDEX, b"")
+    found = netlink.ask(family, CONNECT, *connecting(backend, size_bytes, block_bytes, timeout_s, descriptor)).get(
+        INDEX, b""
+    )
     if len(found) != 4:
         raise NetlinkError(errno.EPROTO, "the kernel did not say which device it made")
     return int(struct.unpack("=I", found)[0])
 
 
-def reconfigure(netlink: Netlink, index: int, backend: str, descriptor: int) -> None:
-    netlink.ask(netlink.family(FAMILY), RECONFIGURE, *reconfiguring(index, backend, descriptor))
+def reconfigure(netlink: Netlink, index: int, backend: str, timeout_s: int, descriptor: int) -> None:
+    netlink.ask(netlink.family(FAMILY), RECONFIGURE, *reconfiguring(index, backend, timeout_s, descriptor))
 
 
 def disconnect(netlink: Netlink, index: int) -> None:

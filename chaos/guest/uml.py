@@ -68,4 +68,4 @@ def run(script: str, within_s: float) -> int:
             "rootflags=/", "rw", f"init={init}", "con=null", "con0=null,fd:1", "quiet", f"umid=covey{os.getpid()}",
             f"uml_dir={work}/",
         ]  # fmt: skip
-        return follow(["nice", "-n", "10", *command], within_s)
+        return follow(command, within_s)

@@ -9,6 +9,7 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts none /dev/pts
 mount -t tmpfs none /dev/shm
 mount -t cgroup2 none /sys/fs/cgroup
+echo +memory > /sys/fs/cgroup/cgroup.subtree_control
 end() { echo "covey-guest: exit $1"; echo o > /proc/sysrq-trigger; sleep 60; }
 for folder in /run /var/tmp; do mount -t tmpfs none "$folder"; done
 ip link set lo up

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,10 +47,10 @@ def must(holds: bool, what: str) -> None:
 # ---- the job ---------------------------------------------------------------------------------------------------------
 
 JOB = """
-import hashlib, sys
+import sys
 pages = {held} // 4096
 def page(number, version):
-    return hashlib.shake_128(b"%d/%d" % (number, version)).digest(4096)
+    return b"%08d/%06d." % (number, version) * 256
 memory = bytearray({held})
 version = [0] * pages
 for line in sys.stdin:
@@ -192,6 +193,8 @@ def helper() -> Iterator["subprocess.Popen[bytes]"]:
 
 def play(rack: LivingRack, kind: str) -> None:
     code, said = ctl(rack, "memory", "attach", VOLUME, "--size", "512M", "--swap")
+    while "is not ready" in said:  # a busy machine: Python starts slowly in there
+        code, said = ctl(rack, "memory", "attach", VOLUME, "--size", "512M", "--swap")
     must(code == 0, said)
     say(said)
     must(len(Path("/proc/swaps").read_text().splitlines()) == 2, "there is no swap area")
@@ -203,6 +206,13 @@ def play(rack: LivingRack, kind: str) -> None:
         if job.process.poll() is None:
             job.process.kill()
             job.process.wait()
+
+
+def watch() -> None:
+    """What the host swaps, every so often: a busy machine takes long."""
+    while True:
+        time.sleep(20)
+        say(f"... {swapped() >> 20} MiB swapped, load {os.getloadavg()[0]:.1f}")
 
 
 def with_job(rack: LivingRack, job: Any) -> None:
@@ -273,6 +283,7 @@ def main() -> None:
     if kind == "redis" and shutil.which("redis-server") is None:
         say("redis: left out, redis-server is not installed; next: apt-get install redis-server")
         return
+    threading.Thread(target=watch, daemon=True).start()
     try:
         with helper(), living_rack(3, 1) as rack:
             say("a rack of three agents is up")

@@ -22,6 +22,7 @@ from covey.ports import Env
 from plugins.memory.datapath.control import OpenPlace, PlaceNow, SlabCopiedFrame, SlabLost, Told
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.shape import Undecided
 from plugins.memory.datapath.slab import SlabMemory, Slabs, Unsure
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill
@@ -383,7 +384,7 @@ class Lenders:
             async with asyncio.timeout(max(0.0, left_s)):
                 await slab.sure.wait()
         except TimeoutError as error:
-            raise OSError(errno.EIO, self.doubts(slab)) from error
+            raise Undecided(errno.EIO, self.doubts(slab)) from error
 
     def doubts(self, slab: SlabMemory) -> str:
         """Whose answer is missing, for people."""

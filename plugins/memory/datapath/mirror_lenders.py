@@ -27,6 +27,7 @@ from plugins.memory.datapath.lenders import (
 from plugins.memory.datapath.mirror_slab import MirrorSlab
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
+from plugins.memory.datapath.shape import Undecided
 from plugins.memory.datapath.slab import Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.machine.mirror import Awaited, Behind, Filling, Out, Unlinked
@@ -399,7 +400,7 @@ class MirrorLenders:
             async with asyncio.timeout(UNSURE_S):
                 await slab.serving.wait()
         except TimeoutError as error:
-            raise OSError(errno.EIO, self.doubts(slab)) from error
+            raise Undecided(errno.EIO, self.doubts(slab)) from error
 
     def doubts(self, slab: MirrorSlab) -> str:
         """Why nobody serves, for people."""

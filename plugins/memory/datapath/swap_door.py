@@ -5,7 +5,8 @@
 
 The host's helper (`covey.swapwire`) gives the kernel its end, and switches swap on and off; this process has no right
 to either. Requests that were under way when a socket ended are sent again over the next one, by the kernel, after 5 s.
-What this process did not finish of an ended socket is finished first: an old write must not come after a newer one.
+What this process did not finish of an ended socket is finished first: an old write must not come after a newer one. A
+read that a lender keeps waiting is tried until it is there, since the kernel would end the program that wants it.
 """
 
 import asyncio
@@ -29,6 +30,10 @@ ANSWER_S = 20.0
 ENDING_S = 1.5
 """How long whoever asks for an end waits; it goes on then."""
 AGAIN_S = 1.0
+TIMEOUT_S, TIMEOUT_S_MAX = 5, 80
+"""How long the kernel waits for an answer before it sends the request again. It looks for what a dead socket left only
+then, so the first is how long programs wait when this process was killed. Each socket that ends while this process
+lives says that the volume is slower than that, and doubles it: nothing would ever be done otherwise."""
 LOOK_S = 2.0
 """Between two looks at how much is in it."""
 SwapWord = Literal["off", "on", "waits", "ending", "lost"]
@@ -48,6 +53,7 @@ class SwapDoor:
         self._changing = asyncio.Lock()
         self._backend = self._helper = ""
         self._front: NbdFront | None = None
+        self._timeout_s = TIMEOUT_S
         self._ending: asyncio.Task[None] | None = None
         self.word: SwapWord = "off"
         self.device, self.used_bytes, self.why = "", 0, ""
@@ -132,6 +138,7 @@ class SwapDoor:
                 await front.settled()
                 if self._front is front:
                     self._front = None
+                self._timeout_s = min(TIMEOUT_S_MAX, 2 * self._timeout_s)
                 if self._backend == backend and self.word == "on":
                     self.word = "waits"
                 continue
@@ -169,7 +176,9 @@ class SwapDoor:
         connected = False
         try:
             size = self._volume.shape.size_bytes // BLOCK_BYTES * BLOCK_BYTES
-            answer = await self._ask(ConnectSwap(self._backend, size, BLOCK_BYTES, resume), handed=other)
+            answer = await self._ask(
+                ConnectSwap(self._backend, size, BLOCK_BYTES, self._timeout_s, resume), handed=other
+            )
             connected = True
         finally:
             other.close()

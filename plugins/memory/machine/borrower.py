@@ -191,7 +191,7 @@ class Borrower:
         actions: Actions = []
         for slab, rate in zip(volume.slabs, volume.rates, strict=True):
             is_empty = slab.index in empty
-            cold = volume.hot * placement.EMPTY_SHARE if is_empty else volume.cold
+            cold = volume.hot * placement.EMPTY_SHARE or None if is_empty else volume.cold
             if placement.is_cold(rate, cold, volume.hot) and slab.state == "mapped":
                 assert slab.place is not None and cold is not None
                 why = "everything in it was discarded" if is_empty else f"cold below {rate_text(cold)}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,13 +70,13 @@ class FakeKernel:
 
     # what the module `nbd` and the programs do
 
-    def connect(self, netlink: Any, backend: str, size: int, block: int, descriptor: int) -> int:
-        self.done.append(f"connect {size} {block}")
+    def connect(self, netlink: Any, backend: str, size: int, block: int, timeout_s: int, descriptor: int) -> int:
+        self.done.append(f"connect {size} {block} {timeout_s}")
         self.device(4, backend)
         return 4
 
-    def reconfigure(self, netlink: Any, number: int, backend: str, descriptor: int) -> None:
-        self.done.append(f"reconfigure {number}")
+    def reconfigure(self, netlink: Any, number: int, backend: str, timeout_s: int, descriptor: int) -> None:
+        self.done.append(f"reconfigure {number} {timeout_s}")
 
     def disconnect(self, netlink: Any, number: int) -> None:
         self.done.append(f"disconnect {number}")
@@ -128,8 +129,9 @@ def swapoff(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
 def test_a_device_is_made_once_and_then_given_another_socket(system: FakeKernel, asked: SwapHelper, end: int) -> None:
     question = ConnectSwap(BACKEND, 10 * MIB + 5, 4096)
     assert asked.answer(question, [end]) == SwapConnected(f"{system.folder}/dev/nbd4", False)
-    assert asked.answer(question, [end]) == SwapConnected(f"{system.folder}/dev/nbd4", True)
-    assert system.done == [f"connect {10 * MIB} 4096", "reconfigure 4"]
+    again = msgspec.structs.replace(question, timeout_s=10)
+    assert asked.answer(again, [end]) == SwapConnected(f"{system.folder}/dev/nbd4", True)
+    assert system.done == [f"connect {10 * MIB} 4096 5", "reconfigure 4 10"]
 
 
 def test_what_is_to_go_on_is_never_begun_anew(system: FakeKernel, asked: SwapHelper, end: int) -> None:
@@ -229,7 +231,7 @@ def test_a_group_of_either_version_is_read(system: FakeKernel) -> None:
 # ---- the socket ----
 
 SAID: list[SwapFrame] = [
-    ConnectSwap(BACKEND, 1 << 30, 4096, True),
+    ConnectSwap(BACKEND, 1 << 30, 4096, 5, True),
     BeginSwap(BACKEND),
     EndSwap(BACKEND),
     AskSwap(BACKEND),

@@ -14,8 +14,8 @@ from agent.swap.netlink import (
     CONTROLLER,
     FAMILY_NAME,
     GET_FAMILY,
-    KernelAnswer,
     GenericNetlink,
+    KernelAnswer,
     NetlinkError,
     attributes,
     message,
@@ -38,12 +38,12 @@ GET = "1c00000010000500070000000000000003010000080002006e626400"
 
 
 def test_a_device_is_asked_for_with_the_bytes_that_another_library_makes() -> None:
-    asked = nbd.connecting(BACKEND, 64 << 30, 4096, 9)
+    asked = nbd.connecting(BACKEND, 64 << 30, 4096, 5, 9)
     assert message(FAMILY, nbd.CONNECT, 7, asked).hex() == CONNECT
 
 
 def test_another_socket_is_given_with_the_bytes_that_another_library_makes() -> None:
-    asked = nbd.reconfiguring(3, BACKEND, 9)
+    asked = nbd.reconfiguring(3, BACKEND, 5, 9)
     assert message(FAMILY, nbd.RECONFIGURE, 7, asked).hex() == RECONFIGURE + NAMED + "00" + SOCKETS
 
 
@@ -117,9 +117,9 @@ class FakeNetlink:
 
 
 def test_a_device_without_a_number_is_no_device() -> None:
-    assert nbd.connect(FakeNetlink({nbd.INDEX: b"\3\0\0\0"}), BACKEND, 1 << 30, 4096, 9) == 3
+    assert nbd.connect(FakeNetlink({nbd.INDEX: b"\3\0\0\0"}), BACKEND, 1 << 30, 4096, 5, 9) == 3
     with pytest.raises(NetlinkError):
-        nbd.connect(FakeNetlink({}), BACKEND, 1 << 30, 4096, 9)
+        nbd.connect(FakeNetlink({}), BACKEND, 1 << 30, 4096, 5, 9)
 
 
 def test_this_kernel_knows_its_controller_and_no_family_of_a_made_up_name() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from agent.swap.received import receive
 from covey import frames, swapwire
+from covey.core import LogEvent
 from covey.errors import Refused
 from covey.swapwire import (
-    AskSwap,
     BeginSwap,
     ConnectSwap,
     EndSwap,
@@ -25,13 +25,17 @@ from covey.swapwire import (
     SwapNow,
     SwapRefused,
 )
+from plugins.memory.datapath import nbd_front
 from plugins.memory.datapath.nbd_front import NbdFront
 from plugins.memory.datapath.nbdwire import NbdCommand
+from plugins.memory.datapath.shape import Undecided
 from plugins.memory.datapath.swap_door import SwapDoor, SwapImpossible
 from plugins.memory.datapath.volume import Volume
+from plugins.memory.machine.borrower_events import BorrowerTick
 from plugins.memory.policy.swapping import GroupMemory, RoomNow, lacks_room
 from tests.plugins.memory.nbd import Client
 from tests.plugins.memory.ports import PAGE, Bench, a_volume, placed, soon
+from tests.plugins.memory.tale import PEERS, Tale, only
 from tests.plugins.memory.test_service import a_rack
 
 MIB = 1 << 20
@@ -180,7 +184,7 @@ async def test_a_volume_becomes_swap_and_the_kernel_reads_what_it_wrote() -> Non
         await door.begin(BACKEND, helper.path, resume=False)
         assert (door.word, door.device, helper.is_on) == ("on", "/dev/nbd7", True)
         size = volume.shape.size_bytes
-        assert helper.asked[0] == ConnectSwap(BACKEND, size, 4096, False)
+        assert helper.asked[0] == ConnectSwap(BACKEND, size, 4096, 5)
         assert await helper.device.write(3 * PAGE, b"x" * PAGE) == 0
         assert await helper.device.read(3 * PAGE, PAGE) == b"x" * PAGE
         assert await helper.device.ask(NbdCommand.TRIM, 3 * PAGE, PAGE) == 0
@@ -189,13 +193,14 @@ async def test_a_volume_becomes_swap_and_the_kernel_reads_what_it_wrote() -> Non
 
 
 async def test_a_socket_that_ends_is_followed_by_another_one() -> None:
+    """And each gives the volume twice the time: one that is slow would never be done otherwise."""
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
         assert await helper.device.write(0, b"y" * PAGE) == 0
         for number in (2, 3):
             helper.device.stream.close()
             await soon(lambda number=number: door.sockets == number and str(door.word) == "on")
-            assert helper.asked[-1] == ConnectSwap(BACKEND, 32 * PAGE, 4096, True) or AskSwap(BACKEND) in helper.asked
+            assert ConnectSwap(BACKEND, 32 * PAGE, 4096, 5 << number - 1, resume=True) in helper.asked
             assert await helper.device.read(0, PAGE) == b"y" * PAGE
 
 
@@ -233,6 +238,29 @@ async def test_what_an_ended_socket_began_is_over_before_there_is_another() -> N
         await soon(lambda: door.sockets == 2)
 
 
+async def test_a_read_that_a_lender_keeps_waiting_is_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would end the program that wants the page."""
+    monkeypatch.setattr(nbd_front, "AGAIN_S", 0.01)
+    async with a_door() as (helper, door, _):
+        await door.begin(BACKEND, helper.path, resume=False)
+        assert await helper.device.write(0, b"z" * PAGE) == 0
+        front, tries = door._front, 0
+        assert front is not None
+        read = front._pages.read
+
+        def late(offset: int, into: memoryview, done: Callable[[OSError | None], None]) -> None:
+            nonlocal tries
+            tries += 1
+            if tries < 4:
+                done(Undecided(5, "h2 has not said what it holds"))
+            else:
+                read(offset, into, done)
+
+        monkeypatch.setattr(front._pages, "read", late)
+        assert await helper.device.read(0, PAGE) == b"z" * PAGE
+        assert tries == 4
+
+
 async def test_swap_that_has_no_room_for_its_pages_stays_on_and_says_so() -> None:
     async with a_door() as (helper, door, _):
         await door.begin(BACKEND, helper.path, resume=False)
@@ -259,6 +287,42 @@ async def test_a_process_that_may_be_swapped_out_is_no_swap() -> None:
         with pytest.raises(SwapImpossible, match="could wait for itself: without CAP_IPC_LOCK"):
             await door.begin(BACKEND, helper.path, resume=False)
         assert helper.asked == []
+
+
+async def test_pages_that_are_discarded_leave_an_empty_slab() -> None:
+    async with a_door() as (helper, door, volume):
+        await door.begin(BACKEND, helper.path, resume=False)
+        for at in (0, 3):
+            assert await helper.device.write(at * PAGE, b"x" * PAGE) == 0
+        await soon(lambda: volume.slab(0).remote == 2)
+        counted = {slab.index: slab.empty for slab in volume.counts(1, 0, 0).slabs}
+        assert counted == {0: False}
+        assert await helper.device.ask(NbdCommand.TRIM, 0, 2 * PAGE) == 0
+        assert not volume.counts(1, 0, 0).slabs[0].empty
+        assert await helper.device.ask(NbdCommand.TRIM, 0, 16 * PAGE) == 0
+        assert volume.counts(1, 0, 0).slabs[0].empty
+
+
+def test_a_slab_of_which_everything_was_discarded_goes_back_to_its_lender() -> None:
+    tale = Tale()
+    tale.mapped()
+    for rates, state in ((15, "mapped"), (0, "mapped")):
+        tale.tell(BorrowerTick({"v": [rates]}, PEERS), 1.0)
+        assert tale.state() == state
+    for _ in range(30):
+        actions = tale.tell(BorrowerTick({"v": [0]}, PEERS, empty={"v": [0]}), 1.0)
+        if tale.state() != "mapped":
+            break
+    assert "everything in it was discarded" in only(actions, LogEvent).reason
+    assert tale.state() == "moving"
+
+
+def test_what_was_discarded_stays_while_it_is_hot_or_all_is() -> None:
+    for tale, requests in ((Tale(), 1000), (Tale(hot=0.0), 0)):
+        tale.mapped()
+        for _ in range(30):
+            tale.tell(BorrowerTick({"v": [requests]}, PEERS, empty={"v": [0]}), 1.0)
+        assert tale.state() == "mapped"
 
 
 # ---- the agent, on a simulated rack ----
