@@ -9,6 +9,7 @@ Exit status: 0 when all holds; 2 when the guest cannot be made or run here, and 
 
 import argparse
 import shlex
+import signal
 import sys
 
 from chaos.guest.image import NoGuest
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--within", type=float, default=WITHIN_S, help="seconds for each (%(default)g)")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=" or ".join(KINDS))
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the guest is ended then too
     wrong = [kind for kind in options.kinds if kind not in KINDS]
     if wrong:
         parser.error(f"{wrong[0]}: expected {' or '.join(KINDS)}")
