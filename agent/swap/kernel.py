@@ -88,7 +88,7 @@ def area(name: str) -> SwapArea | None:
 def begin(name: str, priority: int) -> None:
     """A swap area on this device, used before those of lower priority; freed pages are discarded. OSError."""
     run("mkswap", name)
-    run("swapon", "--discard", "--priority", str(priority), name)
+    run("swapon", "--discard=pages", "--priority", str(priority), name)
 
 
 def room(name: str) -> RoomNow:

@@ -34,7 +34,7 @@ from plugins.memory.datapath.volume import Volume
 from plugins.memory.machine.borrower_events import BorrowerTick
 from plugins.memory.policy.swapping import GroupMemory, RoomNow, lacks_room
 from tests.plugins.memory.nbd import Client
-from tests.plugins.memory.ports import PAGE, Bench, a_volume, placed, soon
+from tests.plugins.memory.ports import PAGE, Bench, QuietProbes, a_volume, placed, soon
 from tests.plugins.memory.tale import PEERS, Tale, only
 from tests.plugins.memory.test_service import a_rack
 
@@ -272,6 +272,14 @@ async def test_swap_that_has_no_room_for_its_pages_stays_on_and_says_so() -> Non
         del helper.refuses[EndSwap]
         await door.end()
         assert str(door.word) == "off" and not helper.has_device
+
+
+async def test_the_writer_of_a_volumes_log_is_locked_as_the_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes wait for it when the ring is full: swapped out to the volume it would wait for itself."""
+    asked: list[bool] = []
+    monkeypatch.setattr(QuietProbes, "stay_in_memory", lambda probes, flushes: asked.append(flushes) or "")
+    async with a_volume():
+        assert asked == [True]
 
 
 async def test_a_device_that_becomes_no_swap_is_taken_away_again() -> None:
