@@ -17,6 +17,7 @@ from chaos.guest.uml import run
 
 WITHIN_S = 900.0
 KINDS = ("pages", "redis")
+PARTS = ("discards",)
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=" or ".join(KINDS))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the guest is ended then too
-    wrong = [kind for kind in options.kinds if kind not in KINDS]
+    wrong = [kind for kind in options.kinds if kind not in (*KINDS, *PARTS)]
     if wrong:
         parser.error(f"{wrong[0]}: expected {' or '.join(KINDS)}")
     python = shlex.quote(sys.executable)

@@ -1,12 +1,15 @@
 """In the User-Mode Linux of `make swap`: a real kernel swaps to a volume, while its processes and lenders are killed.
 
-    python tests/guest/kernel_swap.py pages|redis
+    python tests/guest/kernel_swap.py pages|redis|discards
+
+`discards` is the last part of `pages` alone.
 
 The job has 160 MiB under a limit of 64 MiB, and looks at every byte. One line for each thing that holds; what does not
 hold is said, and the exit status is 1.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -30,6 +33,8 @@ GROUP = Path("/sys/fs/cgroup/job")
 HELPER = "/run/covey-swap/swapd.sock"
 HEADER_SLABS = 1
 """The first slab has the header of the swap area, which is not discarded."""
+HELD_BACK = 2
+"""Slabs with slots that the kernel keeps at hand for each processor; it discards whole runs of 256 pages."""
 GROWTH_MAX = 4 * MIB
 """That the volume's process may grow by while the host swaps to it."""
 
@@ -161,6 +166,32 @@ def mapped(rack: LivingRack) -> list[str]:
     return [str(slab["lender"]) for slab in slabs if slab["volume"] == VOLUME and slab["state"] == "mapped"]
 
 
+def indices(rack: LivingRack) -> list[int]:
+    """Slabs that lie at lenders."""
+    slabs = rack.agent().get("slabs").data
+    return sorted(slab["index"] for slab in slabs if slab["volume"] == VOLUME and slab["lender"])
+
+
+def content(rack: LivingRack) -> dict[int, int]:
+    """KiB of each slab that are not zeros, as a client of its block device is told; empty where there is none."""
+    if shutil.which("nbdinfo") is None:
+        return {}
+    path, found = str(rack.directory / "map.sock"), dict[int, int]()
+    must(ctl(rack, "memory", "export", VOLUME, "--socket", path)[0] == 0, "the volume is not exported")
+    said = subprocess.run(
+        ["nbdinfo", "--map", "--json", f"nbd+unix:///?socket={path}"], capture_output=True, text=True, check=True
+    ).stdout
+    ctl(rack, "memory", "unexport", VOLUME, "--socket", path)
+    size = int(row(rack)["slab_bytes"])
+    for extent in json.loads(said):
+        at, end = extent["offset"], extent["offset"] + extent["length"]
+        while extent["type"] == 0 and at < end:
+            upto = min(end, (at // size + 1) * size)
+            found[at // size] = found.get(at // size, 0) + (upto - at >> 10)
+            at = upto
+    return found
+
+
 def ctl(rack: LivingRack, *words: str) -> tuple[int, str]:
     code, said = rack.agentctl(*words, "--host", HOST)
     return code, said.strip()
@@ -203,7 +234,11 @@ def play(rack: LivingRack, kind: str) -> None:
     limited(LIMIT)
     job = RedisJob() if kind == "redis" else PageJob()
     try:
-        with_job(rack, job)
+        if kind == "discards":
+            job.do("write")
+            frees(rack, job)
+        else:
+            with_job(rack, job)
     finally:
         if job.process.poll() is None:
             job.process.kill()
@@ -263,11 +298,16 @@ def frees(rack: LivingRack, job: Any) -> None:
     kind = type(job)
     job.end()
     wait("the swap area is empty", lambda: swapped() < MIB)
+    say(f"the job ended, {held} slabs are at lenders: {indices(rack)}; with content, in KiB: {content(rack)}")
     began_s = time.monotonic()
-    wait("discards freed the slabs", lambda: len(mapped(rack)) <= HEADER_SLABS, 180)
+    left = HELD_BACK + HEADER_SLABS
+    try:
+        wait("discards freed the slabs", lambda: len(mapped(rack)) <= left, 90)
+    finally:
+        say(f"at lenders: {indices(rack)}; with content, in KiB: {content(rack)}")
     took_s = time.monotonic() - began_s
     say(f"the job ended: {held} slabs were at lenders, now {len(mapped(rack))}, after {took_s:.0f} s")
-    must(held > 2 * HEADER_SLABS, f"only {held} slabs were at lenders: nothing was tried")
+    must(held > 2 * left, f"only {held} slabs were at lenders: nothing was tried")
     job = kind()
     job.do("write", 0, PAGES)
     must(swapped() > 60 * MIB, "nothing is swapped")
