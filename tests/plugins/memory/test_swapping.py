@@ -277,7 +277,12 @@ async def test_swap_that_has_no_room_for_its_pages_stays_on_and_says_so() -> Non
 async def test_the_writer_of_a_volumes_log_is_locked_as_the_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes wait for it when the ring is full: swapped out to the volume it would wait for itself."""
     asked: list[bool] = []
-    monkeypatch.setattr(QuietProbes, "stay_in_memory", lambda probes, flushes: asked.append(flushes) or "")
+
+    def note(probes: QuietProbes, flushes: bool) -> str:
+        asked.append(flushes)
+        return ""
+
+    monkeypatch.setattr(QuietProbes, "stay_in_memory", note)
     async with a_volume():
         assert asked == [True]
 
