@@ -8,7 +8,6 @@ The job has 160 MiB under a limit of 64 MiB, and looks at every byte. One line f
 hold is said, and the exit status is 1.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -200,30 +199,33 @@ def while_killed(job: Any, what: str, first: int, end: int, kill: Callable[[], N
     """A part of the work, in the middle of which somebody is killed; how long it took, seconds."""
     began_s = time.monotonic()
     job.start(what, first, end)
-    if isinstance(job, RedisJob):
-        kill()
-    else:
-        time.sleep(0.4)
-        kill()
+    later = threading.Timer(0.4, kill)
+    later.start()
     job.done()
+    later.join()
     return time.monotonic() - began_s
 
 
 # ---- the story -------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def helper() -> Iterator["subprocess.Popen[bytes]"]:
-    program = subprocess.Popen([sys.executable, "-m", "agent.swap.main", "--user", "0", "--socket", HELPER])
-    try:
+class Helper:
+    """`covey-swapd`."""
+
+    def __init__(self) -> None:
+        self.program = self.started()
+
+    def started(self) -> "subprocess.Popen[bytes]":
+        self.program = subprocess.Popen([sys.executable, "-m", "agent.swap.main", "--user", "0", "--socket", HELPER])
         wait("the helper listens", lambda: os.path.exists(HELPER))
-        yield program
-    finally:
-        program.terminate()
-        program.wait(20)
+        return self.program
+
+    def killed(self) -> None:
+        self.program.kill()
+        self.program.wait()
 
 
-def play(rack: LivingRack, kind: str) -> None:
+def play(rack: LivingRack, kind: str, helper: Helper) -> None:
     code, said = ctl(rack, "memory", "attach", VOLUME, "--size", "512M", "--swap")
     while "is not ready" in said:  # a busy machine: Python starts slowly in there
         code, said = ctl(rack, "memory", "attach", VOLUME, "--size", "512M", "--swap")
@@ -237,7 +239,7 @@ def play(rack: LivingRack, kind: str) -> None:
             job.do("write")
             frees(rack, job)
         else:
-            with_job(rack, job)
+            with_job(rack, job, helper)
     finally:
         if job.process.poll() is None:
             job.process.kill()
@@ -251,7 +253,7 @@ def watch() -> None:
         say(f"... {swapped() >> 20} MiB swapped, load {os.getloadavg()[0]:.1f}")
 
 
-def with_job(rack: LivingRack, job: Any) -> None:
+def with_job(rack: LivingRack, job: Any, helper: Helper) -> None:
     vold = rack.program(HOST, "vold")
     before = status(vold)
     job.do("write")
@@ -272,9 +274,16 @@ def with_job(rack: LivingRack, job: Any) -> None:
     lender = max(sorted(set(lenders)), key=lenders.count)
     took = while_killed(job, "verify", quarter, half, lambda: os.kill(rack.program(lender, "slabd"), signal.SIGKILL))
     say(f"kill -9 of the slab process of {lender}: {took:.1f} s, every page verified")
-    took = while_killed(job, "write", half, PAGES, lambda: os.kill(rack.program(HOST, "vold"), signal.SIGKILL))
+
+    def kill_both() -> None:
+        helper.killed()
+        os.kill(rack.program(HOST, "vold"), signal.SIGKILL)
+        time.sleep(2)
+        helper.started()
+
+    took = while_killed(job, "write", half, PAGES, kill_both)
     job.do("verify")
-    say(f"kill -9 of vold while it writes: {took:.1f} s, then all of 160 MiB verified")
+    say(f"kill -9 of the helper and of vold while it writes: {took:.1f} s, then all of 160 MiB verified")
     _, said = ctl(rack, "memory")
     say(f"agentctl memory: {next((line for line in said.splitlines() if 'swap on' in line), said)}")
     no_room(rack, job)
@@ -328,10 +337,11 @@ def main() -> None:
         return
     threading.Thread(target=watch, daemon=True).start()
     try:
-        with helper(), living_rack(3, 1) as rack:
+        helper = Helper()
+        with living_rack(3, 1) as rack:
             say("a rack of three agents is up")
             try:
-                play(rack, kind)
+                play(rack, kind, helper)
             except AssertionError:
                 for path in sorted(rack.directory.glob("*/logs/*.log")):
                     print(f"---- {path}\n{path.read_text(errors='replace')[-1000:]}", flush=True)

@@ -93,7 +93,9 @@ class Doors:
     async def begin_swap(self, name: str) -> None:
         """It is swap of this host from now on, also when its process or this agent begins anew. Idempotent. Refused."""
         volume, what = self._volume(name), f"volume {name} is not swap"
-        if volume.known.swap:
+        if volume.known.swap:  # of a try that nobody heard the end of it may be off: then that is found, and said
+            known = volume.known.swap
+            await self._ask(name, lambda id: control.BeginSwapping(id, known, self._helper, True), ASK_S)
             return
         if volume.known.uid != -1 or volume.known.exports:
             why = "processes of this host read and write it"
