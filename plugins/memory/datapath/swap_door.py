@@ -72,7 +72,7 @@ class SwapDoor:
             self._backend, self._helper, self.why = backend, helper, ""
             try:
                 if not resume:
-                    await self._connect(False)
+                    await self._connect(backend, False)
                     await self._begin_swap()
             except (SwapImpossible, OSError, TimeoutError):
                 self._forget("off")
@@ -107,7 +107,7 @@ class SwapDoor:
             self._ending = asyncio.get_running_loop().create_task(self._end())
         ending = self._ending
         await asyncio.wait([ending], timeout=ENDING_S)
-        if self.word != "ending" and self.why:
+        if self._backend and self.word != "ending" and self.why:
             raise SwapImpossible(self.why)
 
     async def _end(self) -> None:
@@ -117,6 +117,7 @@ class SwapDoor:
             self.word, self.why = "on" if self._front is not None else "waits", str(error)
         else:
             self._forget("off")
+            self.why = ""
         finally:
             self._ending = None
 
@@ -143,19 +144,21 @@ class SwapDoor:
                     self.word = "waits"
                 continue
             try:
-                await self._connect(True)
+                await self._connect(backend, True)
                 if self.word == "waits":
                     self.word, self.why = "on", ""
             except (SwapImpossible, OSError, TimeoutError) as error:
+                if self._backend != backend:
+                    return
                 self.why = str(error) or "the swap helper does not answer"
-                if isinstance(error, SwapImpossible) and await self._is_gone():
-                    self._forget("lost")
+                if isinstance(error, SwapImpossible) and await self._is_gone(backend):
+                    self._forget("lost" if self._ending is None else "off")  # the helper is about to say so
                     return
                 await asyncio.sleep(AGAIN_S)
 
-    async def _is_gone(self) -> bool:
+    async def _is_gone(self, backend: str) -> bool:
         try:
-            now = await self._ask(AskSwap(self._backend))
+            now = await self._ask(AskSwap(backend))
         except (SwapImpossible, OSError, TimeoutError):
             return False
         return isinstance(now, SwapNow) and not now.device
@@ -168,7 +171,7 @@ class SwapDoor:
                     self.used_bytes = now.used_bytes
             await asyncio.sleep(LOOK_S)
 
-    async def _connect(self, resume: bool) -> None:
+    async def _connect(self, backend: str, resume: bool) -> None:
         """The kernel has a socket, whose other end is served from before it has it: it reads at once."""
         stream, other = await self._env.bytes.pair()
         front = NbdFront(self._env, self._volume, stream, self._pages, ServedClients())
@@ -176,16 +179,16 @@ class SwapDoor:
         connected = False
         try:
             size = self._volume.shape.size_bytes // BLOCK_BYTES * BLOCK_BYTES
-            answer = await self._ask(
-                ConnectSwap(self._backend, size, BLOCK_BYTES, self._timeout_s, resume), handed=other
-            )
-            connected = True
+            answer = await self._ask(ConnectSwap(backend, size, BLOCK_BYTES, self._timeout_s, resume), handed=other)
+            connected = self._backend == backend
         finally:
             other.close()
             if not connected:
                 front.close()
         if isinstance(answer, SwapConnected):
             self.device = answer.device
+        if not connected:
+            return
         self._front = front
         self.sockets += 1
         self._env.log.info("the kernel has a socket of this volume", device=self.device, resumed=resume)

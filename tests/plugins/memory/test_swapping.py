@@ -97,6 +97,8 @@ class StandIn:
         self.kernel: Client | None = None
         self.has_device = self.is_on = False
         self.refuses: dict[type, SwapRefused] = {}
+        self.ends_after_s = 0.0
+        """Between the end of the device and the answer."""
         self._tasks: list[asyncio.Task[None]] = []
         self._listener = socket.socket(socket.AF_UNIX)
 
@@ -145,6 +147,8 @@ class StandIn:
                 self.is_on = True
             case EndSwap():
                 self.is_on = self.has_device = False
+                self.device.stream.close()
+                await asyncio.sleep(self.ends_after_s)
                 return SwapNow()
             case _:
                 pass
@@ -272,6 +276,22 @@ async def test_swap_that_has_no_room_for_its_pages_stays_on_and_says_so() -> Non
         del helper.refuses[EndSwap]
         await door.end()
         assert str(door.word) == "off" and not helper.has_device
+
+
+@pytest.mark.parametrize("ends_after_s", [0.0, 0.3])
+async def test_swap_that_ended_as_it_should_is_not_lost(ends_after_s: float) -> None:
+    """Its socket ends before the helper says so."""
+    async with a_door() as (helper, door, _):
+        await door.begin(BACKEND, helper.path, resume=False)
+        helper.ends_after_s = ends_after_s
+        ending = asyncio.get_running_loop().create_task(door.end())
+        while not ending.done():
+            assert str(door.word) != "lost"
+            await asyncio.sleep(0.01)
+        await ending
+        assert (str(door.word), door.why) == ("off", "")
+        await asyncio.sleep(0.1)
+        assert (door.word, door.device, helper.has_device) == ("off", "", False)
 
 
 async def test_the_writer_of_a_volumes_log_is_locked_as_the_volume_is(monkeypatch: pytest.MonkeyPatch) -> None:
