@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test clients rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -71,6 +71,9 @@ mutants: $(READY) ## plant bugs one by one: do the checks notice? (AREA=memory O
 
 clients: $(READY) ## clients of a volume's block device that no one here wrote, at length: fio, nbdcopy, nbdinfo, qemu-io, qemu-img, Redis swapped to it (some 4 minutes; the last needs root)
 	@$(BIN)/python bench/memory_clients.py $(ARGS)
+
+swapped: $(READY) ## redis, sqlite and a graph in memory that does not fit, swapped to a volume and to this disk, side by side (some 7 minutes, as root)
+	@$(BIN)/python bench/memory_programs.py $(ARGS)
 
 rack-test: $(READY) ## kill real agents and byte processes under a job and remote memory
 	@$(BIN)/pytest tests/rack

@@ -300,7 +300,7 @@ def redis(device: Device) -> str:
     return f"{VALUES} values verified twice in {took_s:.0f} s, {swapped >> 20} MiB swapped; killed: {', '.join(killed)}"
 
 
-def limited(stack: ExitStack) -> Callable[[], None]:
+def limited(stack: ExitStack, limit: int = LIMIT) -> Callable[[], None]:
     """A group whose memory is limited; what is called in a child puts it there."""
     one, two = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     name = f"covey-clients-{os.getpid()}"
@@ -313,7 +313,7 @@ def limited(stack: ExitStack) -> Callable[[], None]:
             group, file = two / name, "memory.max"
         group.mkdir()
         stack.callback(remove_group, group)
-        (group / file).write_text(str(LIMIT))
+        (group / file).write_text(str(limit))
     except OSError as error:
         raise LeftOut(f"memory cannot be limited here: {error}") from error
 

@@ -454,7 +454,7 @@ class Probes(Protocol):
 
 
 class LoopStalls(Protocol):
-    """What one loop was held up by callbacks, or by a machine without a processor for it."""
+    """What one loop was held up: by its own callbacks, and (`waits`) by a machine that had no processor for it."""
 
     @property
     def count(self) -> int:
@@ -463,6 +463,12 @@ class LoopStalls(Protocol):
     @property
     def longest_s(self) -> float:
         """The longest of the last minute or two."""
+
+    @property
+    def waits_count(self) -> int: ...
+
+    @property
+    def waits_longest_s(self) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,13 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("names")
+"""One process reads them all."""
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("covey", "gossip", "plugins", "agent")
 TAGS = tomllib.loads((ROOT / "tests/tags.toml").read_text())
@@ -17,12 +21,15 @@ TWICE = {
 """Class names that stand for two things: one word in two papers."""
 
 
-def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ClassDef):
-                    yield path, node
+@cache
+def classes() -> list[tuple[Path, ast.ClassDef]]:
+    return [
+        (path, node)
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
 
 
 def tag_of(node: ast.ClassDef) -> object:
@@ -44,7 +51,7 @@ def test_a_tag_that_was_given_never_changes_and_is_not_given_twice() -> None:
 def test_whatever_is_tagged_by_a_base_has_an_explicit_tag_of_its_own() -> None:
     """A class without one would be known on the wire by its name, which people may want to change."""
     tagged = {node.name for _, node in classes() if tag_of(node) is True}
-    known = list(classes())
+    known = classes()
     for _ in range(4):
         tagged |= {node.name for _, node in known if {ast.unparse(base) for base in node.bases} & tagged}
     bases = {ast.unparse(base).rpartition(".")[2] for _, node in known for base in node.bases}

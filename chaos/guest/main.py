@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("tests", nargs="*", help="arguments of pytest")
     options = parser.parse_args()
     tests = " ".join(map(shlex.quote, [*(options.tests or TESTS), *(["-x"] if options.first else [])]))
-    script = options.run or f"COVEY_TEST_RDMA=1 python3 -m pytest -p no:cacheprovider -v --color=no {tests}"
+    script = options.run or f"COVEY_TEST_RDMA=1 python3 -m pytest -p no:cacheprovider -vv --color=no {tests}"
     try:
         code = run(made(), f"set -e\nrdma link\n{script}\n", options.within)
     except NoGuest as why:

@@ -73,8 +73,8 @@ class SimClock:
 class SimLoopStalls:
     """`covey.ports.LoopStalls`: callbacks take no simulated time."""
 
-    count = 0
-    longest_s = 0.0
+    count = waits_count = 0
+    longest_s = waits_longest_s = 0.0
 
 
 class SimProbes:

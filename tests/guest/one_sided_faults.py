@@ -85,7 +85,12 @@ class GuestVolume(LiveVolume):
         return counts
 
     def one_sided(self, slabs: int = SLABS, within_s: float = 10.0) -> None:
-        until(lambda: self._counted(lambda counts: counts.rdma_slabs == slabs), within_s)
+        try:
+            until(lambda: self._counted(lambda counts: counts.rdma_slabs == slabs), within_s)
+        except AssertionError:
+            counts = self.counts()
+            said = f"{counts.rdma_slabs} of {slabs} slabs, places {counts.places}"
+            raise AssertionError(f"{said}, {counts.rdma_failed} failed: {counts.rdma_why}") from None
 
     def _counted(self, what: Callable[[PageCounts], bool]) -> bool:
         try:

@@ -137,9 +137,12 @@ class SlabList(ControlFrame, frozen=True, tag="SlabList"):
     unlocked_bytes: Count = 0
     """Lent memory that may be swapped out."""
     stalls: Count = 0
-    """Times that its loop was held up for more than 5 ms."""
+    """Times that its loop was held up for more than 5 ms by what it did."""
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
     """The longest of the last minute or two."""
+    waits: Count = 0
+    """Times that it was ready for more than 5 ms, and the machine had no processor for it."""
+    wait_s_longest: Annotated[float, Meta(ge=0)] = 0.0
 
 
 # ---- volume process --------------------------------------------------------------------------------------------------
@@ -260,7 +263,10 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     lacks: Text = ""
     """As in `SlabList`."""
     stalls: Count = 0
+    """This and the next three as in `SlabList`."""
     stall_s_longest: Annotated[float, Meta(ge=0)] = 0.0
+    waits: Count = 0
+    wait_s_longest: Annotated[float, Meta(ge=0)] = 0.0
     latencies: tuple[LatencyCounts, ...] = ()
     swap: SwapCounts = SwapCounts()
     pages_refused: Count = 0

@@ -27,7 +27,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slab_session import Greeting
 from plugins.memory.datapath.slabwire import ATTACHED_BYTES, SESSION_BYTES, SlabHello, SlabOp, Versions
-from plugins.memory.datapath.volume_verbs import PairedLink, VolumeVerbs
+from plugins.memory.datapath.volume_verbs import PairedLink, PairTries, VolumeVerbs
 
 
 class LenderLink:
@@ -41,10 +41,7 @@ class LenderLink:
         self.slabs: dict[tuple[int, int], RemoteSlab] = {}
         """By index and epoch; those that are being attached too."""
         self.paired: PairedLink | None = None
-        self.pairing = asyncio.Lock()
-        """Held while a queue pair is made."""
-        self.pair_from_s: float | None = None
-        """When the next may be tried; None: nobody thought about it."""
+        self.pairing = PairTries()
 
     def end(self, why: str) -> None:
         """Idempotent."""

@@ -135,6 +135,8 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
                     unlocked_bytes=store.unlocked_bytes,
                     stalls=stalls.count,
                     stall_s_longest=stalls.longest_s,
+                    waits=stalls.waits_count,
+                    wait_s_longest=stalls.waits_longest_s,
                 )  # fmt: skip
             case control.StopProgram():
                 asyncio.get_running_loop().call_later(0.05, stopped.set)

@@ -198,6 +198,8 @@ class VolumeControl:
                     lacks=self._lacks,
                     stalls=self._stalls.count,
                     stall_s_longest=self._stalls.longest_s,
+                    waits=self._stalls.waits_count,
+                    wait_s_longest=self._stalls.waits_longest_s,
                 )
             case control.ExportVolume():
                 await self._exports.open(question.path)

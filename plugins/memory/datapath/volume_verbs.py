@@ -3,10 +3,10 @@
     a link is made (TCP) --> a device here? --> third connection, PAIR --> two queue pairs that know one another
     a slab is attached   --> ATTACH, REGION over that connection, a READ that arrives --> its pages go one-sided
 
-A slab is used over TCP until then, and for good where something refuses: no device on either side, another version,
-memory that may not be locked, a network that the device does not reach. That is tried again now and then. When a queue
-pair fails later its link ends, all of it: a WRITE may still be on its way, and the session that follows fences it at
-the lender. The next link pairs again, later each time it fails.
+A slab is used over TCP until then, and where something refuses: no device on either side or none whose port is up,
+another version, memory that may not be locked, a network that the device does not reach. That is tried again now and
+then. When a queue pair fails later its link ends, all of it: a WRITE may still be on its way, and the session that
+follows fences it at the lender. The next link pairs again, later each time it fails.
 """
 
 import asyncio
@@ -33,10 +33,8 @@ from plugins.memory.datapath.slabwire import (
     Versions,
 )
 
-AGAIN_S, AGAIN_MAX_S = 60.0, 600.0
+AGAIN_S, AGAIN_MAX_S = 2.0, 600.0
 """Until a link without a queue pair tries again; doubled each time."""
-NEVER_S = float("inf")
-"""This host has no device, so its links have no queue pair; a new one looks again."""
 FAILED_S, FAILED_MAX_S = 1.0, 300.0
 """Until a link to a lender whose queue pair failed tries again, doubled each time; a first failure costs nothing."""
 WELL_S = 60.0
@@ -55,12 +53,30 @@ class PairableLink(Protocol):
     """Why it ended; empty: it did not."""
     slabs: dict[tuple[int, int], RemoteSlab]
     paired: "PairedLink | None"
-    pairing: asyncio.Lock
-    """Held while a queue pair is made."""
-    pair_from_s: float | None
-    """When the next may be tried; None: nobody thought about it."""
+    pairing: "PairTries"
 
     def end(self, why: str) -> None: ...
+
+
+class PairTries:
+    """Of one link that has no queue pair yet."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        """Held while one is made."""
+        self.from_s: float | None = None
+        """When the next may be made; None: nobody thought about it."""
+        self.pause_s = AGAIN_S
+        """After the next that fails."""
+        self.waits = False
+        """Somebody waits until then."""
+
+    def failed(self, now_s: float) -> None:
+        """Nothing when the next is not allowed yet: that is one failure, of which several slabs heard."""
+        if (self.from_s or 0.0) > now_s:
+            return
+        self.from_s = now_s + self.pause_s
+        self.pause_s = min(AGAIN_MAX_S, 2 * self.pause_s)
 
 
 class PairedLink:
@@ -127,15 +143,15 @@ class VolumeVerbs:
 
     def begin(self, link: PairableLink, slab: RemoteSlab, control: Control) -> None:
         """A slab was attached."""
-        now_s = self._env.clock.now_s()
-        if self._disk is None or link.pair_from_s == NEVER_S:
+        tries = link.pairing
+        if self._disk is None:
             return
-        if link.pair_from_s is None:  # it is new
-            link.pair_from_s = self._failures.get(link.address, (0, 0.0))[1]
-            if link.pair_from_s > now_s:
-                self._env.spawn("pair again", self._again(link, control, link.pair_from_s - now_s, AGAIN_S))
-        if link.pair_from_s <= now_s:
+        if tries.from_s is None:  # it is new
+            tries.from_s = self._failures.get(link.address, (0, 0.0))[1]
+        if tries.from_s <= self._env.clock.now_s():
             self._env.spawn(f"one-sided slab {slab.place.index}", self._try(link, slab, control))
+        else:
+            self._wait(link, control)
 
     async def _try(self, link: PairableLink, slab: RemoteSlab, control: Control) -> None:
         """The slab goes one-sided, or it is said why not."""
@@ -145,31 +161,36 @@ class VolumeVerbs:
             if link.why or slab.why:
                 return
             self._say(link, str(why))
-            has_pair = link.paired is not None and not link.paired.why
-            if not has_pair and link.pair_from_s != NEVER_S and (link.pair_from_s or 0.0) <= self._env.clock.now_s():
-                link.pair_from_s = self._env.clock.now_s() + AGAIN_S
-                self._env.spawn("pair again", self._again(link, control, AGAIN_S, 2 * AGAIN_S))
+            if link.paired is None or link.paired.why:
+                link.pairing.failed(self._env.clock.now_s())
+                self._wait(link, control)
 
-    async def _again(self, link: PairableLink, control: Control, after_s: float, then_s: float) -> None:
-        """One for each link that has no queue pair; every slab of it is tried then."""
-        while True:
-            await asyncio.sleep(after_s)
-            if link.why or link.pair_from_s == NEVER_S:
-                return
-            link.pair_from_s = self._env.clock.now_s() + then_s
+    def _wait(self, link: PairableLink, control: Control) -> None:
+        """Until the next queue pair may be made: one task for each link that has none."""
+        if not link.pairing.waits:
+            link.pairing.waits = True
+            self._env.spawn("pair again", self._again(link, control))
+
+    async def _again(self, link: PairableLink, control: Control) -> None:
+        """Every slab of it is tried then."""
+        tries = link.pairing
+        while not link.why and tries.from_s is not None:
+            left_s = tries.from_s - self._env.clock.now_s()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
             for slab in list(link.slabs.values()):
                 if not slab.one_sided and slab.usable:
                     await self._try(link, slab, control)
-            if link.paired is not None and not link.paired.why:
-                link.pair_from_s = 0.0
-                return
-            after_s, then_s = then_s, min(AGAIN_MAX_S, 2 * then_s)
+            if tries.from_s <= self._env.clock.now_s():  # none failed
+                break
+        tries.waits = False
 
     async def _join(self, link: PairableLink, slab: RemoteSlab, control: Control) -> None:
-        async with link.pairing:
+        async with link.pairing.lock:
             paired = link.paired
             if paired is None or paired.why:
-                if link.pair_from_s is not None and link.pair_from_s > self._env.clock.now_s():
+                if (link.pairing.from_s or 0.0) > self._env.clock.now_s():
                     raise NoVerbs(self.why)  # others who waited found out
                 paired = await self._paired(link, slab.place, control)
         assert paired.pair is not None and self._disk is not None
@@ -186,11 +207,7 @@ class VolumeVerbs:
         self.why = ""
 
     async def _paired(self, link: PairableLink, place: OpenPlace, control: Control) -> PairedLink:
-        try:
-            device = self._env.verbs.open()
-        except NoVerbs:
-            link.pair_from_s = NEVER_S
-            raise
+        device = self._env.verbs.open()
         paired = PairedLink(self._env, link.lender)
 
         def lost(why: str) -> None:

@@ -470,13 +470,19 @@ class Paging:
     # ---- for tests ----
 
     def check(self) -> None:
-        states = [Chunk(state) for state in self._state]
-        here = [chunk for chunk, state in enumerate(states) if state in HERE]
-        assert self._coming == states.count(Chunk.COMING)
-        assert self._leaving == states.count(Chunk.LEAVING)
-        assert set(self._staged) == {chunk for chunk, state in enumerate(states) if state is Chunk.STAGED}
+        staged, leaving = self._all(Chunk.STAGED), self._all(Chunk.LEAVING)
+        here = set[int]().union(*(self._all(state) for state in HERE))
+        assert self._coming == self._state.count(Chunk.COMING)
+        assert self._leaving == len(leaving)
+        assert set(self._staged) == staged
         assert self._held == len(here) + len(self._staged) + self._coming <= self.budget
         assert self._coming + len(self._staged) <= self.staging
-        leaving = {chunk for chunk in here if states[chunk] is Chunk.LEAVING}
-        assert set(self._order) == set(here) - self._pinned - leaving, "every chunk that may go is in the order"
-        assert self._asked_ahead <= {chunk for chunk, state in enumerate(states) if state in (1, 2)}
+        assert set(self._order) == here - self._pinned - leaving, "every chunk that may go is in the order"
+        assert self._asked_ahead <= self._all(Chunk.COMING) | staged
+
+    def _all(self, state: Chunk) -> set[int]:
+        found, at = set[int](), self._state.find(state)
+        while at >= 0:
+            found.add(at)
+            at = self._state.find(state, at + 1)
+        return found

@@ -242,6 +242,8 @@ class Lending:
             "covey_slab_unlocked_bytes": said.unlocked_bytes,
             'covey_memory_stalls_total{process="slabd"}': said.stalls,
             'covey_memory_stall_longest_seconds{process="slabd"}': said.stall_s_longest,
+            'covey_memory_processor_waits_total{process="slabd"}': said.waits,
+            'covey_memory_processor_wait_longest_seconds{process="slabd"}': said.wait_s_longest,
             "covey_spare_bytes": self.machine.spare_bytes(),
             "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
             **{

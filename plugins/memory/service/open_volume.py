@@ -114,6 +114,10 @@ def stalls(counted: Sequence[PageCounts]) -> dict[str, float]:
         'covey_memory_stall_longest_seconds{process="vold"}': max(
             (each.stall_s_longest for each in counted), default=0.0
         ),
+        'covey_memory_processor_waits_total{process="vold"}': sum(counts.waits for counts in counted),
+        'covey_memory_processor_wait_longest_seconds{process="vold"}': max(
+            (each.wait_s_longest for each in counted), default=0.0
+        ),
     }
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from agent.ports import memory_lock
-from agent.ports.loop_stalls import RealLoopStalls
+from agent.ports.loop_stalls import RealLoopStalls, RunDelay
 from agent.ports.pages import MemfdPages
 
 ASK = """
@@ -87,3 +87,33 @@ async def test_a_loop_that_is_held_up_says_so() -> None:
     time.sleep(0.15)  # noqa: ASYNC251 - longer than the pause of a process that rests
     await asyncio.sleep(0.01)
     assert stalls.count > count and stalls.longest_s >= 0.04
+
+
+async def test_a_machine_without_a_processor_is_not_the_loops_own_doing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel said so while the timer was late; here it is made to say so."""
+    waited_s = iter([0.0, 0.0])  # when it looks whether the kernel counts, and when it begins
+    monkeypatch.setattr(RunDelay, "now_s", lambda self: next(waited_s, 0.2))
+    stalls = RealLoopStalls()
+    time.sleep(0.15)  # noqa: ASYNC251
+    await asyncio.sleep(0.01)
+    assert (stalls.count, stalls.waits_count) == (0, 1)
+    assert stalls.longest_s < 0.04 <= stalls.waits_longest_s
+
+
+def test_the_kernel_tells_how_long_a_thread_waited_for_a_processor() -> None:
+    """Two programs that never rest, on one processor."""
+    allowed = os.sched_getaffinity(0)
+    first = {min(allowed)}
+    rests_never = [sys.executable, "-c", "while True: pass"]
+    other = subprocess.Popen(rests_never, preexec_fn=lambda: os.sched_setaffinity(0, first))
+    try:
+        os.sched_setaffinity(0, first)
+        delay = RunDelay()
+        before_s, end_s = delay.now_s(), time.monotonic() + 20
+        while delay.now_s() == before_s and time.monotonic() < end_s:
+            pass
+        assert delay.now_s() > before_s
+    finally:
+        os.sched_setaffinity(0, allowed)
+        other.kill()
+        other.wait()

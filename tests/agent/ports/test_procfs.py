@@ -18,7 +18,8 @@ NOBODY = 2**22 + 1
 
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
-    code = "import time; print('up', flush=True); time.sleep(60)"
+    heeds = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # not so in what a shell started with &
+    code = f"import signal, time; {heeds}; print('up', flush=True); time.sleep(60)"
     environ = {"PLAIN": "1", "ODD": "a=b=c", "EMPTY": "", "BYTES": "\udcff"}
     with subprocess.Popen([sys.executable, "-c", code, ""], env=environ, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"up\n"
@@ -73,7 +74,7 @@ def test_somebody_elses_is_not_ours() -> None:
 
 
 def test_who_catches_a_signal_and_of_which_group_it_is(sleeper: "subprocess.Popen[bytes]") -> None:
-    assert procfs.catches(sleeper.pid, signal.SIGINT), "as every Python does"
+    assert procfs.catches(sleeper.pid, signal.SIGINT)
     assert not procfs.catches(sleeper.pid, signal.SIGRTMIN + 6)
     assert procfs.group(sleeper.pid) == os.getpgid(sleeper.pid)
     assert not procfs.catches(NOBODY, signal.SIGINT) and procfs.group(NOBODY) is None

@@ -37,6 +37,8 @@ from plugins.memory.policy.settings import SEAL_BYTES
 
 RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
 """Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
+SLOW = 10 if RDMA else 1
+"""Every instruction of that guest is translated."""
 THIS_MACHINES: Verbs = PyVerbs() if RDMA else NO_VERBS_HERE
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
@@ -353,6 +355,6 @@ async def read(volume: Volume, first: int, count: int) -> list[int]:
 
 async def soon(what: Any, within_s: float = 5.0) -> None:
     """Wait until `what()` is true."""
-    async with asyncio.timeout(within_s * (10 if RDMA else 1)):  # every instruction of the guest is translated
+    async with asyncio.timeout(within_s * SLOW):
         while not what():  # noqa: ASYNC110
             await asyncio.sleep(0.002)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from covey.headers import WireError
 from covey.verbs import SWITCHED_OFF, PairPlace, VerbsFound
-from plugins.memory.datapath import slab_verbs, slabwire
+from plugins.memory.datapath import slab_verbs, slabwire, volume_verbs
 from plugins.memory.datapath.control import (
     ControlClient,
     FreeSlabFrame,
@@ -336,6 +336,37 @@ async def test_a_queue_pair_that_fails_again_and_again_is_tried_less_often() -> 
         asked = each.asked()
         await write(each.volume, 9, 1)
         assert asked == [SlabOp.COPY], "over TCP meanwhile"
+        await soon(lambda: each.volume.counts(1).rdma_slabs == 1, within_s=8.0)
+
+
+async def test_a_port_that_went_down_is_used_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_verbs, "AGAIN_S", 0.05)
+    async with a_one_sided_bench() as each:
+        await each.open()
+        each.verbs.refuses = "no port of stand-in is active"
+        for pair in each.network.pairs.values():
+            pair.failed = "the peer does not answer"
+        await write(each.volume, 4, 8)
+        await soon(lambda: each.volume.counts(1).rdma_why == each.verbs.refuses)
+        await asyncio.sleep(0.2)
+        each.verbs.refuses = ""
+        await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
+        assert await read(each.volume, 4, 1) == [8]
+
+
+async def test_a_network_that_is_reached_after_a_while_is_used_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By all slabs of the link, after as many tries as it takes."""
+    monkeypatch.setattr(volume_verbs, "AGAIN_S", 0.05)
+    async with a_one_sided_bench() as each:
+        lender = each.bench.server.verbs
+        each.bench.server.verbs = LenderVerbs(replace(each.bench.env, verbs=SWITCHED_OFF))
+        await each.open(0)
+        await each.open(1)
+        await asyncio.sleep(0.2)
+        assert each.volume.counts(1).rdma_slabs == 0
+        each.bench.server.verbs = lender
+        await soon(lambda: each.volume.counts(1).rdma_slabs == 2)
+        assert each.volume.counts(1).rdma_why == ""
 
 
 # ---- who has none ----------------------------------------------------------------------------------------------------

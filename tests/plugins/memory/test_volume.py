@@ -13,7 +13,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, a_volume, page, placed, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, SLOW, Bench, a_bench, a_volume, page, placed, read, soon, write
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
@@ -437,7 +437,7 @@ async def crashed_with_a_silent_lender(bench: Bench) -> Volume:
     await bench.die(volume)
     bench.disk.gate.set()
     await bench.mute_lender()
-    return await bench.volume(deadline_s=0.2)
+    return await bench.volume(deadline_s=0.2 * SLOW)
 
 
 async def test_a_read_waits_however_long_for_a_lender_that_may_hold_a_newer_page() -> None:
@@ -532,7 +532,7 @@ async def test_after_an_end_in_good_order_no_lender_is_waited_for() -> None:
         await volume.end()
         await bench.die(volume)
         await bench.mute_lender()
-        again = await bench.volume(deadline_s=0.2)
+        again = await bench.volume(deadline_s=0.2 * SLOW)
         assert await read(again, 0, 2) == [1, 2]
         await bench.wake_lender()
         await soon(lambda: again.slabs[0].link is not None)
@@ -649,7 +649,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
 
 async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
     async with a_bench() as bench:
-        volume = await bench.volume(deadline_s=0.05)
+        volume = await bench.volume(deadline_s=0.05 * SLOW)
         await placed(volume, bench.register(0))
         link = volume.slabs[0].link
         assert link is not None
