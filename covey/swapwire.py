@@ -10,7 +10,7 @@ names the device by its *backend*, a text that the kernel keeps with it.
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -82,6 +82,20 @@ class SwapNow(SwapFrame, frozen=True, tag="SwapNow"):
 class SwapRefused(SwapFrame, frozen=True, tag="SwapRefused"):
     why: Text
     next: Text
+
+
+class SwapCounts(msgspec.Struct, frozen=True, array_like=True):
+    """The volume as swap of its host."""
+
+    word: Literal["off", "on", "waits", "ending", "lost"] = "off"
+    """`waits`: the kernel has no socket of it, and keeps requests; `ending`: pages go back to memory; `lost`: the
+    kernel has no such device any more."""
+    device: Text = ""
+    used_bytes: Size = 0
+    why: Text = ""
+    """Why it waits, or did not end; empty: nothing is wrong."""
+    sockets: Size = 0
+    """That the kernel was given since this process began."""
 
 
 to_helper: msgspec.msgpack.Decoder[ConnectSwap | BeginSwap | EndSwap | AskSwap] = msgspec.msgpack.Decoder(

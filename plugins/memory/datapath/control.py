@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from covey.frames import FrameError, pack, read_frame
 from covey.ports import ByteStream, Env, Listener
+from covey.swapwire import SwapCounts
 
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -209,20 +210,6 @@ class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
     counts: Annotated[tuple[Count, ...], Meta(max_length=256)]
     """Of each bucket; those that are left out at the end are empty."""
     sum_s: float = 0.0
-
-
-class SwapCounts(msgspec.Struct, frozen=True, array_like=True):
-    """The volume as swap of its host."""
-
-    word: Literal["off", "on", "waits", "ending", "lost"] = "off"
-    """`waits`: the kernel has no socket of it, and keeps requests; `ending`: pages go back to memory; `lost`: the
-    kernel has no such device any more."""
-    device: Text = ""
-    used_bytes: Count = 0
-    why: Text = ""
-    """Why it waits, or did not end; empty: nothing is wrong."""
-    sockets: Count = 0
-    """That the kernel was given since this process began."""
 
 
 class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):

@@ -17,6 +17,7 @@ from covey import headers, volumewire
 from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env, LoopStalls
+from covey.swapwire import SwapCounts
 from covey.verbs import SWITCHED_OFF
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
@@ -224,9 +225,9 @@ class VolumeControl:
                 return No(question.id, f"a volume process does not know {type(question).__name__}")
         return Yes(question.id)
 
-    def _swapping(self) -> control.SwapCounts:
+    def _swapping(self) -> SwapCounts:
         swap = self._swap
-        return control.SwapCounts(swap.word, swap.device, swap.used_bytes, swap.why[:400], swap.sockets)
+        return SwapCounts(swap.word, swap.device, swap.used_bytes, swap.why[:400], swap.sockets)
 
 
 def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.Told], None]) -> AnyVolume:

@@ -7,6 +7,7 @@ import msgspec
 
 from covey.errors import Refused
 from covey.ports import Env
+from covey.swapwire import SwapCounts
 from plugins.base import Host
 from plugins.memory.datapath import control
 from plugins.memory.datapath.control import Answer, Question, Yes
@@ -129,7 +130,7 @@ class Doors:
             await self._ended(volume, "its pages are back in memory")
         return "off" if word == "off" else "ending"
 
-    async def look(self, volume: OpenVolume, now: control.SwapCounts) -> None:
+    async def look(self, volume: OpenVolume, now: SwapCounts) -> None:
         """Once a second: swap that was to end has ended, or the kernel has it no more."""
         if volume.known.swap and now.word == "lost":
             await self._ended(volume, f"{now.why}; pages that were in it are gone")

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from covey.core import HostId
+from covey.swapwire import SwapCounts
 from covey.units import format_size
-from plugins.memory.datapath.control import OpenPlace, SlabCounts, SwapCounts
+from plugins.memory.datapath.control import OpenPlace, SlabCounts
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import mirroring
 from plugins.memory.service.open_volume import OpenVolume
