@@ -3,7 +3,7 @@
     apt-get download user-mode-linux -> .guest/uml: linux.uml and its modules -> a process whose init is `uml.sh`
 
 It has one processor, cgroups of version 2, swap and NBD. Whatever it writes outside the file systems that `uml.sh` puts
-over /tmp and /run is written here.
+over /run and /var/tmp is written here.
 """
 
 import os
