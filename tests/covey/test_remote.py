@@ -16,7 +16,12 @@ from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError
 from covey.version import VERSION
-from plugins.memory.datapath.control import ClientRefused, ControlClient, ListPlaces, Told
+from plugins.memory.datapath.control import (
+    ClientRefused,
+    ListPlaces,
+    Told,
+)
+from plugins.memory.datapath.control_ends import ControlClient
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from tests.plugins.memory.ports import SHAPE, Bench, a_bench, soon
 

@@ -21,7 +21,15 @@ from covey.ports import Address, ByteStream, Env, Listener
 from covey.verbs import SWITCHED_OFF
 from plugins.base import Program
 from plugins.memory.datapath import control, slabwire
-from plugins.memory.datapath.control import Answer, ControlServer, No, Question, RdmaLent, SlabList, Yes
+from plugins.memory.datapath.control import (
+    Answer,
+    No,
+    Question,
+    RdmaLent,
+    SlabList,
+    Yes,
+)
+from plugins.memory.datapath.control_ends import ControlServer
 from plugins.memory.datapath.slab_keeping import SlabKeeping
 from plugins.memory.datapath.slab_session import Greeting, SlabSession
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore

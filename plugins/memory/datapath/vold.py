@@ -25,13 +25,13 @@ from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_tok
 from plugins.memory.datapath.control import (
     SLABS_TOLD,
     Answer,
-    ControlServer,
     No,
     OpenPlace,
     PlaceList,
     Question,
     Yes,
 )
+from plugins.memory.datapath.control_ends import ControlServer
 from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
 from plugins.memory.datapath.shape import Shape

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import msgspec
 
 from covey.ports import Env, ProcessId
-from plugins.memory.datapath.control import Answer, ControlClient, No, Question, StopProgram, Told
+from plugins.memory.datapath.control import (
+    Answer,
+    No,
+    Question,
+    StopProgram,
+    Told,
+)
+from plugins.memory.datapath.control_ends import ControlClient
 from plugins.starting import LOOK_S, Pauses, StartPatience
 
 STOP_S = 5.0

@@ -17,7 +17,6 @@ from covey.headers import WireError
 from covey.verbs import SWITCHED_OFF, PairPlace, VerbsFound
 from plugins.memory.datapath import slab_verbs, slabwire, volume_verbs
 from plugins.memory.datapath.control import (
-    ControlClient,
     FreeSlabFrame,
     ListSlabs,
     OpenPlace,
@@ -28,6 +27,7 @@ from plugins.memory.datapath.control import (
     SlabList,
     Yes,
 )
+from plugins.memory.datapath.control_ends import ControlClient
 from plugins.memory.datapath.lender_pair import LenderPair, RingBytes
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slab_session import SlabSession
