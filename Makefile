@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -123,6 +123,9 @@ gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan'
 
 rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.main $(ARGS)
+
+swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified: root, some 10 minutes; not a part of check
+	@$(BIN)/python -m chaos.guest.swap $(ARGS)
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py

@@ -316,7 +316,11 @@ def limited(stack: ExitStack, limit: int = LIMIT) -> Callable[[], None]:
         (group / file).write_text(str(limit))
     except OSError as error:
         raise LeftOut(f"memory cannot be limited here: {error}") from error
-    return lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+
+    def join() -> None:
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    return join
 
 
 def remove_group(group: Path) -> None:

@@ -36,7 +36,7 @@ NOUNS = {
     "move": (ACT, "have ranks go on on another host: agentctl move j1 gpu2"),
     "wait": (ACT, "wait for a job and return its exit code"),
     "attach": (ACT, "make a remote memory volume: agentctl attach NAME 64MiB"),
-    "memory": (ACT, "offer a volume as a block device: agentctl memory export NAME --socket PATH"),
+    "memory": (ACT, "remote memory as swap, or as a block device: agentctl memory attach --size 64G --swap"),
     "detach": (ACT, "forget a volume and everything in it"),
     "voters": (ACT, "see or change which hosts vote on the log"),
     "quota": (ACT, "see or set how many GPUs a tenant may hold"),

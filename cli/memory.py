@@ -4,33 +4,54 @@ Without an action: how long reads and writes of each volume took in the last min
 and who answered: `zeros` (nothing was there), `ring` (memory on its way to the disk), `lender` or `disk`. Then what the
 volumes of each tenant have on each host, and its budget there.
 
+`agentctl memory attach --size 64G --swap` makes a volume (NAME, or `swap`) and has the kernel of its host swap to it,
+which takes `covey-swapd` on that host. `agentctl memory detach` brings its pages back into memory and then forgets the
+volume; where there is no room for them it says so, and the swap stays on.
+
 `agentctl memory export NAME --socket PATH` serves any NBD client (qemu, nbdfuse, nbdcopy, fio), also after a restart of
 the volume's process; `agentctl memory unexport NAME --socket PATH` ends it. The socket belongs to the agent's user."""
 
 import argparse
 import os
+import time
 from typing import Any
 
-from cli.client import NOT_FOUND, USAGE, AgentctlError
+from cli.client import NOT_FOUND, REFUSED, USAGE, Agent, AgentctlError
 from cli.context import Context, on_host
 from cli.detach import say_where
 from cli.table import plural, table
-from covey.units import format_size
+from covey.units import format_size, parse_size
 
+SWAP = "swap"
+"""A volume that is swap, where no name is given."""
+LOOK_S = 0.5
 ACCOUNTS = ("TENANT", "HOST", "HAS", "BUDGET", "VOLUMES (JOB)")
 TITLES = ("VOLUME", "HOST", "OP", "ANSWERED BY", "REQUESTS", "P50", "P99")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", nargs="?", choices=("export", "unexport"))
-    parser.add_argument("volume", nargs="?", metavar="NAME")
+    parser.add_argument("action", nargs="?", choices=("attach", "detach", "export", "unexport"))
+    parser.add_argument("volume", nargs="?", metavar="NAME", help=f"(attach, detach: default {SWAP})")
+    parser.add_argument("--size", metavar="SIZE", help="of a volume that is attached, such as 64G")
+    parser.add_argument("--swap", action="store_true", help="it is swap of its host")
     parser.add_argument("--socket", metavar="PATH", help="of the unix socket that clients connect to")
     parser.add_argument("--host", metavar="NAME", help="whose volume it is (default: of the agent that answers)")
 
 
 def run(context: Context) -> int:
-    if context.args.action is None:
-        return show(context)
+    match context.args.action:
+        case None:
+            return show(context)
+        case "attach":
+            return attach_swap(context)
+        case "detach":
+            return detach(context)
+        case _:
+            return export(context)
+
+
+def export(context: Context) -> int:
+    """Or, with `unexport`, no more."""
     if context.args.volume is None or context.args.socket is None:
         what = f"{context.args.action} of which volume, at which socket?"
         step = f"agentctl memory {context.args.action} NAME --socket PATH"
@@ -48,6 +69,63 @@ def run(context: Context) -> int:
         return context.say_json(answer.whole)
     context.say(f"{name} is served at {path} no more" if end else f"{name}: nbd+unix:///?socket={path}")
     return 0
+
+
+def attach_swap(context: Context) -> int:
+    """Idempotent: a volume of that name and size that is there is used."""
+    name = context.args.volume or SWAP
+    step = f"agentctl memory attach {name} --size 64G --swap"
+    if context.args.size is None or not context.args.swap:
+        what = "--size is missing" if context.args.size is None else "without --swap it is agentctl attach NAME SIZE"
+        raise AgentctlError(USAGE, "no volume is attached", what, step)
+    try:
+        size_bytes = parse_size(context.args.size)
+    except ValueError as error:
+        raise AgentctlError(USAGE, "that volume cannot be made", str(error), step) from None
+    agent = on_host(context, context.args.host)
+    was_there = bool(row_of(agent, name))
+    agent.post("volumes", body={"volume": name, "size_bytes": size_bytes})
+    try:
+        answer = agent.post("volumes", name, "swap", body={})
+    except AgentctlError:
+        if not was_there and not row_of(agent, name)["swap"]["device"]:
+            agent.delete("volumes", name)  # nobody else uses it
+        raise
+    if context.json:
+        return context.say_json(answer.whole)
+    context.say(f"{name}: {format_size(size_bytes)}, swap of {answer.host}; next: agentctl memory")
+    return 0
+
+
+def detach(context: Context) -> int:
+    """Swap ends first, however long that takes; then the volume is forgotten."""
+    name = context.args.volume or SWAP
+    try:
+        agent = on_host(context, context.args.host)
+        word = agent.post("volumes", name, "swap", body={"end": True}).data["swap"]
+    except AgentctlError as error:
+        if error.code == NOT_FOUND and context.args.host is None:
+            say_where(context, error, f"agentctl memory detach {name}")
+        raise
+    while word == "ending":
+        time.sleep(LOOK_S)
+        now = row_of(agent, name).get("swap", {"word": "off"})
+        word = now["word"]
+        if word in ("on", "waits"):
+            why, _, step = now["why"].partition("; next: ")
+            again = f"agentctl memory detach {name}"
+            raise AgentctlError(REFUSED, f"volume {name} stays swap", why or "it was not given up", step or again)
+    answer = agent.delete("volumes", name)
+    if context.json:
+        return context.say_json(answer.whole)
+    context.say(f"{name} is forgotten on {answer.host}")
+    return 0
+
+
+def row_of(agent: Agent, name: str) -> dict[str, Any]:
+    """The volume of that name on that agent's host; empty: it has none."""
+    answer = agent.get("volumes")
+    return next((row for row in answer.data if (row["volume"], row["host"]) == (name, answer.host)), {})
 
 
 def show(context: Context) -> int:
@@ -69,6 +147,12 @@ def show(context: Context) -> int:
     if accounts:
         context.say("")
         context.say(table(ACCOUNTS, accounts, ACCOUNTS[2:4], context.paint))
+    for volume in answer.data:
+        swap = volume.get("swap") or {"word": "off"}
+        if swap["word"] != "off":
+            used = f"{swap['device'] or 'no device'}, {format_size(swap['used_bytes'])} used"
+            why = f": {swap['why']}" if swap["why"] else ""
+            context.say(f"{volume['volume']} on {volume['host']}: swap {swap['word']}, {used}{why}")
     for volume in answer.data:
         links = {state: count for state, count in (volume.get("links") or {}).items() if count}
         if set(links) - {"open"}:

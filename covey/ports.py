@@ -83,12 +83,19 @@ class Links(Protocol):
     async def close(self) -> None: ...
 
 
-class SharedPage(Protocol):
-    """A page of `covey.pages`, made here."""
+class Handed(Protocol):
+    """Something of this process that another one may be given."""
 
     @property
     def descriptor(self) -> int:
-        """To be sent to whoever maps it; -1 once it is closed."""
+        """-1 once it is closed."""
+
+    def close(self) -> None:
+        """Given up here. Idempotent."""
+
+
+class SharedPage(Handed, Protocol):
+    """A page of `covey.pages`, made here, whose descriptor is sent to whoever maps it."""
 
     @property
     def view(self) -> Any:
@@ -162,8 +169,8 @@ class ByteStream(Protocol):
         """Queue all parts as one unit (never interleaved with another write); waits while the outbox is full. The
         buffers may be reused once this returns."""
 
-    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
-        """`write`, and with it descriptors of these pages (SCM_RIGHTS); unix sockets only. The receiver has them, in
+    async def write_with(self, data: bytes, pages: Sequence[Handed]) -> None:
+        """`write`, and with it descriptors of these (SCM_RIGHTS); unix sockets only. The receiver has them, in
         order, by the time it has read `data`. Nothing is sent when one of them was closed meanwhile."""
 
     def close(self) -> None: ...
@@ -202,6 +209,9 @@ class Bytes(Protocol):
 
     def hold(self, ip: str, port: int = 0) -> HeldPort:
         """Keep a TCP port for a process that binds it after the release. OSError when it is taken."""
+
+    async def pair(self) -> tuple[ByteStream, Handed]:
+        """A connection of which another process, or the kernel, is handed the other end. OSError."""
 
 
 class Disk(Protocol):
@@ -433,6 +443,14 @@ class Probes(Protocol):
     def stay_in_memory(self, flushes: bool) -> str:
         """Nothing of this process is swapped out from now on. `flushes`: it may stand behind a disk of this host, so
         the kernel does not wait for disks when it needs memory for it. Why not, in words; empty: so it is."""
+
+    def swap_lacks(self, helper: str) -> str:
+        """Why no volume can be swap of this host, and the next step; empty: a helper listens there, and the kernel has
+        what it takes, as far as can be seen without asking."""
+
+    def keep_heap(self, size_bytes: int) -> str:
+        """So much memory is taken for requests now and never given back, so that a request under load finds some. Why
+        not, in words; empty: it is taken."""
 
     def watch_loop(self) -> "LoopStalls":
         """From now on, until the process ends: how long this loop was held up."""

@@ -277,6 +277,18 @@ class LinksView(msgspec.Struct, frozen=True):
     """The disk is being brought up to date with what it holds."""
 
 
+class SwapView(msgspec.Struct, frozen=True):
+    """A volume as swap of its host."""
+
+    word: str = "off"
+    """`off`, `on`, `waits` (the kernel keeps requests until the volume's process is back), `ending` or `lost`."""
+    device: str = ""
+    used_bytes: int = 0
+    """Of it, that hold pages."""
+    why: str = ""
+    """Why it waits, or did not end."""
+
+
 class VolumeView(msgspec.Struct, frozen=True):
     volume: str
     host: HostId
@@ -309,6 +321,7 @@ class VolumeView(msgspec.Struct, frozen=True):
     """That of its tenant on its host; None: not limited."""
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
+    swap: SwapView = SwapView()
 
 
 class AggregatorJobView(msgspec.Struct, frozen=True):

@@ -203,6 +203,7 @@ class HttpApi:
         post("/v1/volumes", self._ask("memory.attach", _body))
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
+        post("/v1/volumes/{id}/swap", self._ask("memory.swap", _volume_body))
         app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
         post("/v1/voters", self._ask("agent.change_voters", _body))

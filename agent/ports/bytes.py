@@ -22,11 +22,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from agent.ports.datagrams import ip_port_text
+from agent.ports.held_ends import BoundPort, OtherEnd
 from agent.ports.page_lender import PageLender
 from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
 from covey.driven import Driven
-from covey.ports import ANYBODY, Address, ByteStream, HeldPort, Listener, Logger, SharedPage
+from covey.ports import ANYBODY, Address, ByteStream, Handed, HeldPort, Listener, Logger
 
 SPILL_BYTES = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -215,7 +216,7 @@ class SocketStream(asyncio.BufferedProtocol):
         if self._ended is not None:
             raise self._ended
 
-    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+    async def write_with(self, data: bytes, pages: Sequence[Handed]) -> None:
         """Transports send no descriptors, so this goes to the socket itself, at a moment when the transport holds
         nothing back; what the kernel does not take of `data` goes the usual way."""
         while self._held_up():
@@ -462,22 +463,17 @@ class SocketBytes:
         """Keep a TCP port from others without listening on it. OSError when it is taken."""
         return BoundPort(ip, port)
 
-
-class BoundPort:
-    """`HeldPort`. SO_REUSEADDR, so that a job that sets it too may bind right after (or even before) the release."""
-
-    def __init__(self, ip: str, port: int) -> None:
-        self._socket = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+    async def pair(self) -> tuple[ByteStream, Handed]:
+        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.bind((ip, port))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            ours.setblocking(False)
+            _, stream = await asyncio.get_running_loop().create_unix_connection(SocketStream, sock=ours)
         except OSError:
-            self._socket.close()
+            ours.close()
+            other.close()
             raise
-        self.port: int = self._socket.getsockname()[1]
-
-    def release(self) -> None:
-        self._socket.close()
+        stream.widen()
+        return stream, OtherEnd(other)
 
 
 def _octets(part: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:

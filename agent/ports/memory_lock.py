@@ -12,6 +12,10 @@ MLOCK_ONFAULT = 1
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
 PR_SET_IO_FLUSHER = 57
 CAP_IPC_LOCK, CAP_SYS_RESOURCE = 14, 24
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MMAP_BYTES_MAX = 32 << 20
+"""The most that glibc takes."""
+HEAP_BLOCK_BYTES = 64 << 10
 NOT_ALLOWED = "without CAP_IPC_LOCK, or LimitMEMLOCK=infinity, it may be swapped out"
 NO_FLUSHER = "without CAP_SYS_RESOURCE it is no IO_FLUSHER: short of memory, it may wait for itself"
 
@@ -38,6 +42,27 @@ def stay_in_memory(flushes: bool) -> str:
     if flushes and libc.prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0:
         lacks.append(NO_FLUSHER)
     return "; ".join(lacks)
+
+
+def keep_heap(size_bytes: int) -> str:
+    """`covey.ports.Probes.keep_heap`. From now on blocks up to 32 MiB come from the heap, and what is freed stays in
+    it; where the process is locked, it stays in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        kept = libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES_MAX) and libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+    except AttributeError:
+        kept = 0
+    if not kept:
+        return "this C library gives freed memory back to the kernel"
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.free.restype, libc.free.argtypes = None, (ctypes.c_void_p,)
+    blocks = [libc.malloc(HEAP_BLOCK_BYTES) for _ in range(-(-size_bytes // HEAP_BLOCK_BYTES))]
+    for block in blocks:
+        if block:
+            ctypes.memset(block, 0, HEAP_BLOCK_BYTES)
+    for block in blocks:
+        libc.free(block)
+    return "" if all(blocks) else f"there are no {size_bytes} bytes of memory for it"
 
 
 def _may_lock_all() -> bool:

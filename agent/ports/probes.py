@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from agent.ports import memory_lock, memory_stalls
+from agent.ports import memory_lock, memory_stalls, swap_seen
 from agent.ports.devices.backend import Backend
 from agent.ports.loop_stalls import RealLoopStalls
 from agent.ports.memory import memory_now
@@ -42,6 +42,12 @@ class RealProbes:
 
     def stay_in_memory(self, flushes: bool) -> str:
         return memory_lock.stay_in_memory(flushes)
+
+    def swap_lacks(self, helper: str) -> str:
+        return swap_seen.lacks(helper)
+
+    def keep_heap(self, size_bytes: int) -> str:
+        return memory_lock.keep_heap(size_bytes)
 
     def watch_loop(self) -> RealLoopStalls:
         return RealLoopStalls()

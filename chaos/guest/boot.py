@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -51,24 +52,33 @@ def _boot(image: Path, disk: Path, within_s: float) -> int:
         "-drive", f"file={image / 'disk.ext4'},if=virtio,format=raw,snapshot=on",
         "-drive", f"file={disk},if=virtio,format=raw,readonly=on",
     ]  # fmt: skip
+    return follow(["nice", "-n", "15", *command], within_s)
+
+
+def follow(command: list[str], within_s: float) -> int:
+    """Run a guest and print what it says, up to the status with which its work ended. NoGuest when there is none."""
     began = time.monotonic()
     with subprocess.Popen(
-        ["nice", "-n", "15", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as qemu:
-        assert qemu.stdout is not None
-        os.set_blocking(qemu.stdout.fileno(), False)
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as guest:
+        assert guest.stdout is not None
+        os.set_blocking(guest.stdout.fileno(), False)
         try:
-            return _follow(qemu, began + within_s)
+            return _follow(guest, began + within_s)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                qemu.kill()
+                os.killpg(guest.pid, signal.SIGKILL)  # each process of a User-Mode Linux is one here
 
 
-def _follow(qemu: "subprocess.Popen[bytes]", until: float) -> int:
-    assert qemu.stdout is not None
+def _follow(guest: "subprocess.Popen[bytes]", until: float) -> int:
+    assert guest.stdout is not None
     code, tail = None, b""
     while time.monotonic() < until:
-        data = qemu.stdout.read()
+        data = guest.stdout.read()
         if data is None:
             time.sleep(0.1)
             continue

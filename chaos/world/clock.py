@@ -113,6 +113,12 @@ class SimProbes:
     def stay_in_memory(self, flushes: bool) -> str:
         return ""
 
+    def swap_lacks(self, helper: str) -> str:
+        return f"no swap helper listens at {helper}"
+
+    def keep_heap(self, size_bytes: int) -> str:
+        return ""
+
     def watch_loop(self) -> "SimLoopStalls":
         return SimLoopStalls()
 

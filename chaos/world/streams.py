@@ -18,12 +18,12 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
 from covey.driven import Driven, Part
-from covey.ports import Address, SharedPage
+from covey.ports import Address, Handed, SharedPage
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess
@@ -185,10 +185,10 @@ class SimStream:
         assert self._driven is not None, "it is not driven yet"
         self._driven.send(parts)
 
-    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+    async def write_with(self, data: bytes, pages: Sequence[Handed]) -> None:
         if min(page.descriptor for page in pages) >= 0:
             await self.write(data)
-            self.other.pages.extend(pages)
+            self.other.pages.extend(cast(Sequence[SharedPage], pages))
 
     async def _write_slowly(self, data: bytes) -> None:
         """As the other end makes room."""
@@ -458,6 +458,9 @@ class SimBytes:
         if listener is None or isinstance(listener, HeldPort) or not target.up:
             raise ConnectionRefusedError(f"no process listens on {to}")
         return wires.join(process, listener, here)
+
+    async def pair(self) -> tuple[Any, Handed]:
+        raise OSError(95, "there is no kernel here that could be given a socket")
 
     def hold(self, ip: str, port: int = 0) -> "HeldPort":
         """Keep a TCP port from others without listening on it. OSError when it is taken."""

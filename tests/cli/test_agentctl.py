@@ -643,3 +643,43 @@ def test_quotas_and_volumes_are_changed(run: Run, agent: FakeAgent) -> None:
         ("POST /v1/volumes", {"volume": "demo", "size_bytes": 64 << 20}),
         ("DELETE /v1/volumes/demo", None),
     ]
+
+
+SWAP_ON = {"word": "on", "device": "/dev/nbd0", "used_bytes": 12 << 20, "why": ""}
+
+
+def test_a_volume_is_attached_as_swap_and_taken_away_when_it_was_refused(run: Run, agent: FakeAgent) -> None:
+    row = VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON}
+    agent.replies |= {"GET /v1/volumes": [], "POST /v1/volumes": row, "POST /v1/volumes/swap/swap": {"swap": "on"}}
+    code, said, _ = run("memory", "attach", "--size", "64G", "--swap")
+    assert (code, said) == (0, "swap: 64 GiB, swap of gpu1; next: agentctl memory\n")
+    assert ("POST /v1/volumes", {"volume": "swap", "size_bytes": 64 << 30}) in agent.asked
+    assert run("memory", "attach", "--size", "64G")[0] == 2
+    assert run("memory", "attach", "--swap")[0] == 2
+    assert run("memory", "attach", "--size", "much", "--swap")[0] == 2
+
+
+def test_memory_says_how_swap_is(run: Run, agent: FakeAgent) -> None:
+    waits = SWAP_ON | {"word": "waits", "why": "no swap helper listens"}
+    agent.replies["GET /v1/volumes"] = [VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON}]
+    assert "swap on gpu1: swap on, /dev/nbd0, 12 MiB used" in run("memory")[1]
+    agent.replies["GET /v1/volumes"] = [VOLUME | {"volume": "swap", "host": "gpu1", "swap": waits}]
+    assert "swap waits, /dev/nbd0, 12 MiB used: no swap helper listens" in run("memory")[1]
+
+
+def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
+    run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known only after a while: what the volume says then is told."""
+    monkeypatch.setattr("cli.memory.LOOK_S", 0.0)
+    kept = SWAP_ON | {"why": "there is room for 1 MiB; next: free memory"}
+    agent.replies |= {
+        "POST /v1/volumes/swap/swap": {"swap": "ending"},
+        "DELETE /v1/volumes/swap": {"volume": "swap"},
+        "GET /v1/volumes": [VOLUME | {"volume": "swap", "host": "gpu1", "swap": kept}],
+    }
+    code, _, errors = run("memory", "detach")
+    assert code == 4 and "there is room for 1 MiB" in errors and "next: free memory" in errors
+    assert not [target for target, _ in agent.asked if target.startswith("DELETE")]
+    agent.replies["GET /v1/volumes"] = [VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON | {"word": "off"}}]
+    assert run("memory", "detach")[:2] == (0, "swap is forgotten on gpu1\n")

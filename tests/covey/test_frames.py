@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from covey.core import HostId
 from covey.frames import FRAME_BYTES_MAX, FrameError, pack, read_frame, unpack
-from covey.ports import SharedPage
+from covey.ports import Handed
 from covey.wire import Join, Joined, Refusal, decoder
 
 
@@ -29,7 +29,7 @@ class Pipe:
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
         self.data += b"".join(parts)
 
-    async def write_with(self, data: bytes, pages: Sequence[SharedPage]) -> None:
+    async def write_with(self, data: bytes, pages: Sequence[Handed]) -> None:
         raise ConnectionError("nobody sends pages here")
 
     def close(self) -> None:

@@ -26,15 +26,15 @@ that happen to be on one host have an aggregator nevertheless."""
 class LivingRack:
     """A started rack and the questions these tests ask of it."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, hosts: int = 4, gpus: int = 2) -> None:
+        self.directory, self.shape = directory, (hosts, gpus)
         self.hosts: list[RackHost] = []
         self.start()
 
     def start(self) -> None:
         """Whatever is missing, as systemd's Restart=always would."""
         quiet = rack.Timer(lambda _line: None)
-        self.hosts = rack.start(self.directory, 4, 2, os.environ, quiet)
+        self.hosts = rack.start(self.directory, *self.shape, os.environ, quiet)
 
     def host(self, name: str) -> RackHost:
         return next(host for host in self.hosts if host.name == name)
@@ -123,10 +123,10 @@ def wait(what: str, holds: Callable[[], Any], timeout_s: float = 60.0) -> Any:
 
 
 @contextmanager
-def living_rack() -> Iterator[LivingRack]:
+def living_rack(hosts: int = 4, gpus: int = 2) -> Iterator[LivingRack]:
     directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
     try:
-        yield LivingRack(directory)
+        yield LivingRack(directory, hosts, gpus)
     finally:
         rack.stop(directory, os.environ, lambda _line: None)
         left = rack_processes.find(directory, [])

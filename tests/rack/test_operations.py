@@ -20,6 +20,8 @@ NOT_TYPED = {
     "systemctl status covey": "systemd is not the first process of these hosts",
     "systemctl edit covey": "opens an editor",
     "systemctl stop covey": "systemd is not the first process of these hosts",
+    "systemctl enable --now covey-swap": "systemd is not the first process of these hosts",
+    "agentctl memory attach swap1 --size 64G --swap": "would swap on this machine; tests/guest/kernel_swap.py does",
     "systemctl restart covey": "systemd is not the first process of these hosts",
     "systemctl kill --signal=SIGINT covey": "systemd is not the first process of these hosts",
     "agentd --make-key /etc/covey/gossip.key": "this is how the key of this rack was made",
@@ -36,6 +38,7 @@ EXIT = {
     "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
     "agentctl memory export vol1 --socket /run/covey/vol1-nbd.sock": 3,  # nor one of that name
     "agentctl memory unexport vol1 --socket /run/covey/vol1-nbd.sock": 3,
+    "agentctl memory detach swap1": 3,
 }
 """Command -> its exit code, where that is not 0."""
 

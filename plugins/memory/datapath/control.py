@@ -11,6 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from covey.swapwire import SwapCounts
+
 Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Name = Annotated[str, Meta(max_length=63)]
@@ -179,6 +181,8 @@ class SlabCounts(msgspec.Struct, frozen=True, array_like=True):
     """Pages that have ever been written."""
     remote: Count
     """Pages whose newest content the lender holds."""
+    empty: bool = False
+    """It was written, and every page of it was discarded since: there is nothing to be read."""
 
 
 class PlaceNow(msgspec.Struct, frozen=True, array_like=True):
@@ -246,6 +250,7 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     waits: Count = 0
     wait_s_longest: Annotated[float, Meta(ge=0)] = 0.0
     latencies: tuple[LatencyCounts, ...] = ()
+    swap: SwapCounts = SwapCounts()
     pages_refused: Count = 0
     """Pages that came back from a lender and were not what had been sealed for it."""
 
@@ -261,6 +266,19 @@ class EndExport(Question, frozen=True, tag="EndExport"):
     """Not any more. Answer: `Yes`."""
 
     path: Text
+
+
+class BeginSwapping(Question, frozen=True, tag="BeginSwap"):
+    """Be swap of this host, through the helper that listens there. `resume`: it was before this process began. Answer:
+    `Yes` or `No`."""
+
+    backend: Text
+    helper: Text
+    resume: bool = False
+
+
+class EndSwapping(Question, frozen=True, tag="EndSwap"):
+    """Not any more. Answer: `Yes`, when it is over or goes on (`SwapCounts`), or `No`, and it stays swap."""
 
 
 class PlaceDead(Question, frozen=True, tag="PlaceDead"):
@@ -335,6 +353,8 @@ Asked = (
     | CountPages
     | ExportVolume
     | EndExport
+    | BeginSwapping
+    | EndSwapping
     | PlaceDead
     | GiveUp
     | ListPlaces

@@ -13,6 +13,7 @@ from covey.ports import Env
 from plugins.memory.datapath.control import OpenPlace, PlaceNow, PlaceState, Told
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.remote_slab import RemoteSlab
+from plugins.memory.datapath.shape import Undecided
 from plugins.memory.datapath.slab import CountedSlab, Slabs
 from plugins.memory.datapath.slabwire import Versions
 
@@ -115,7 +116,7 @@ class LenderTasks(ABC, Generic[P]):
             async with asyncio.timeout(within_s):
                 await known.wait()
         except TimeoutError as error:
-            raise OSError(errno.EIO, self.doubts(slab)) from error
+            raise Undecided(errno.EIO, self.doubts(slab)) from error
 
     def now(self, slabs: Iterable[P]) -> tuple[PlaceNow, ...]:
         """Every place of these, and how it is."""

@@ -27,7 +27,7 @@ from plugins.memory.datapath.mirror_read import Found, LenderPaces, MirrorRead
 from plugins.memory.datapath.mirror_slab import MirrorSlab
 from plugins.memory.datapath.paged_volume import Done, settle
 from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.shape import Shape, Undecided
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.mirroring import MEMBERS
@@ -110,7 +110,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
                 return
             self.buffers.spoil(pages)
             if self._env.clock.now_s() >= give_up_s:
-                raise OSError(errno.EIO, f"no whole member of slab {slab.index} took it within {WAIT_S:g} s")
+                raise Undecided(errno.EIO, f"no whole member of slab {slab.index} took it within {WAIT_S:g} s")
             await asyncio.sleep(AGAIN_S)
 
     def _send(
@@ -200,7 +200,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
                 versions.extend(found[1])
                 continue
             if self._env.clock.now_s() >= give_up_s:
-                raise OSError(errno.EIO, f"nobody who holds page {page} can be reached")
+                raise Undecided(errno.EIO, f"nobody who holds page {page} can be reached")
             await asyncio.sleep(AGAIN_S)
         return versions
 

@@ -39,6 +39,7 @@ from plugins.memory.datapath.nbdwire import (
     NbdOption,
     NbdRequest,
 )
+from plugins.memory.datapath.shape import Undecided
 from plugins.memory.datapath.write_buffers import LONG_BYTES
 
 UNDER_WAY_MAX = 256
@@ -47,6 +48,8 @@ UNDER_WAY_BYTES_MAX = 64 << 20
 """Bytes of them, of one connection."""
 GATHERED_MAX = 1 << 20
 """Bytes that are gathered before they are sent: a client that does not take its answers is noticed by that."""
+AGAIN_S = 1.0
+"""Between two tries of a read."""
 GREETING_S = 10.0
 """How long a client may take until it has chosen an export."""
 _ERRORS = {errno.EROFS: NbdError.EPERM, errno.ENOSPC: NbdError.ENOSPC}
@@ -85,6 +88,8 @@ class NbdFront:
         self._request: NbdRequest | None = None
         self._header = memoryview(bytearray(REQUEST_BYTES))
         self._under_way = self._under_way_bytes = 0
+        self._patient = False
+        self._settled: asyncio.Future[None] | None = None
         self._held = False
         self._out: list[Part] = []
         self._gathered = 0
@@ -95,6 +100,26 @@ class NbdFront:
         self._stream.drive(self, polite=True)
         self._stream.send([nbdwire.greeting()])
         asyncio.get_running_loop().call_later(GREETING_S, self._too_slow)
+
+    def begin_agreed(self) -> None:
+        """Both ends know what is served: the first bytes are a request. Answers are simple ones, and a read whose
+        content is undecided is tried again until the connection is over."""
+        self._patient = True
+        self._begin_requests("")
+        self._stream.drive(self, polite=True)
+
+    def close(self) -> None:
+        """Idempotent. What is under way is finished without an answer."""
+        if not self.over.done():
+            self.over.set_result(None)
+        self._stream.close()
+
+    async def settled(self) -> None:
+        """Returns once no request of a connection that is over is under way. Until then what it wrote last may still
+        come after what another connection writes."""
+        if self._under_way:
+            self._settled = asyncio.get_running_loop().create_future()
+            await self._settled
 
     def _too_slow(self) -> None:
         if not self._chosen and not self.over.done():
@@ -322,11 +347,16 @@ class NbdFront:
     def _over(self, length: int) -> None:
         self._under_way -= 1
         self._under_way_bytes -= length
+        if not self._under_way and self._settled is not None and not self._settled.done():
+            self._settled.set_result(None)
         if self._held and self._under_way < UNDER_WAY_MAX // 2 and self._under_way_bytes < UNDER_WAY_BYTES_MAX // 2:
             self._held = False
             self._stream.go_on()
 
     def _read(self, request: NbdRequest, into: bytearray, error: OSError | None) -> None:
+        if self._patient and isinstance(error, Undecided) and not self.over.done():
+            asyncio.get_running_loop().call_later(AGAIN_S, self._read_again, request, into)
+            return
         self._over(request.length)
         self._gathered += request.length
         if error is not None:
@@ -337,6 +367,9 @@ class NbdFront:
             self._say(nbdwire.simple(request.cookie, 0), into)
         if self._gathered >= GATHERED_MAX:
             self._flush()
+
+    def _read_again(self, request: NbdRequest, into: bytearray) -> None:
+        self._pages.read(request.offset, memoryview(into), lambda error: self._read(request, into, error))
 
     def _done(self, request: NbdRequest, error: OSError | None) -> None:
         self._over(request.length if request.command is NbdCommand.WRITE else 0)

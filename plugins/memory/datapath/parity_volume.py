@@ -44,7 +44,7 @@ from plugins.memory.datapath.parity_lenders import ParityLenders
 from plugins.memory.datapath.parity_rows import PLAINLY, LateRead, ParityRows, ReadHow
 from plugins.memory.datapath.parity_slab import ParitySlab
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
-from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.shape import Shape, Undecided
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.policy import parity
 
@@ -131,7 +131,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
                 except (SlabGone, OSError) as error:
                     why = str(error)
             if self._env.clock.now_s() >= give_up_s:
-                raise OSError(errno.EIO, f"slab {slab.index} did not take it within {WAIT_S:g} s: {why}")
+                raise Undecided(errno.EIO, f"slab {slab.index} did not take it within {WAIT_S:g} s: {why}")
             await asyncio.sleep(AGAIN_S)
 
     async def _write_rows(self, slab: ParitySlab, first: int, count: int, pages: memoryview | None) -> bool:
@@ -283,7 +283,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
                     how = PLAINLY  # it cannot be made now: whoever is late is waited for
                     continue
             if self._env.clock.now_s() >= give_up_s:
-                raise OSError(errno.EIO, why)
+                raise Undecided(errno.EIO, why)
             await asyncio.sleep(AGAIN_S)
         self._remote_read_bytes += size * int(np.count_nonzero(self._newest[first : first + count]))
         return array("Q", bytes(self._bytes[8 * first : 8 * (first + count)]))

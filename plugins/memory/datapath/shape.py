@@ -8,6 +8,11 @@ import msgspec
 KEY_BYTES = 32
 """Of the key that a volume's pages are sealed with."""
 
+
+class Undecided(OSError):
+    """Not now: a lender that may have the newest content has not answered. Asked again later it may be there."""
+
+
 GENERATION_BITS = 20
 """Upper bits of a version: how often this volume's process has started. The rest counts writes."""
 

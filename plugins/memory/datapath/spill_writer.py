@@ -273,7 +273,9 @@ def refused(error: OSError, written: bool = False) -> SpillDone:
 
 
 async def run_spill(env: Env, config: SpillConfig) -> None:
-    """The program. OSError when the writer before does not end. It ends when the volume's process has."""
+    """The program. OSError when the writer before does not end. It ends when the volume's process has. It stays in
+    memory as that does: when the ring is full, writes of the volume wait for it."""
+    env.probes.stay_in_memory(flushes=True)
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     claimed = False
 

@@ -17,6 +17,7 @@ from covey import headers, volumewire
 from covey.driven import driven
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env, LoopStalls
+from covey.swapwire import SwapCounts
 from covey.verbs import SWITCHED_OFF
 from covey.volumewire import OtherVersion
 from plugins.memory.datapath import control
@@ -35,6 +36,7 @@ from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
 from plugins.memory.datapath.parity_volume import ParityVolume
 from plugins.memory.datapath.shape import Shape
+from plugins.memory.datapath.swap_door import SwapDoor
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.datapath.volume_session import VolumeSession
 
@@ -169,8 +171,8 @@ class Front:
 class VolumeControl:
     """What the agent asks of this process."""
 
-    def __init__(self, volume: AnyVolume, exports: Exports, lacks: str, stalls: LoopStalls) -> None:
-        self._volume, self._exports = volume, exports
+    def __init__(self, volume: AnyVolume, exports: Exports, swap: SwapDoor, lacks: str, stalls: LoopStalls) -> None:
+        self._volume, self._exports, self._swap = volume, exports, swap
         self._lacks, self._stalls = lacks, stalls
         self.opened = asyncio.Event()
         """Questions wait for it, and are told why it takes long: before it, the volume does not know what it has."""
@@ -194,6 +196,7 @@ class VolumeControl:
                 counts = self._volume.counts(question.id, question.life, question.since)
                 return msgspec.structs.replace(
                     counts,
+                    swap=self._swapping(),
                     clients=clients.connections,
                     clients_refused=clients.refused,
                     lacks=self._lacks,
@@ -206,6 +209,10 @@ class VolumeControl:
                 await self._exports.open(question.path)
             case control.EndExport():
                 await self._exports.close(question.path)
+            case control.BeginSwapping():
+                await self._swap.begin(question.backend, question.helper, question.resume)
+            case control.EndSwapping():
+                await self._swap.end()
             case control.ListPlaces():
                 places = self._volume.places.after(question.index, question.epoch)
                 return PlaceList(question.id, places[:SLABS_TOLD], len(places) > SLABS_TOLD)
@@ -220,6 +227,10 @@ class VolumeControl:
             case _:
                 return No(question.id, f"a volume process does not know {type(question).__name__}")
         return Yes(question.id)
+
+    def _swapping(self) -> SwapCounts:
+        swap = self._swap
+        return SwapCounts(swap.word, swap.device, swap.used_bytes, swap.why[:400], swap.sockets)
 
 
 def _volume(env: Env, shape: Shape, config: VoldConfig, tell: Callable[[control.Told], None]) -> AnyVolume:
@@ -247,7 +258,8 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
         env = replace(env, verbs=SWITCHED_OFF)
     volume = _volume(env, shape, config, tell)
     exports = Exports(env, volume)
-    asked = VolumeControl(volume, exports, env.probes.stay_in_memory(flushes=True), env.probes.watch_loop())
+    lacks = env.probes.stay_in_memory(flushes=True)
+    asked = VolumeControl(volume, exports, SwapDoor(env, volume, lacks), lacks, env.probes.watch_loop())
     server = ControlServer(env, config.secret, asked.answer)
     await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files
     front = None

@@ -36,6 +36,9 @@ from plugins.memory.datapath.slab import SlabMemory
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill, named
 
+FEW = 16
+"""Pages of a slab that are looked at first."""
+
 
 class Volume(PagedVolume[SlabMemory]):
     """Reads, writes and places of one volume. Its files start with `prefix`; `tell` is called when a slab is
@@ -312,6 +315,15 @@ class Volume(PagedVolume[SlabMemory]):
         slab = self._slab_of(first, count)
         return slab is not None and not slab.unsure and self.spill.table.are_zeros(first, count)
 
+    def _is_empty(self, slab: SlabMemory) -> bool:
+        """A look at a few pages says no for most: this is asked of each slab that changed, once a second."""
+        few = range(slab.first, slab.first + slab.pages, max(1, slab.pages // FEW))
+        return (
+            bool(slab.written)
+            and all(self.spill.table.are_zeros(page, 1) for page in few)
+            and self.are_zeros(slab.first, slab.pages)
+        )
+
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
         """Runs of these pages that follow one another, at most `most` of them: first page, pages, whether they are
         known to read as zeros. What a lender may hold newer is not."""
@@ -363,7 +375,7 @@ class Volume(PagedVolume[SlabMemory]):
     # ---- counting ----
 
     def _lines(self, slab: SlabMemory) -> list[SlabCounts]:
-        return [SlabCounts(slab.index, slab.requests, slab.written, slab.remote)]
+        return [SlabCounts(slab.index, slab.requests, slab.written, slab.remote, self._is_empty(slab))]
 
     @property
     def _on_disk(self) -> tuple[int, int, int]:

@@ -157,7 +157,7 @@ class Borrower:
                 actions += [action for slab in volume.slabs for action in self._looked(slab, links, now_s)]
         for name, requests in event.requests.items():
             if name in self.volumes:
-                actions += self._measured(self.volumes[name], requests, now_s)
+                actions += self._measured(self.volumes[name], requests, event.empty.get(name, ()), now_s)
         return actions + self._renew(now_s)
 
     def _looked(self, slab: BorrowedSlab, links: Mapping[int, Link] | None, now_s: float) -> Actions:
@@ -172,7 +172,7 @@ class Borrower:
         slab.doubted = 0
         return [action for place in gone for action in self._failed(slab, place.epoch, "it has no link", now_s)]
 
-    def _measured(self, volume: BorrowedVolume, requests: Sequence[int], now_s: float) -> Actions:
+    def _measured(self, volume: BorrowedVolume, requests: Sequence[int], empty: Sequence[int], now_s: float) -> Actions:
         """Each second for each slab of the host: with thousands of slabs nothing costs more."""
         volume.rates = placement.activities(volume.rates, requests)
         actions: Actions = []
@@ -184,16 +184,19 @@ class Borrower:
             if now_s >= slab.retry_at_s and placement.is_hot(volume.rates[slab.index], volume.hot):
                 why = f"{rate_text(volume.rates[slab.index])} page requests/s, hot above {rate_text(volume.hot)}"
                 actions += self._seek(slab, "hot", why, now_s)
-        return actions if volume.cold is None else actions + self._give_back_cold(volume)
+        return actions if volume.cold is None and not empty else actions + self._give_back_cold(volume, empty)
 
-    def _give_back_cold(self, volume: BorrowedVolume) -> Actions:
+    def _give_back_cold(self, volume: BorrowedVolume, empty: Sequence[int]) -> Actions:
+        """What was discarded is given back at every rate below hot: there is nothing in it to be read."""
         actions: Actions = []
         for slab, rate in zip(volume.slabs, volume.rates, strict=True):
-            if placement.is_cold(rate, volume.cold, volume.hot) and slab.state == "mapped":
-                assert slab.place is not None and volume.cold is not None
-                why = f"{rate_text(rate)} page requests/s, cold below {rate_text(volume.cold)}"
-                note = LogEvent(slab.subject, "cold", f"{why}; {slab.place.lender} gets its memory back")
-                actions += [note, close(slab)]
+            is_empty = slab.index in empty
+            cold = volume.hot * placement.EMPTY_SHARE or None if is_empty else volume.cold
+            if placement.is_cold(rate, cold, volume.hot) and slab.state == "mapped":
+                assert slab.place is not None and cold is not None
+                why = "everything in it was discarded" if is_empty else f"cold below {rate_text(cold)}"
+                why = f"{rate_text(rate)} page requests/s, {why}; {slab.place.lender} gets its memory back"
+                actions += [LogEvent(slab.subject, "cold", why), close(slab)]
         return actions
 
     def _requests_per_s(self, slab: BorrowedSlab) -> float:

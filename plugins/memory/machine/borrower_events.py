@@ -17,6 +17,8 @@ class BorrowerTick(msgspec.Struct, frozen=True):
     peers: tuple[LenderPeer, ...]
     links: Mapping[str, Mapping[int, Link]] | None = None
     """Volume -> epoch -> how the link to that place is; None when nobody looked."""
+    empty: Mapping[str, Sequence[int]] = {}
+    """Volume -> slabs that were written and of which every page is zeros by now."""
 
 
 class VolumeFound(msgspec.Struct, frozen=True):

@@ -63,6 +63,11 @@ def hot_for(slab_bytes: int, hot: float = HOT_SLAB) -> float:
     return hot * slab_bytes / HOT_SLAB_BYTES
 
 
+EMPTY_SHARE = 0.5
+"""Of HotSlab: a slab of which everything was discarded is given back below it. Infiniswap cannot know which pages its
+swap area holds (§2.4.1), so it has no such rule."""
+
+
 def is_cold(requests_per_s: float, cold: float | None = None, hot: float = HOT_SLAB) -> bool:
     """Should a mapped slab be given back unasked? (Infiniswap §2.4.1, ColdSlab.) With None never, as in the paper's own
     implementation. `cold` must lie below `hot`, or a slab would be mapped and given back every second."""

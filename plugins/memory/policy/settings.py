@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from covey.swapwire import HELPER_SOCKET
 from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.budgets import budget_of
 from plugins.memory.policy.lending import Headroom
@@ -66,6 +67,8 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a borrower may take to move a slab that its lender wants back."""
     lease: str = "60 s"
     """A slab that its borrower has not renewed for so long is an orphan and freed."""
+    swap_helper: str = HELPER_SOCKET
+    """Unix socket of the host's swap helper (`covey-swapd`), which makes a volume swap of this host."""
     rack: str = ""
     """What this host stands in and may fail with: a label, alike on the hosts of one rack. The members of a slab that
     has no disk lie in different ones where there is room. Empty: nobody knows, the host is one of its own."""

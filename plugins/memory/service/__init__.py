@@ -34,6 +34,7 @@ from plugins.memory.service.forming import NOBODY, Kind, Payer
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
+from plugins.memory.service.views import swap_told
 from plugins.views import SlabView, VolumeView
 
 ASK_S = 2.0
@@ -136,6 +137,7 @@ class MemoryService(PluginService):
             "attach": self._attach,
             "detach": self._detach,
             "export": self._export,
+            "swap": self._swap,
             "give_up": self._give_up,
             "volumes": self._volumes,
             "slabs": self._slabs,
@@ -164,8 +166,16 @@ class MemoryService(PluginService):
     async def _export(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`, `socket` (absolute path), `end` (true: no more)."""
         name, path = _volume_name(arguments.get("volume")), str(arguments.get("socket", ""))
-        await self.borrowing.export(name, path, arguments.get("end") is True)
+        await self.borrowing.doors.export(name, path, arguments.get("end") is True)
         return {"volume": name, "socket": path}
+
+    async def _swap(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`volume`, `end` (true: no more). `swap`: `on`, `ending` (it takes longer: see `volumes`) or `off`."""
+        name = _volume_name(arguments.get("volume"))
+        if arguments.get("end") is True:
+            return {"volume": name, "swap": await self.borrowing.doors.end_swap(name)}
+        await self.borrowing.doors.begin_swap(name)
+        return {"volume": name, "swap": "on"}
 
     async def _give_up(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""
@@ -202,10 +212,11 @@ class MemoryService(PluginService):
 
     def status(self) -> Mapping[str, str]:
         settings = self.host.settings(MemorySettings)
+        swap = swap_told(self.borrowing.volumes.values(), self.env.probes.swap_lacks(settings.swap_helper))
         if settings.rdma == "off":
-            return {"pages": "over TCP; RDMA is switched off ([memory] rdma)"}
+            return {"pages": "over TCP; RDMA is switched off ([memory] rdma)", "swap": swap}
         found = self.env.verbs.look(settings.slab_bytes)
-        return {"pages": one_sided.told(found, self._counts(), self.lending.rdma)}
+        return {"pages": one_sided.told(found, self._counts(), self.lending.rdma), "swap": swap}
 
     def _counts(self) -> list[PageCounts]:
         return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]

@@ -34,6 +34,7 @@ from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import forming, views
+from plugins.memory.service.doors import Doors
 from plugins.memory.service.forming import AS_IS, NOBODY, Kind, Payer
 from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
@@ -49,7 +50,6 @@ CLOSE_S = 60.0
 AGAIN_S = 1.0
 """Pause before a process that could not close a slab is asked again."""
 TOKEN_BYTES = 32
-SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
 
 
 class Borrowing:
@@ -74,6 +74,7 @@ class Borrowing:
             drawn=settings.drawn,
         )
         self.volumes: dict[str, OpenVolume] = {}
+        self.doors = Doors(host, settings.swap_helper, record, self.volumes)
         self._changing = asyncio.Lock()
         self._asked: set[HostId] = set()
         """Lenders who are being asked what they hold."""
@@ -162,6 +163,9 @@ class Borrowing:
             if found is None:
                 raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
             forming.check_owner(found.known, uid, f"cannot detach volume {name}")
+            if found.known.swap:
+                why = "it is swap of this host, and its pages would be lost"
+                raise Refused(4, f"cannot detach volume {name}", why, f"agentctl memory detach {name}")
             del self.volumes[name]
             await found.process.stop(forget=True)
             self.dispatch(events.VolumeDetached(name))
@@ -229,18 +233,11 @@ class Borrowing:
                 if place.index < slabs * known.members:
                     places.append((place.index, slab_place(place)))
         self._opens(known.volume, "")
-        await self._export_again(known.volume, process)
+        await self.doors.open_again(known.volume, process)
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
         sizes = (slabs, known.lent_slab_bytes, known.lent_page_bytes)
         self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members, known.tenant))
-
-    async def _export_again(self, name: str, process: ByteProcess) -> None:
-        volume = self.volumes.get(name)
-        for path in volume.known.exports if volume is not None else ():
-            answer = await process.ask(lambda id, path=path: control.ExportVolume(id, path), ASK_S)  # type: ignore[misc]
-            if not isinstance(answer, Yes):
-                self._host.note(f"volume/{name}", "not exported", f"{path}: {getattr(answer, 'why', answer)}")
 
     def _opens(self, name: str, why: str) -> None:
         if name in self.volumes and self.volumes[name].opens(why):
@@ -275,13 +272,16 @@ class Borrowing:
         """Once a second: how busy is each slab, and who could be asked."""
         requests: dict[str, Sequence[int]] = {}
         links: dict[str, dict[int, Link]] = {}
+        empty: dict[str, list[int]] = {}
         for name, volume in list(self.volumes.items()):
             counts = await self._count(volume)
             if counts is not None:
                 requests[name] = volume.take(counts)
                 links[name] = volume.links
+                empty[name] = volume.empty()
                 self._tell_trouble(volume, counts)
-        self.dispatch(events.BorrowerTick(requests, self._peers(), links))
+                await self.doors.look(volume, counts.swap)
+        self.dispatch(events.BorrowerTick(requests, self._peers(), links, empty))
         self._ask_about_slabs()
 
     async def _count(self, volume: OpenVolume) -> PageCounts | None:
@@ -361,28 +361,6 @@ class Borrowing:
         for place in given_up:
             self._host.note(f"volume/{name}", "given up", views.given_up_told(place, volume.known.members))
         return given_up
-
-    async def export(self, name: str, path: str, end: bool) -> None:
-        """Offer it as a block device at this unix socket, from now on and whenever its process starts; or no more."""
-        volume, what = self.volumes.get(name), f"volume {name} is not exported at {path}"
-        if volume is None:
-            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-        if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_MAX:
-            why = f"a unix socket's path is absolute and has at most {SOCKET_PATH_MAX} bytes"
-            raise Refused(2, what, why, "choose another --socket")
-        frame = control.EndExport if end else control.ExportVolume
-        try:
-            answer = await volume.process.ask(lambda id: frame(id, path), ASK_S)
-        except (ConnectionError, TimeoutError) as error:
-            why = f"its process does not answer: {error}"
-            raise Refused(1, f"volume {name} cannot be asked", why, "try again in a few seconds") from error
-        if not isinstance(answer, Yes):
-            why = getattr(answer, "why", str(answer))
-            raise Refused(4, what, why, "choose a --socket in a directory that the agent's user may write")
-        others = tuple(each for each in volume.known.exports if each != path)
-        volume.known = msgspec.structs.replace(volume.known, exports=others if end else (*others, path))
-        await self._record.set_volume(volume.known)
-        self._host.note(f"volume/{name}", "export ended" if end else "exported", path)
 
     def _peers(self) -> tuple[LenderPeer, ...]:
         peers: list[LenderPeer] = []

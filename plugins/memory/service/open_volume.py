@@ -35,6 +35,8 @@ class OpenVolume:
     """Epoch -> how the link to that place is."""
     older: deque[tuple[LatencyCounts, ...]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
     """How long requests took, as its process said up to a minute ago, the oldest first."""
+    ending: bool = False
+    """It is swap, and was to end when its process was asked last."""
     _answers: int = 0
     _opening: bool = False
     trouble: str = ""
@@ -94,6 +96,10 @@ class OpenVolume:
             self.links[place.epoch] = place.state
         return requested
 
+    def empty(self) -> list[int]:
+        """Slabs of which everything was discarded."""
+        return [index for index, counts in self.counted.items() if counts.empty]
+
     def recovering(self) -> list[PlaceNow]:
         """Places of which its process does not know what they hold, since it began anew."""
         if "recovering" not in self.links.values():
@@ -121,6 +127,6 @@ def lacking(volumes: Iterable[OpenVolume]) -> list[str]:
     lacks: set[str] = set()
     for volume in volumes:
         for why in volume.counts.lacks.split("; ") if volume.counts is not None else ():
-            if volume.known.exports or "IO_FLUSHER" not in why:
+            if volume.known.exports or volume.known.swap or "IO_FLUSHER" not in why:
                 lacks.add(why)
     return [f"vold: {why}" for why in sorted(lacks) if why]

@@ -41,6 +41,8 @@ class KnownVolume(msgspec.Struct, frozen=True):
     """Its pages are sealed before they leave this host."""
     exports: tuple[str, ...] = ()
     """Unix sockets where it is offered as a block device."""
+    swap: str = ""
+    """The backend of the device as which it is swap of this host; empty: it is not."""
     members: int = 1
     """Of each slab; with several it has no disk."""
     formed: bool = False

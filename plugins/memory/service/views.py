@@ -1,14 +1,16 @@
 """What people see of volumes and their slabs."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from covey.core import HostId
+from covey.swapwire import SwapCounts
+from covey.units import format_size
 from plugins.memory.datapath.control import OpenPlace, SlabCounts
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import mirroring
 from plugins.memory.service.open_volume import OpenVolume
-from plugins.views import SlabView, VolumeView, WaitView
+from plugins.views import SlabView, SwapView, VolumeView, WaitView
 
 
 def volume_view(
@@ -37,7 +39,25 @@ def volume_view(
         members=known.members,
         slabs_whole=volume.formed() if known.members > 1 else 0,
         parity=known.parity,
+        swap=swap_view(volume),
     )
+
+
+def swap_view(volume: OpenVolume) -> SwapView:
+    if not volume.known.swap:
+        return SwapView()
+    now = volume.counts.swap if volume.counts is not None else SwapCounts("waits")
+    return SwapView(now.word, now.device, now.used_bytes, now.why)
+
+
+def swap_told(volumes: Iterable[OpenVolume], lacks: str) -> str:
+    """The line of `agentctl status`."""
+    said = [
+        f"{view.device or volume.known.volume} {view.word}, {format_size(view.used_bytes)} used"
+        for volume in volumes
+        if (view := swap_view(volume)).word != "off"
+    ]
+    return "; ".join(said) or (f"not offered: {lacks}" if lacks else "no volume is swap of this host")
 
 
 def _served(slabs: Sequence[BorrowedSlab], members: int, data: int) -> int:

@@ -45,6 +45,33 @@ def test_without_it_the_process_says_so_and_goes_on() -> None:
     assert asked("nobody", "flushes") == (f"{memory_lock.NOT_ALLOWED}; {memory_lock.NO_FLUSHER}", 0)
 
 
+HEAP = """
+import sys
+from agent.ports.memory_lock import keep_heap
+def pages():
+    words = open("/proc/self/status").read().split()
+    return int(words[words.index("VmRSS:") + 1])
+before = pages()
+print(keep_heap(32 << 20))
+kept = pages()
+most = 0
+for _ in range(4):
+    requests = [bytearray(128 << 10) for _ in range(128)]
+    most = max(most, pages())
+    del requests
+print(kept - before, most - kept, kept - pages())
+"""
+
+
+def test_requests_find_memory_that_was_kept_for_them_and_leave_it() -> None:
+    """16 MiB of them, KiB: none is asked of the kernel, none goes back to it."""
+    said = subprocess.run((sys.executable, "-c", HEAP), capture_output=True, text=True, check=True).stdout
+    why, figures = said.splitlines()
+    kept, grown, returned = map(int, figures.split())
+    assert why == "" and kept > 30 << 10
+    assert grown < 512 and returned < 512
+
+
 def test_memory_beyond_the_limit_is_not_called_locked() -> None:
     small = MemfdPages().make_ring(1 << 12, sparse=True)
     assert small.locked

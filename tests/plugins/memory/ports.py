@@ -63,6 +63,9 @@ class QuietProbes:
     def stay_in_memory(self, flushes: bool) -> str:
         return ""
 
+    def keep_heap(self, size_bytes: int) -> str:
+        return ""
+
     def watch_loop(self) -> SimLoopStalls:
         return SimLoopStalls()
 

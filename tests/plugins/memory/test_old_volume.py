@@ -16,6 +16,7 @@ from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.places import Places
 from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.spill import Spill
+from plugins.memory.datapath.swap_door import SwapDoor
 from plugins.memory.datapath.vold import NOT_OPEN, VolumeControl
 from plugins.memory.service.open_volume import OpenVolume
 from tests.plugins.memory.old_volume import LIFE, OldVolume
@@ -160,7 +161,7 @@ async def test_who_asks_a_volume_that_opens_is_told_why_it_takes_long(monkeypatc
     async with a_bench() as bench:
         volume = await bench.volume()
         volume._says("it converts its files of an earlier version: 30 % done")
-        asked = VolumeControl(volume, Exports(bench.env, volume), "", SimLoopStalls())
+        asked = VolumeControl(volume, Exports(bench.env, volume), SwapDoor(bench.env, volume, ""), "", SimLoopStalls())
         answer = await asked.answer(ListPlaces(1))
         assert answer == No(1, f"{NOT_OPEN}: it converts its files of an earlier version: 30 % done")
         asked.opened.set()

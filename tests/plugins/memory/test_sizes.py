@@ -23,6 +23,7 @@ from plugins.memory.datapath.exports import Exports
 from plugins.memory.datapath.old_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
 from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.datapath.swap_door import SwapDoor
 from plugins.memory.datapath.vold import VolumeControl
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.machine import borrower_events as b
@@ -101,7 +102,7 @@ async def test_a_volume_of_many_places_lists_all_of_them_in_frames_that_arrive()
         volume = await a_huge_volume(bench)
         for index in range(SLABS_MAX):
             volume.places._put(OpenPlace(index, index + 1, "h" * 60, "10.0.0.100:65000", SECRET))
-        asked = VolumeControl(volume, Exports(bench.env, volume), "", SimLoopStalls())
+        asked = VolumeControl(volume, Exports(bench.env, volume), SwapDoor(bench.env, volume, ""), "", SimLoopStalls())
         asked.opened.set()
         found: list[OpenPlace] = []
         more = True

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from covey import frames, headers, volumewire
 from covey.core import HostId
 from covey.headers import Op, Reply, Request, Status, Welcome
+from covey.swapwire import SwapCounts
 from plugins.memory.datapath import control, slabwire
 from plugins.memory.datapath.slabwire import SlabOp, SlabRequest
 from plugins.memory.messages import (
@@ -65,6 +66,8 @@ QUESTIONS: list[control.ControlFrame] = [
     control.ListPlaces(8),
     control.ExportVolume(11, "/run/v.sock"),
     control.EndExport(12, "/run/v.sock"),
+    control.BeginSwapping(13, "covey:h1:swap:00ff", "/run/covey-swap/swapd.sock", True),
+    control.EndSwapping(14),
     control.PlaceDead(9, 3, 9, "why"),
     control.GiveUp(10),
 ]
@@ -74,6 +77,7 @@ ANSWERS: list[control.ControlFrame] = [
     control.SlabList(3, "10.0.0.1:1", (control.HeldSlab("h1", "data", 3, 9, 1 << 20, b"s" * 16, 4096),), 0),
     control.PageCounts(4, (control.SlabCounts(1, 2, 3, 4),), 1, 2, 3, 4, 5, 6),
     control.PageCounts(4, (), 1, 2, 3, 4, 5, 6, (control.PlaceNow(3, 9, "recovering", "why"),), 1, 2, "full"),
+    control.PageCounts(4, (), 1, 2, 3, 4, 5, 6, swap=SwapCounts("waits", "/dev/nbd0", 7, "why", 2)),
     control.PlaceList(5, (control.OpenPlace(3, 9, "h2", "10.0.0.1:1", b"s" * 16),)),
     control.SlabLost(3, 9, "why"),
     control.SlabCopiedFrame(3, 9),

@@ -69,6 +69,12 @@ class FakeProbes:
     def stay_in_memory(self, flushes: bool) -> str:
         return "not locked"
 
+    def swap_lacks(self, helper: str) -> str:
+        return f"no swap helper listens at {helper}"
+
+    def keep_heap(self, size_bytes: int) -> str:
+        return "not kept"
+
     def watch_loop(self) -> SimLoopStalls:
         return SimLoopStalls()
 

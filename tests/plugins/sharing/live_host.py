@@ -262,6 +262,12 @@ class _Probes(msgspec.Struct, frozen=True):
     def stay_in_memory(self, flushes: bool) -> str:
         return str(self.inner.stay_in_memory(flushes))
 
+    def swap_lacks(self, helper: str) -> str:
+        return str(self.inner.swap_lacks(helper))
+
+    def keep_heap(self, size_bytes: int) -> str:
+        return str(self.inner.keep_heap(size_bytes))
+
     def watch_loop(self) -> Any:
         return self.inner.watch_loop()
 

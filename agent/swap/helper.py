@@ -1,0 +1,200 @@
+"""Answers questions of volumes' processes (`covey.swapwire`): a thread for each connection, nothing kept between two.
+
+It decides nothing but whether pages have room when they are to come back (`plugins.memory.policy.swapping`), which is
+looked at until they are back: when room ends, taking them back is given up, and the swap stays on.
+"""
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+from agent.swap import kernel, nbd
+from agent.swap.netlink import GenericNetlink
+from agent.swap.received import receive
+from covey import frames, swapwire
+from covey.swapwire import AskSwap, BeginSwap, ConnectSwap, EndSwap, SwapConnected, SwapNow, SwapRefused
+from plugins.memory.policy.swapping import lacks_room
+
+LOOK_S = 0.1
+"""Between two looks at whether pages that come back still have room."""
+CONNECTIONS_MAX = 32
+ROOT = 0
+_PEERCRED = struct.Struct("3i")
+Question = ConnectSwap | BeginSwap | EndSwap | AskSwap
+Answer = SwapConnected | SwapNow | SwapRefused
+Say = Callable[[str], None]
+READ_LOG = "journalctl -u covey-swap"
+
+
+class Impossible(Exception):
+    """Why not, and the next step."""
+
+    def __init__(self, why: str, next: str) -> None:
+        super().__init__(why)
+        self.next = next
+
+
+class SwapHelper:
+    """`lacks`: what this process may not have, so that it could wait for the swap that it serves; empty: nothing."""
+
+    def __init__(self, owner: int, lacks: str, say: Say) -> None:
+        self._owner, self._lacks, self._say = owner, lacks, say
+        self._changing = threading.Lock()
+        """Devices are found and made under it."""
+        self._connections = threading.Semaphore(CONNECTIONS_MAX)
+
+    def serve(self, listener: socket.socket) -> None:
+        """Until the listener is closed."""
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            if not self._connections.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        with connection, contextlib.ExitStack() as stack:
+            stack.callback(self._connections.release)
+            uid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[1]
+            if uid not in (self._owner, ROOT):
+                self._say(f"refused a process of uid {uid}")
+                return
+            try:
+                while (received := receive(connection, swapwire.to_helper)) is not None:
+                    question, descriptors = received
+                    try:
+                        answer = self.answer(question, descriptors)
+                    finally:
+                        for descriptor in descriptors:
+                            os.close(descriptor)
+                    connection.sendall(frames.pack(answer))
+            except ConnectionError as error:
+                self._say(f"dropped a connection: {error}")
+
+    def answer(self, question: Question, descriptors: Sequence[int]) -> Answer:
+        try:
+            match question:
+                case ConnectSwap():
+                    return self._connect(question, descriptors)
+                case BeginSwap():
+                    return self._begin(question)
+                case EndSwap():
+                    return self._end(question)
+                case AskSwap():
+                    return self._now(question.backend)
+                case _:
+                    assert_never(question)
+        except Impossible as impossible:
+            return self._refused(question, str(impossible), impossible.next)
+        except OSError as error:
+            return self._refused(question, error.strerror or str(error), READ_LOG)
+
+    def _refused(self, question: Question, why: str, next: str) -> SwapRefused:
+        self._say(f"refused {type(question).__name__} of {question.backend}: {why}")
+        return SwapRefused(why[:400], next)
+
+    def _connect(self, question: ConnectSwap, descriptors: Sequence[int]) -> SwapConnected:
+        if len(descriptors) != 1 or not stat.S_ISSOCK(os.fstat(descriptors[0]).st_mode):
+            raise Impossible("one socket comes along with it", "upgrade covey-swapd and the agent together")
+        netlink = _netlink()
+        with self._changing, contextlib.closing(netlink):
+            found = kernel.numbered(question.backend)
+            if found is not None:
+                nbd.reconfigure(netlink, found, question.backend, question.timeout_s, descriptors[0])
+                self._say(f"{kernel.device(found)} of {question.backend} has another socket")
+                return SwapConnected(kernel.device(found), True)
+            if question.resume:
+                raise Impossible("the kernel has no such device any more", "agentctl memory detach NAME")
+            size = question.size_bytes // question.block_bytes * question.block_bytes
+            shape = size, question.block_bytes, question.timeout_s
+            number = nbd.connect(netlink, question.backend, *shape, descriptors[0])
+            if kernel.numbered(question.backend) != number:
+                nbd.disconnect(netlink, number)
+                raise Impossible("this kernel forgets whose device is whose", "Linux 5.14 or newer is needed")
+        self._say(f"{kernel.device(number)} is {question.backend}, {size} bytes")
+        return SwapConnected(kernel.device(number), False)
+
+    def _begin(self, question: BeginSwap) -> SwapNow:
+        if self._lacks:
+            raise Impossible(f"the swap helper could wait for itself: {self._lacks}", "systemctl cat covey-swap")
+        device = self._device(question.backend)
+        if kernel.area(device) is None:
+            kernel.begin(device, question.priority)
+            self._say(f"swap is on: {device}")
+        return self._now(question.backend)
+
+    def _end(self, question: EndSwap) -> SwapNow:
+        number = kernel.numbered(question.backend)
+        if number is None:
+            return SwapNow()
+        device = kernel.device(number)
+        if kernel.area(device) is not None:
+            self._take_back(device)
+            self._say(f"swap is off: {device}")
+        with contextlib.closing(_netlink()) as netlink:
+            nbd.disconnect(netlink, number)
+        return SwapNow()
+
+    def _take_back(self, device: str) -> None:
+        """`swapoff`, which a signal ends with the swap as it was."""
+        further = "free memory, raise the limit or end programs, and detach again"
+        why = lacks_room(kernel.room(device))
+        if why:
+            raise Impossible(why, further)
+        process = subprocess.Popen(
+            ("swapoff", device),
+            env={"PATH": kernel.PROGRAMS, "LC_ALL": "C"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        while True:
+            try:
+                _, said = process.communicate(timeout=LOOK_S)
+                break
+            except subprocess.TimeoutExpired:
+                why = why or lacks_room(kernel.room(device))
+                if why:
+                    process.kill()  # the only signal that this process does not keep from its children
+        if process.returncode and kernel.area(device) is not None:
+            raise Impossible(why or (said or "").strip() or f"swapoff ended with {process.returncode}", further)
+
+    def _now(self, backend: str) -> SwapNow:
+        number = kernel.numbered(backend)
+        if number is None:
+            return SwapNow()
+        device = kernel.device(number)
+        found = kernel.area(device)
+        return SwapNow(device) if found is None else SwapNow(device, True, found.used_bytes)
+
+    def _device(self, backend: str) -> str:
+        number = kernel.numbered(backend)
+        if number is None:
+            raise Impossible("the kernel has no such device", "agentctl memory attach NAME --swap")
+        return kernel.device(number)
+
+
+def _netlink() -> GenericNetlink:
+    """A socket to a kernel that has NBD. Impossible says what it lacks."""
+    try:
+        kernel.load_module()
+        netlink = GenericNetlink()
+    except OSError as error:
+        raise Impossible(f"this kernel has no NBD: {error}", "install the module nbd of this kernel") from error
+    try:
+        netlink.family(nbd.FAMILY)
+    except OSError as error:
+        netlink.close()
+        raise Impossible(
+            f"this kernel has no NBD over netlink: {error}", "install the module nbd of this kernel"
+        ) from error
+    return netlink

@@ -1,0 +1,143 @@
+"""Doors of a volume for the kernel and for block device clients: what is open is remembered, and opened again when the
+volume's process begins anew."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from covey.errors import Refused
+from covey.ports import Env
+from covey.swapwire import SwapCounts
+from plugins.base import Host
+from plugins.memory.datapath import control
+from plugins.memory.datapath.control import Answer, Question, Yes
+from plugins.memory.service.open_volume import OpenVolume
+from plugins.memory.service.process import ByteProcess
+from plugins.memory.service.record import SlabRecord
+
+ASK_S = 5.0
+BEGIN_S = 18.0
+"""How long it may take to make a swap area; less than a command of `agentctl` may."""
+BACKEND_BYTES = 8
+"""Of chance in the name of a device, so that none of before is taken for it."""
+SOCKET_PATH_MAX = 107  # bytes of a unix socket's path
+
+
+class Doors:
+    """Of this host's volumes."""
+
+    def __init__(self, host: Host, helper: str, record: SlabRecord, volumes: Mapping[str, OpenVolume]) -> None:
+        self._host, self._record, self._volumes = host, record, volumes
+        self._env: Env = host.env
+        self._helper = helper
+        self._lacks: str | None = None
+        """What this agent may not have; None: nobody asked yet."""
+
+    def _volume(self, name: str) -> OpenVolume:
+        volume = self._volumes.get(name)
+        if volume is None:
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+        return volume
+
+    async def _ask(self, name: str, question: Callable[[int], Question], timeout_s: float) -> Answer:
+        try:
+            return await self._volume(name).process.ask(question, timeout_s)
+        except (ConnectionError, TimeoutError) as error:
+            why = f"its process does not answer: {error}"
+            raise Refused(1, f"volume {name} cannot be asked", why, "try again in a few seconds") from error
+
+    async def _remember(self, volume: OpenVolume, **changed: object) -> None:
+        volume.known = msgspec.structs.replace(volume.known, **changed)
+        await self._record.set_volume(volume.known)
+
+    async def open_again(self, name: str, process: ByteProcess) -> None:
+        """What was open when the process of before ended."""
+        volume = self._volumes.get(name)
+        if volume is None:
+            return
+        if volume.known.swap:
+            self._stay()
+            backend = volume.known.swap
+            answer = await process.ask(lambda id: control.BeginSwapping(id, backend, self._helper, True), ASK_S)
+            if not isinstance(answer, Yes):
+                self._host.note(f"volume/{name}", "not swap", f"{getattr(answer, 'why', answer)}")
+        for path in volume.known.exports:
+            answer = await process.ask(lambda id, path=path: control.ExportVolume(id, path), ASK_S)  # type: ignore[misc]
+            if not isinstance(answer, Yes):
+                self._host.note(f"volume/{name}", "not exported", f"{path}: {getattr(answer, 'why', answer)}")
+
+    # ---- a block device at a unix socket ----
+
+    async def export(self, name: str, path: str, end: bool) -> None:
+        """Offer it as a block device at this unix socket, from now on and whenever its process starts; or no more."""
+        volume, what = self._volume(name), f"volume {name} is not exported at {path}"
+        if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_MAX:
+            why = f"a unix socket's path is absolute and has at most {SOCKET_PATH_MAX} bytes"
+            raise Refused(2, what, why, "choose another --socket")
+        frame = control.EndExport if end else control.ExportVolume
+        answer = await self._ask(name, lambda id: frame(id, path), ASK_S)
+        if not isinstance(answer, Yes):
+            why = getattr(answer, "why", str(answer))
+            raise Refused(4, what, why, "choose a --socket in a directory that the agent's user may write")
+        others = tuple(each for each in volume.known.exports if each != path)
+        await self._remember(volume, exports=others if end else (*others, path))
+        self._host.note(f"volume/{name}", "export ended" if end else "exported", path)
+
+    # ---- swap of this host ----
+
+    def _stay(self) -> str:
+        """An agent whose pages are in the volume could not start that volume's process again. What it lacks."""
+        if self._lacks is None:
+            self._lacks = self._env.probes.stay_in_memory(flushes=False)
+        return self._lacks
+
+    async def begin_swap(self, name: str) -> None:
+        """It is swap of this host from now on, also when its process or this agent begins anew. Idempotent. Refused."""
+        volume, what = self._volume(name), f"volume {name} is not swap"
+        if volume.known.swap:  # of a try that nobody heard the end of it may be off: then that is found, and said
+            known = volume.known.swap
+            await self._ask(name, lambda id: control.BeginSwapping(id, known, self._helper, True), ASK_S)
+            return
+        if volume.known.uid != -1 or volume.known.exports:
+            why = "processes of this host read and write it"
+            raise Refused(4, what, why, "agentctl memory attach ANOTHER --size SIZE --swap")
+        lacks = self._stay()
+        if lacks:
+            why = f"the agent could wait for itself: {lacks}"
+            raise Refused(4, what, why, "see docs/operations.md, a volume as swap")
+        backend = f"covey:{self._host.id}:{name}:{self._env.entropy(BACKEND_BYTES).hex()}"
+        await self._remember(volume, swap=backend)  # first: of what the kernel has somebody must know
+        # Without an answer it may be on: that stays on record, and the next process finds it, or that there is none.
+        answer = await self._ask(name, lambda id: control.BeginSwapping(id, backend, self._helper), BEGIN_S)
+        if not isinstance(answer, Yes):
+            await self._remember(volume, swap="")
+            why, _, further = str(getattr(answer, "why", answer)).partition("; next: ")
+            raise Refused(4, what, why, further or "see docs/operations.md, a volume as swap")
+        self._host.note(f"volume/{name}", "swap", "of this host from now on")
+
+    async def end_swap(self, name: str) -> str:
+        """`off`, or `ending`: it takes longer. Refused when there is no room for its pages: it stays swap."""
+        volume, what = self._volume(name), f"volume {name} stays swap"
+        if not volume.known.swap:
+            return "off"
+        answer = await self._ask(name, control.EndSwapping, ASK_S)
+        if not isinstance(answer, Yes):
+            why, _, further = str(getattr(answer, "why", answer)).partition("; next: ")
+            raise Refused(4, what, why, further or "try again in a few seconds")
+        counts = await self._ask(name, control.CountPages, ASK_S)
+        word = counts.swap.word if isinstance(counts, control.PageCounts) else "ending"
+        if word == "off":
+            await self._ended(volume, "its pages are back in memory")
+        return "off" if word == "off" else "ending"
+
+    async def look(self, volume: OpenVolume, now: SwapCounts) -> None:
+        """Once a second: swap that was to end has ended, or the kernel has it no more."""
+        if volume.known.swap and now.word == "lost":
+            await self._ended(volume, f"{now.why}; pages that were in it are gone")
+        elif volume.known.swap and volume.ending and now.word == "off":
+            await self._ended(volume, "its pages are back in memory")
+        volume.ending = now.word == "ending"
+
+    async def _ended(self, volume: OpenVolume, why: str) -> None:
+        await self._remember(volume, swap="")
+        self._host.note(f"volume/{volume.known.volume}", "swap ended", why)
