@@ -32,8 +32,9 @@ CANNOT_HEAL = "one that takes over with the other's would end"
 WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
 OWNS = "covey/owns"
 """The array of the state in which they are, where all ranks gather them."""
-KEPT = 2
-"""Of a neighbour's own state: at the beginning of its step, and of the next."""
+KEPT = 3
+"""Of a neighbour's own state: at the beginning of this rank's step, of the next, and of the one after that. It may be a
+step ahead, and has told what it has at the end of that one."""
 Says = tuple[Tell, ...]
 Own = Callable[[], Any] | None
 
