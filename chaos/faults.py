@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 SIGKILL, SIGTERM, SIGSTOP, SIGCONT = 9, 15, 19, 18
 
 
+HEALERS = ("/healer", "/learner")
+"""How processes end that are suspended so that others may take their place: users' programs that may be lost."""
+
+
 class Fault(msgspec.Struct, frozen=True, tag=True):
     """One thing that goes wrong. `for_s`: seconds until it undoes itself."""
 
@@ -343,7 +347,7 @@ def heal(world: "World") -> None:
         host.probes.devices.heal()
         host.clock.end_skew()
         for process in list(host.processes.values()):
-            if not process.name.endswith("/healer"):  # whoever suspended one does not know yet that all is well
+            if not process.name.endswith(HEALERS):  # whoever suspended one does not know yet that all is well
                 process.signal(SIGCONT)
         host.power_on()
         host.revive()

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.raft.machine.raft import Role
+from chaos.faults import HEALERS
 from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
@@ -177,7 +178,7 @@ class Rank:
         self.host, self.process = host, process
         self.job, self.epoch, self.rank = env["COVEY_JOB_ID"], int(env["COVEY_EPOCH"]), int(env["COVEY_RANK"])
         self.gpus = tuple(gpu for gpu in env["COVEY_GPUS"].split(",") if gpu)
-        self.still = process.loop.paused and command.argv[0] == "healer"
+        self.still = process.loop.paused and process.name.endswith(HEALERS)
         """It may be lost, and is suspended: another one may run in its place as long as that is so."""
         self.size, self.tenant, self.job_class = int(env["COVEY_WORLD_SIZE"]), env["COVEY_TENANT"], env["COVEY_CLASS"]
 

@@ -23,6 +23,7 @@ from chaos.administrator import Administrator
 from chaos.custody import Custody
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
+from chaos.learner import Learners
 from chaos.pager import QUICK, Oracle, Pace, mender, pager, reader
 from chaos.people import bungler, writer
 from chaos.workload import healer, ring, sleeper, trainer
@@ -73,6 +74,7 @@ class SimRack:
         """The newest agent of every host, alive or not."""
         self.wrong: list[str] = []
         """What workloads saw that must never be seen."""
+        self.learners = Learners(self.saw_wrong)
         self.accepted: dict[JobId, float] = {}
         """Jobs that were submitted and taken -> when."""
         self.stale: list[str] = []
@@ -125,6 +127,7 @@ class SimRack:
             "bungler": bungler,
             "trainer": trainer(self.saw_wrong),
             "healer": healer(lambda: self.world.now),
+            "learner": self.learners.learn,
         }
         self.invariants = invariants_for(self) if watched else []
         for invariant in self.invariants:

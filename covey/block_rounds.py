@@ -22,18 +22,14 @@ import numpy as np
 from covey.aggregator_rounds import AggregatorRounds, Waits
 from covey.blocks import Block, blocks_of, keeper, table_id
 from covey.core import JobId
+from covey.packed_rounds import pack_rounds, unpack_rounds
 from covey.rounds import Rounds, Tell, ToldByRank
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
 from covey.tensor_link import Poster
 from covey.tensor_types import NUMBERS
-from covey.tensorwire import PART_BYTES, Declared, TensorWireError, block_label, key_of, unpack_declared
+from covey.tensorwire import PART_BYTES, Declared, block_label, key_of
 from covey.wire import AggregatorAt
-
-_encode = msgspec.msgpack.Encoder().encode
-_tables: msgspec.msgpack.Decoder[dict[int, list[tuple[bytes, int]]]] = msgspec.msgpack.Decoder(
-    dict[int, list[tuple[bytes, int]]]
-)
 
 
 class CutTensor(NamedTuple):
@@ -200,24 +196,15 @@ class BlockRounds:
 
     def begin_with(self, packed: bytes) -> None:
         """Of another rank's `versions`: its Blocks are those of this rank, too. TensorWireError, ValueError."""
-        try:
-            tables = _tables.decode(packed)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise TensorWireError(f"malformed rounds of another rank: {error}") from error
-        for table, blocks in sorted(tables.items()):
-            if not 0 <= table < self.tables:
-                raise TensorWireError(f"another rank has a Block in table {table}; this one knows {self.tables}")
-            for declared, version in blocks:
-                self.table(table).adopt(unpack_declared(declared), version)
+        for table, declared, version in unpack_rounds(packed, self.tables):
+            self.table(table).adopt(declared, version)
 
     def versions(self) -> bytes | None:
         """Each Block and the round whose result is here, the same on all ranks that are in the same step; None while
         one is under way."""
         with self._lock:
             each = {table: rounds.versions() for table, rounds in sorted(self._at.items())}
-        if any(versions is None for versions in each.values()):
-            return None
-        return _encode({table: versions for table, versions in each.items() if versions})
+        return pack_rounds(each)
 
     def tell(self, said: Tell) -> None:
         """To another rank, if both are connected."""

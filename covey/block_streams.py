@@ -6,7 +6,7 @@ For programs that run on the ports, such as a job's ranks in the simulator. Arra
 import array
 import asyncio
 import operator
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,11 @@ import msgspec
 
 from covey.blocks import Block, Sizes, blocks_of, keeper, speaker, table_id
 from covey.core import JobId
+from covey.packed_rounds import pack_rounds, unpack_rounds
 from covey.ports import Bytes
+from covey.rounds import Tell, ToldByRank
 from covey.sum_order import Node, Order, last_addition
+from covey.tensor_arrays import Array
 from covey.tensorstream import TensorStream
 from covey.tensorwire import PART_BYTES, Declared, block_label, key_of
 from covey.updates import Update
@@ -43,16 +46,21 @@ class BlockStreams:
         part_bytes: int = PART_BYTES,
         sizes: Sizes = Sizes(),
         together: "HostStreams | None" = None,
+        incarnation: int = 0,
     ) -> None:
-        """`together`: what the job's ranks on this host share."""
-        self._rank, self._together = rank, together
+        """`together`: what the job's ranks on this host share; `incarnation`: of this rank."""
+        self._rank, self._together, self.part_bytes = rank, together, part_bytes
         self._job, self._tables, self._sizes, self._lost, self._wanted = job, tables, sizes, lost, wanted
 
         def made(table: int) -> TensorStream:
-            told = partial(self._table_lost, table)
-            return TensorStream(port, spawn, table_id(job, table), rank, world_size, told, entropy, part_bytes)
+            lost = partial(self._table_lost, table)
+            stream = TensorStream(port, spawn, table_id(job, table), rank, world_size, lost, entropy, part_bytes)
+            stream.rounds.incarnation, stream.rounds.tells, stream.told = incarnation, self._heals, self._told_by_ranks
+            return stream
 
         self._made = made
+        self._heals = False
+        self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
         self._at: dict[int, TensorStream] = {0: self._made(0)}
         self._told: dict[int, AggregatorAt] = {}
         self._blocks: dict[str, tuple[Block, ...]] = {}
@@ -78,6 +86,50 @@ class BlockStreams:
             return stream.push_pull(block_label(name, at), *(_added(node, order, parts) for node in nodes), rate=rate)
 
         return await self._whole(name, one)
+
+    # ---- as `covey.block_rounds`, for a rank that shares nothing with others ----
+
+    @property
+    def order(self) -> Order:
+        return self._at[0].rounds.order
+
+    def is_declared(self, name: str) -> bool:
+        return name in self._blocks
+
+    def declare(self, declared: Declared, data: Array) -> None:
+        self._declare(declared, data.tobytes())
+
+    def push_soon(self, name: str, data: Array) -> None:
+        """Begin the next round."""
+        flat = data.tobytes()
+        for at, block in enumerate(self._blocks[name]):
+            self._at[block.table].push(block_label(name, at), _part(flat, block))
+
+    async def result(self, name: str) -> bytes:
+        """Of the round that was begun last."""
+        return await self._whole(name, lambda at, block: self._at[block.table].result(block_label(name, at)))
+
+    @property
+    def owners(self) -> Sequence[AggregatorAt]:
+        """Those that are connected."""
+        return [stream.at for stream in self._at.values() if stream.at is not None]
+
+    def heal(self, told: Callable[[ToldByRank], None]) -> None:
+        self._heals, self._told_by_ranks = True, told
+        for stream in self._at.values():
+            stream.told, stream.rounds.tells = told, True
+
+    def begin_with(self, packed: bytes) -> None:
+        for table, declared, version in unpack_rounds(packed, self._tables):
+            self._stream(table).adopt(declared, version)
+
+    def versions(self) -> bytes | None:
+        return pack_rounds({table: stream.rounds.versions() for table, stream in self._at.items()})
+
+    def tell(self, said: Tell) -> None:
+        self._at[0].tell(said)
+
+    # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
         told = self._told.get(at.table)

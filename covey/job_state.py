@@ -25,7 +25,7 @@ which nothing was lost, to the bit, as long as
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from covey.block_rounds import BlockRounds
 from covey.errors import EXIT_STATE_LOST, CoveyError
@@ -42,11 +42,22 @@ Load = Callable[[dict[str, Array], Any], None]
 STEPS_MAX = 1 << 31
 
 
+class StepsHeal(Protocol):
+    """`covey.healing`, or `covey.healing_streams`."""
+
+    @property
+    def step(self) -> int: ...
+
+    def begin(self, state: Mapping[str, Array]) -> None: ...
+    def end(self, state: Mapping[str, Array]) -> None: ...
+    def drawn(self, own: Callable[[], object] | None) -> None: ...
+
+
 class JobState:
     """Made by `job.state`."""
 
     def __init__(
-        self, healing: Healing, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
+        self, healing: StepsHeal, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
     ) -> None:
         self._healing, self._get, self._own, self._stepped = healing, get, own, stepped
         healing.begin(_held(get()))

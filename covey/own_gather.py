@@ -1,11 +1,11 @@
-"""A rank's side of the rounds in which all ranks gather what is each one's own (`covey.owns`)."""
+"""A rank's side of the rounds in which all ranks gather what is each one's own (`covey.owns`).
 
-import threading
-from collections.abc import Callable
+A machine: it begins rounds and never waits for one.
+"""
+
 from typing import Protocol
 
 from covey import owns
-from covey.aggregator_rounds import Waits
 from covey.owns import Owns, RowPlan
 from covey.sum_order import Order
 from covey.tensor_arrays import Array
@@ -26,16 +26,15 @@ class Sums(Protocol):
     def is_declared(self, name: str) -> bool: ...
     def declare(self, declared: Declared, data: Array) -> None: ...
     def push_soon(self, name: str, data: Array) -> None: ...
-    def wait(self, name: str, waits: Waits, out: Array | None) -> Array: ...
 
 
 class OwnGather:
-    """Of one rank. In each step `begin`, before anything else is pushed, and `end`, before any result is used; of these
-    threads may call the second at the same time."""
+    """Of one rank. In each step `begin`, before anything else is pushed; and before any result is used, for as long as
+    rows are `awaited`: `came`, and if that says so `push_again`. Of threads, one at a time does that; `begin` and
+    `push_again` only begin rounds, so others may call the rest meanwhile."""
 
     def __init__(self, rank: int, ranks: int, step: int, sums: Sums) -> None:
         self.ranks, self._rank, self._sums = ranks, rank, sums
-        self._ending = threading.Lock()
         self._is_under_way = False
         self._own: bytes | None = None
         """What is under way, of which step."""
@@ -46,8 +45,6 @@ class OwnGather:
         """Of the rows that are under way."""
         self._own_known = b""
         """What all others have of this rank."""
-        self._reading = threading.Lock()
-        """Guards what follows; nobody waits while it is held."""
         self._known = (b"",) * ranks
         self._unread: list[bytes] = []
         """Rows of steps since then, one after the other."""
@@ -58,27 +55,24 @@ class OwnGather:
 
     def step_begins(self) -> None:
         """What was gathered by now is the state at its beginning."""
-        with self._reading:
-            self._begun = self._plan, self._reached, len(self._unread)
-            if len(self._unread) >= UNREAD_MAX:
-                self._known = self._read()
-                self._unread.clear()
-                self._begun = self._plan, self._reached, 0
+        self._begun = self._plan, self._reached, len(self._unread)
+        if len(self._unread) >= UNREAD_MAX:
+            self._known = self._read()
+            self._unread.clear()
+            self._begun = self._plan, self._reached, 0
 
     @property
     def owns(self) -> Owns:
         """At the beginning of this step."""
-        with self._reading:
-            plan, step, _ = self._begun
-            return Owns(step, self._read(), plan)
+        plan, step, _ = self._begun
+        return Owns(step, self._read(), plan)
 
     def go_on_with(self, known: Owns) -> None:
         """What another rank had as `owns`."""
         self._plan, self._reached, self._own_known = known.plan, known.step, known.each[self._rank]
-        with self._reading:
-            self._known = known.each
-            self._unread.clear()
-            self._begun = self._plan, self._reached, 0
+        self._known = known.each
+        self._unread.clear()
+        self._begun = self._plan, self._reached, 0
 
     def _read(self) -> tuple[bytes, ...]:
         each = self._known
@@ -92,38 +86,30 @@ class OwnGather:
         """In this step; `own`: as it is at its end."""
         if self._plan.is_asked:
             self._step, self._own, self._room = step, own, self._plan.room
-            self._push()
+            self.push_again()
             self._is_under_way = True
 
-    def end(self, waits: Callable[[str], Waits]) -> None:
-        """Once what is every rank's own is here. Errors of `waits`, which is given the name of a tensor; ValueError
-        when rows are not added."""
-        if not self._is_under_way:
-            return
-        with self._ending:
-            if self._is_under_way:
-                self._end(waits)
+    @property
+    def awaited(self) -> str | None:
+        """The tensor whose result is needed before any other one of this step is used; None: it was."""
+        return owns.name_of(self._room) if self._is_under_way else None
 
-    def _end(self, waits: Callable[[str], Waits]) -> None:
-        rows, (needed, is_given) = self._pulled(waits)
-        while needed > self._room:
+    def came(self, rows: bytes) -> bool:
+        """That result. Whether rows were too short: it is to be pushed again, and awaited."""
+        needed, is_given = owns.room_needed(rows, self.ranks)
+        if needed > self._room:
             self._room = owns.larger(self._room, needed)
-            self._push()
-            rows, (needed, is_given) = self._pulled(waits)
-        with self._reading:
-            self._unread.append(rows)
+            return True
+        self._unread.append(rows)
         self._own_known, self._reached = self._own or b"", self._step + 1
         self._plan = owns.next_plan(self._plan, needed, is_given)
         self._is_under_way = False
+        return False
 
-    def _push(self) -> None:
+    def push_again(self) -> None:
+        """What is this rank's own, in rows that have the room that is known to be needed."""
         rows = owns.rows_of(self._rank, self.ranks, self._own_known, self._own, self._room)
         name, sums = owns.name_of(self._room), self._sums
         if not sums.is_declared(name):
             sums.declare(Declared(name, "grad", rows.shape, sums.part_bytes, sums.order), rows)
         sums.push_soon(name, rows)
-
-    def _pulled(self, waits: Callable[[str], Waits]) -> tuple[bytes, tuple[int, bool]]:
-        name = owns.name_of(self._room)
-        rows = self._sums.wait(name, waits(name), None).tobytes()
-        return rows, owns.room_needed(rows, self.ranks)

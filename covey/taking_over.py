@@ -7,10 +7,10 @@
 
 One that is lost meanwhile gives no more, and the others give what is left. When all of these are lost the successor
 asks again: another one may have what it needs by then.
+
+A machine: it neither waits nor sends (`covey.stepwise`), and time is given to it.
 """
 
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from covey.state_pieces import (
     contents_of,
     why_too_slow,
 )
+from covey.stepwise import Pause, Stepwise
 from covey.tensor_arrays import Array
 from covey.tensorwire import Payload
 from covey.units import format_seconds, format_size
@@ -47,9 +48,6 @@ WITHIN_S = 300.0
 """How long the state may be on its way, while all others wait for it."""
 SOURCES_MAX = 8
 """Ranks that give at once: any two fill the link of one."""
-Say = Callable[[str], None]
-
-
 LONGER = f"allow more (job.state(.., within_s=)), or {FROM_CHECKPOINT}"
 
 
@@ -76,20 +74,20 @@ class HealingClosed(RuntimeError):
 
 
 class TakingOver:
-    """Of one successor. Its script calls `whole`, a link's thread the rest, which holds `changed`."""
+    """Of one successor."""
 
     def __init__(
         self,
         rank: int,
         world_size: int,
         incarnation: int,
-        tell: Callable[[Tell], None],
-        changed: threading.Condition,
+        now_s: Callable[[], float],
         is_closed: Callable[[], bool],
         keep: Callable[[Kept], None],
     ) -> None:
-        """`keep` hears what others kept; `is_closed`: whether there is nothing to wait for any more."""
-        self._rank, self._incarnation, self._tell, self._changed = rank, incarnation, tell, changed
+        """`keep` hears what others kept; `is_closed`: whether there is nothing to wait for any more; `now_s`: of a
+        clock that only goes on."""
+        self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
         self._is_closed, self._keep = is_closed, keep
         self._others = [*range(rank + 1, world_size), *range(rank)]
         """Each successor asks others first."""
@@ -98,10 +96,13 @@ class TakingOver:
         self._fetching = PieceFetch(Which.CONTENTS, Stream(()))
         self._sources: list[int] = []
         """Who gives that."""
+        self._changes = 0
+        """How often something was heard that may end a wait."""
 
-    # ---- from a link ----
+    # ---- what others say ----
 
     def have(self, rank: int, have: Have) -> None:
+        self._changes += 1
         self._keep(have.others)
         self._keep({self._rank: have.own})
         parts = self._parts.setdefault(rank, set())
@@ -111,21 +112,20 @@ class TakingOver:
 
     def lost(self, rank: int) -> None:
         """A successor of this one asks."""
+        self._changes += 1
         if rank in self._haves and not self._haves[rank].is_new:
             self._haves[rank] = Have(is_new=True)
 
-    def came(self, rank: int, data: Payload) -> bool:
-        """A piece. Whether it was the last one; if not, the next ones are asked for at once."""
-        now_s, giving = time.monotonic(), self._giving(self._sources)
+    def came(self, rank: int, data: Payload) -> tuple[Tell, ...]:
+        """A piece: which ones are asked for next, at once."""
+        now_s, giving = self._now_s(), self._giving(self._sources)
         if rank in giving:  # else it may be of another step, late
             self._fetching.came(rank, data, now_s)
         if not self._fetching.left_bytes:
-            return True
-        if giving:
-            self._ask(giving, now_s)
-        return False
+            self._changes += 1
+        return self._asks(giving, now_s) if giving and self._fetching.left_bytes else ()
 
-    # ---- from the script ----
+    # ---- the script's side ----
 
     @property
     def survivors(self) -> list[int]:
@@ -133,37 +133,36 @@ class TakingOver:
         return [rank for rank, have in self._haves.items() if not have.is_new]
 
     def state(
-        self, say: Say, known: Mapping[str, Array], timeout_s: float, within_s: float, like: Likeness | None = None
-    ) -> tuple[Have, Taken]:
+        self, known: Mapping[str, Array], timeout_s: float, within_s: float, like: Likeness | None = None
+    ) -> Stepwise[tuple[Have, Taken]]:
         """What those that are furthest hold, in arrays that are `known` here where they are alike. StateLost when
-        nobody has it, or it did not come `within_s` seconds; HealingClosed. `say`: to people, for what this waits, and
-        where this process, which is `like` this, computes other bits than the lost one."""
-        began_s, alone = time.monotonic(), False
+        nobody has it, or it did not come `within_s` seconds; HealingClosed. People hear for what this waits, and where
+        this process, which is `like` this, computes other bits than the lost one."""
+        began_s, alone = self._now_s(), False
         while True:
-            self._ask_all(say, began_s, timeout_s)
-            with self._changed:
-                sources = self._furthest()
-                if not sources and alone:
-                    why = "all ranks of this job were lost, and with them what it had learnt"
-                    raise StateLost(CANNOT, why, FROM_CHECKPOINT)
-                if not sources:  # another one may have what it needs by now
-                    alone, self._haves, self._parts = True, {}, {}
-                    continue
-                alone, have = False, self._haves[sources[0]]
+            yield from self._ask_all(began_s, timeout_s)
+            sources = self._furthest()
+            if not sources and alone:
+                why = "all ranks of this job were lost, and with them what it had learnt"
+                raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+            if not sources:  # another one may have what it needs by now
+                alone, self._haves, self._parts = True, {}, {}
+                continue
+            alone, have = False, self._haves[sources[0]]
             if like is not None:
-                self._compare(say, like, sources[0])
-            found = self._taken(say, sources, have, known, within_s)
+                yield Pause(words=self._unlike(like, sources[0]))
+            found = yield from self._taken(sources, have, known, within_s)
             if found is not None:
                 return have, found
 
     # ---- inside ----
 
     def _taken(
-        self, say: Say, sources: list[int], have: Have, known: Mapping[str, Array], within_s: float
-    ) -> Taken | None:
+        self, sources: list[int], have: Have, known: Mapping[str, Array], within_s: float
+    ) -> Stepwise[Taken | None]:
         """None: all of these were lost meanwhile."""
         data = bytearray(have.contents_bytes)
-        if not self._fetch(Which.CONTENTS, [memoryview(data)], sources, say, within_s):
+        if not (yield from self._fetch(Which.CONTENTS, [memoryview(data)], sources, within_s)):
             return None
         if contents_sum(data) != have.contents_sum:
             why = f"what rank {sources[0]} says of its arrays did not come as it was said"
@@ -171,40 +170,39 @@ class TakingOver:
         contents = contents_of(data, sources[0])
         arrays = {item.name: array_of(item, known.get(item.name)) for item in contents.items}
         places = [bytes_of_state(array) for array in arrays.values()]
-        if not self._fetch(Which.STATE, places, sources, say, within_s):
+        if not (yield from self._fetch(Which.STATE, places, sources, within_s)):
             return None
-        return Taken(arrays, contents.rounds) if self._is_theirs(Stream(places).checksum(), sources) else None
+        found = yield Pause(work=Stream(places).checksum)
+        return Taken(arrays, contents.rounds) if (yield from self._is_theirs(found, sources)) else None
 
-    def _compare(self, say: Say, like: Likeness, source: int) -> None:
-        """With who gives, and with the lost rank, if somebody knows it. StateLost when versions differ."""
-        with self._changed:
-            other = self._haves[source].like
-            lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
+    def _unlike(self, like: Likeness, source: int) -> str:
+        """For people: unlike the lost rank, if somebody knows that one; empty: it is not. StateLost when versions are
+        not those of who gives."""
+        other = self._haves[source].like
+        lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
         if other is not None and (why := unlike_versions(like, other)):
             raise StateLost(CANNOT, f"compared with rank {source}, {why}", SAME)
         if lost is not None and (why := unlike_bits(like, lost)):
-            say(f"takes over from a rank that computed otherwise, and last bits of the result will differ: {why}")
+            return f"takes over from a rank that computed otherwise, and last bits of the result will differ: {why}"
+        return ""
 
-    def _ask_all(self, say: Say, began_s: float, timeout_s: float) -> None:
-        told_s, pause_s = time.monotonic(), FIRST_ASK_S
-        while True:
-            with self._changed:
-                silent = [rank for rank in self._others if rank not in self._haves]
-            if not silent:
-                return
-            for rank in silent:
-                self._tell(Tell(rank, About.NEED, self._incarnation))
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed() or len(self._haves) == len(self._others), pause_s)
-                self._raise_if_closed()
+    def _ask_all(self, began_s: float, timeout_s: float) -> Stepwise[None]:
+        told_s, pause_s = self._now_s(), FIRST_ASK_S
+        while silent := [rank for rank in self._others if rank not in self._haves]:
+            needs = tuple(Tell(rank, About.NEED, self._incarnation) for rank in silent)
+            yield Pause(needs, until=self._all_answered, most_s=pause_s)
+            self._raise_if_closed()
             pause_s = min(2 * pause_s, ASK_S)
-            now_s, names = time.monotonic(), _names(silent)
+            now_s, names = self._now_s(), _names(silent)
             if now_s > began_s + timeout_s:
                 why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
                 raise StateLost(CANNOT, why, "submit the job again")
             if now_s > told_s + PATIENCE_S:
                 told_s = now_s
-                say(f"took over from a rank that was lost, and asks rank {names} for what it needs")
+                yield Pause(words=f"took over from a rank that was lost, and asks rank {names} for what it needs")
+
+    def _all_answered(self) -> bool:
+        return self._is_closed() or len(self._haves) == len(self._others)
 
     def _furthest(self) -> list[int]:
         """Who gives. StateLost when they do not hold the same."""
@@ -222,39 +220,42 @@ class TakingOver:
         """Those that were not lost since."""
         return [rank for rank in sources if not self._haves[rank].is_new][:SOURCES_MAX]
 
-    def _fetch(self, which: Which, places: list[memoryview], sources: list[int], say: Say, within_s: float) -> bool:
+    def _fetch(self, which: Which, places: list[memoryview], sources: list[int], within_s: float) -> Stepwise[bool]:
         """Whether all came; False: all of these were lost meanwhile."""
         stream = Stream(places)
-        fetching, began_s = PieceFetch(which, stream), time.monotonic()
+        fetching, began_s = PieceFetch(which, stream), self._now_s()
         told_s = began_s
-        with self._changed:
-            self._fetching, self._sources = fetching, sources
-            while fetching.left_bytes:
-                self._raise_if_closed()
-                giving, now_s = self._giving(sources), time.monotonic()
-                if not giving:
-                    return False
-                if why := why_too_slow(fetching.came_bytes, len(stream), now_s - began_s, within_s):
-                    raise StateLost(CANNOT, f"its state comes too slowly: {why}", LONGER)
-                if now_s > told_s + PATIENCE_S:
-                    told_s, came = now_s, f"{format_size(fetching.came_bytes)} of {format_size(len(stream))}"
-                    say(f"takes its state over from rank {_names(giving)}: {came} by now")
-                self._ask(giving, now_s)
-                self._changed.wait(ASK_S)
+        self._fetching, self._sources = fetching, sources
+        while fetching.left_bytes:
+            self._raise_if_closed()
+            giving, now_s = self._giving(sources), self._now_s()
+            if not giving:
+                return False
+            if why := why_too_slow(fetching.came_bytes, len(stream), now_s - began_s, within_s):
+                raise StateLost(CANNOT, f"its state comes too slowly: {why}", LONGER)
+            words = ""
+            if now_s > told_s + PATIENCE_S:
+                told_s, came = now_s, f"{format_size(fetching.came_bytes)} of {format_size(len(stream))}"
+                words = f"takes its state over from rank {_names(giving)}: {came} by now"
+            yield self._pause(self._asks(giving, now_s), words)
         return True
 
-    def _ask(self, sources: list[int], now_s: float) -> None:
-        for piece, rank in self._fetching.asks(sources, now_s):
-            self._tell(Tell(rank, About.FETCH, self._incarnation, piece))
+    def _asks(self, sources: list[int], now_s: float) -> tuple[Tell, ...]:
+        asks = self._fetching.asks(sources, now_s)
+        return tuple(Tell(rank, About.FETCH, self._incarnation, piece) for piece, rank in asks)
 
-    def _is_theirs(self, found: int, sources: list[int]) -> bool:
+    def _pause(self, says: tuple[Tell, ...] = (), words: str = "") -> Pause:
+        """Until something was heard."""
+        changes = self._changes
+        return Pause(says, words, until=lambda: self._is_closed() or self._changes != changes, most_s=ASK_S)
+
+    def _is_theirs(self, found: int, sources: list[int]) -> Stepwise[bool]:
         """Whether what came is what they hold; False: all of these were lost meanwhile. StateLost when they differ."""
-        with self._changed:
-            while [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
-                self._raise_if_closed()
-                self._changed.wait(ASK_S)
-            giving = self._giving(sources)
-            unlike = [rank for rank in giving if self._haves[rank].state_sum != found]
+        while [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
+            self._raise_if_closed()
+            yield self._pause()
+        giving = self._giving(sources)
+        unlike = [rank for rank in giving if self._haves[rank].state_sum != found]
         if unlike:
             why = f"what came is not what rank {_names(unlike)} holds: what is to be the same on every rank differs"
             raise StateLost(CANNOT, why, f"change nothing of it before a step's results are there; {FROM_CHECKPOINT}")

@@ -467,7 +467,7 @@ class TensorClient:
         try:
             if self._healing is not None:
                 self._far.until(name, patience)  # who waits for the last one to come is woken once
-                self._healing.gathered(lambda own: _Patience(self, own, give_up_s))
+                self._healing.gathered(lambda own: self._far.wait(own, _Patience(self, own, give_up_s), None))
             while (way := self._ways[name]) is not None and self._shared is not None:
                 if self._shared.wait(way, patience.look):
                     if way.fault:

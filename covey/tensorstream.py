@@ -11,7 +11,7 @@ from covey.core import JobId
 from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
 from covey.present_owner import PresentOwner
-from covey.rounds import Rounds, Superseded, TensorRounds
+from covey.rounds import Rounds, Superseded, Tell, TensorRounds, ToldByRank
 from covey.sum_order import Node
 from covey.tensorwire import (
     HEADER_BYTES,
@@ -57,6 +57,8 @@ class TensorStream:
         self._changed = asyncio.Event()
         self._fatal: Exception | None = None
         self._closed = False
+        self.told: Callable[[ToldByRank], None] = lambda told: None
+        """Hears what other ranks tell."""
         spawn(f"tensors of rank {rank}", self._run())
 
     def declare_as(self, declared: Declared, initial: Payload | None = None, ranks: Node | None = None) -> None:
@@ -78,9 +80,31 @@ class TensorStream:
         `Rounds.push`."""
         if label not in self.rounds.tensors:
             self._send(self.rounds.declare(label, "grad", (len(sums[0]) // 4,)))
+        self.push(label, *sums, rate=rate)
+        return await self.result(label)
+
+    def push(self, label: str, *sums: Payload, rate: float = 0.0) -> None:
+        """Begin the next round of a Block that was declared."""
         self._send(self.rounds.push(label, *sums, rate=rate))
+
+    async def result(self, label: str) -> bytes:
+        """Of the round that was begun last."""
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.unacknowledged is None)
+
+    def adopt(self, declared: Declared, version: int) -> None:
+        """As of `Rounds`."""
+        self._send(self.rounds.adopt(declared, version))
+
+    @property
+    def at(self) -> AggregatorAt | None:
+        """The owner that is connected."""
+        return None if self._outbox is None else self._owner.at
+
+    def tell(self, said: Tell) -> None:
+        """To another rank, if both are connected."""
+        if self._outbox is not None and self.rounds.can_tell:
+            self._send((self.rounds.tell(said),))
 
     def moved(self, at: AggregatorAt) -> None:
         if self._owner.told(at, self._outbox is not None, self._now_s()):
@@ -209,6 +233,8 @@ class TensorStream:
         for one in [(made, bytes(payload)) for made, payload in self.rounds.heard(header, into)]:
             outbox.put_nowait(one)
         self._notify()
+        if header.op is TensorOp.TOLD:
+            self.told(ToldByRank(header.rank, header.key, header.round, into))
         return header.op
 
     def _still(self, at: AggregatorAt) -> None:

@@ -9,11 +9,10 @@ from collections.abc import Collection
 
 import msgspec
 
-from agent.jobs.supervision import RankHealing, RankStart, SupervisorState
+from agent.jobs.supervision import INCARNATION, RankHealing, RankStart, SupervisorState
 from covey.errors import EXIT_STATE_LOST
 from covey.ports import Command
 
-INCARNATION = "COVEY_INCARNATION"
 NEVER = 1 << 60
 """The step with which a rank begins whose script is through."""
 LOSSES_IN_A_STEP_MAX = 5
@@ -28,20 +27,23 @@ def healing_said(known: RankHealing | None, step: int) -> RankHealing:
     """Its newest process has the state, at the beginning of this step."""
     if known is None:
         return RankHealing(step)
-    return known if step <= known.step else RankHealing(step, 0, known.incarnation)
+    if step <= known.step:
+        return msgspec.structs.replace(known, has_had_state=True)
+    return RankHealing(step, 0, known.incarnation)
 
 
 def after_loss(known: RankHealing | None, code: int | None) -> RankHealing | None:
     """The successor of a rank's process that ended with `code` (None: nobody knows how); None: there is none."""
     if known is None or known.step >= NEVER or code in FOR_GOOD or known.losses >= LOSSES_IN_A_STEP_MAX:
         return None
-    return RankHealing(known.step, known.losses + 1, known.incarnation + 1)
+    return msgspec.structs.replace(known, losses=known.losses + 1, incarnation=known.incarnation + 1)
 
 
 def may_be_lost(ranks: Collection[int], state: SupervisorState) -> bool:
-    """Whether this host may be lost with all these ranks: none has ended, or is through."""
-    known = state.healing
-    return not state.codes and all(rank in known and known[rank].step < NEVER for rank in ranks)
+    """Whether this host may be lost with all these ranks: none has ended, or is through, or came here and is yet to get
+    the state."""
+    known = [state.healing.get(rank) for rank in ranks]
+    return not state.codes and all(rank is not None and rank.has_had_state and rank.step < NEVER for rank in known)
 
 
 def stand_still_unconfirmed(ranks: Collection[int], state: SupervisorState) -> bool:

@@ -19,6 +19,8 @@ READS_MAX = 5
 UNKNOWN = 255
 """Exit status of a rank whose real one is lost; the reason says so."""
 
+INCARNATION = "COVEY_INCARNATION"
+
 
 class RankStart(msgspec.Struct, frozen=True):
     rank: int
@@ -45,6 +47,12 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     spares: Address = ""
     """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares`)."""
 
+    @property
+    def came(self) -> tuple[int, ...]:
+        """Ranks whose first process here takes over from one on another host."""
+        numbered = (start.rank for start in self.ranks if int(start.command.env.get(INCARNATION, "0")))
+        return (*numbered, *self.joined)
+
 
 class Ending(msgspec.Struct, frozen=True):
     """Ranks that were asked to stop."""
@@ -67,6 +75,8 @@ class RankHealing(msgspec.Struct, frozen=True):
     """Processes that were lost since then."""
     incarnation: int = 0
     """Of its newest process."""
+    has_had_state: bool = True
+    """A process of it had the state here; else all of them took over, and none has said so yet."""
 
 
 class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):

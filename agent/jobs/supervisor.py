@@ -175,6 +175,7 @@ class Supervisor:
     async def _start_all(self) -> str:
         """Why a rank could not be started; empty when all run, or when they were told to stop before."""
         reason = ""
+        self._have_come()
         for start in self._config.ranks:
             if self._state.ending is not None or reason:
                 self._ended(start.rank, CANNOT_START if reason else -SIGTERM)
@@ -212,7 +213,7 @@ class Supervisor:
 
     def _have_come(self) -> None:
         """What came here from another host heals: it would not have come otherwise."""
-        healing = {rank: RankHealing(0) for rank in self._config.joined} | self._state.healing
+        healing = {rank: RankHealing(0, has_had_state=False) for rank in self._config.came} | self._state.healing
         self._state = msgspec.structs.replace(self._state, healing=healing)
 
     async def _join(self, start: RankStart) -> None:

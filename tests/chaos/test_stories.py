@@ -66,6 +66,11 @@ def test_a_rack_whose_disks_were_sick_finishes_its_jobs(seed: int) -> None:
     tell("swarm", seed)
 
 
+def test_what_is_a_ranks_own_is_kept_for_others_that_stand_a_step_behind_it() -> None:
+    """It had told what it has two steps later, and what they needed was dropped."""
+    tell("ranks_healed", 271)
+
+
 def test_a_coordinator_that_stood_still_learns_whom_its_deputy_chose() -> None:
     """Also where the deputy's agent began anew meanwhile."""
     tell("swarm", 72125)

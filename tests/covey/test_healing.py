@@ -16,6 +16,7 @@ from covey.core import HostId, JobId
 from covey.errors import StateLost
 from covey.job_state import JobState, begun
 from covey.owns import RANKS_MAX
+from covey.stepwise import Pause, Stepwise
 from covey.taking_over import HealingClosed, TakingOver
 from covey.tensors import TensorClient, TensorError
 from covey.wire import AggregatorAt
@@ -250,9 +251,9 @@ def test_a_successor_that_is_lost_while_it_asks_has_a_successor_too(
     lost(gang, 1)
     asked = threading.Event()
 
-    def never(self: TakingOver, *_: Any) -> bool:
+    def never(self: TakingOver, *_: Any) -> Stepwise[bool]:
         asked.set()
-        time.sleep(0.05)
+        yield Pause(until=lambda: False, most_s=0.05)
         return False
 
     with monkeypatch.context() as patch:
@@ -308,7 +309,7 @@ def test_a_result_is_used_only_once_what_is_every_ranks_own_is_here(gang: Healin
         states.append(begun(client, of, 0, dict, lambda arrays, own: None, own, 0, lambda step: None))
     try:
         assert clients[2]._healing is not None
-        gather = clients[2]._healing._gather
+        gather = clients[2]._healing.machine.gather
         assert gather is not None
         pushed = [client.push("a", np.ones(3, np.float32)) for client in clients[:2]]
         clients[2]._healing = None  # it pushes, and does not say what is its own

@@ -82,7 +82,7 @@ def waits(healing: Healing, until_set: threading.Event) -> threading.Thread:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    until(lambda: healing._waiting)
+    until(lambda: healing.machine._waiting)
     return thread
 
 
@@ -257,7 +257,7 @@ def test_what_was_told_too_early_is_told_again_and_waited_for() -> None:
     assert words.of(About.MIRROR)[1].data == b"[2]" and not done.wait(SHORT_S), "the neighbour keeps what is older"
     healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[2]")))
     assert done.wait(10.0)
-    assert list(healing._own) == [(1, b"[2]")]
+    assert list(healing.machine._own) == [(1, b"[2]")]
 
 
 def test_a_client_that_is_closed_pushes_nothing_that_nobody_could_repeat() -> None:
@@ -288,7 +288,7 @@ def test_whatever_other_ranks_say_ends_nothing(about: int, step: int, data: byte
     words = Words()
     for healing in (made(words), made(words, rank=1, incarnation=1)):
         healing.begin({"w": np.ones(3, np.float32)})
-        healing.told(ToldByRank(1 - healing._rank, about, step, data))
+        healing.told(ToldByRank(1 - healing.machine._rank, about, step, data))
         assert healing.step == 0
 
 
@@ -313,7 +313,7 @@ def test_an_aggregator_of_before_is_told_apart_by_its_welcome() -> None:
 
 
 def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.healing.PATIENCE_S", 0.05)
+    monkeypatch.setattr("covey.healing_machine.PATIENCE_S", 0.05)
     read: list[str] = []
     healing = Healing(0, 2, [1], Words(), lambda: b"", 0, 0, read.append)
     healing.begin({})
@@ -337,4 +337,4 @@ def test_a_script_that_fails_while_it_waits_does_not_wait_for_a_successor() -> N
     with pytest.raises(ZeroDivisionError), healing.waiting():
         healing.told(ToldByRank(1, About.NEED, 1, b""))
         raise ZeroDivisionError
-    assert not healing._waiting
+    assert not healing.machine._waiting

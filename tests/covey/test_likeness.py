@@ -154,6 +154,6 @@ def test_whatever_is_told_of_a_likeness_ends_nothing(data: bytes) -> None:
     try:
         known = likeness_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        assert not told.people and not told.healing._likes
+        assert not told.people and not told.healing.machine._likes
         return
-    assert told.healing._likes == {1: known}
+    assert told.healing.machine._likes == {1: known}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from covey import owns
 from covey.errors import StateLost
-from covey.healing import OWNS, Healing
+from covey.healing import Healing
+from covey.healing_machine import OWNS
 from covey.own_gather import UNREAD_MAX, OwnGather
 from covey.owns import CALM, ROOM, Owns, RowPlan
 from covey.rounds import ToldByRank
@@ -126,10 +127,22 @@ def gathers(ranks: int) -> tuple[PlayedSums, list[OwnGather]]:
     return sums, [OwnGather(rank, ranks, 0, sums.of_a_rank()) for rank in range(ranks)]
 
 
+def ended(gather: OwnGather) -> None:
+    while (name := gather.awaited) is not None:
+        if gather.came(rows_of(gather)(name).tobytes()):
+            gather.push_again()
+
+
+def rows_of(gather: OwnGather) -> Callable[[str], Any]:
+    """Waits for them."""
+    sums: Any = gather._sums
+    return lambda name: sums.wait(name, None, None)
+
+
 def stepped(each: list[OwnGather], step: int, said: list[bytes | None]) -> None:
     for gather, own in zip(each, said, strict=True):
         gather.begin(step, own)
-    threads = [threading.Thread(target=gather.end, args=(lambda name: None,)) for gather in each]
+    threads = [threading.Thread(target=ended, args=(gather,)) for gather in each]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -189,7 +202,7 @@ def test_no_result_is_given_out_before_what_is_every_ranks_own_is_here() -> None
     assert not words.of(About.MIRROR), "no neighbour is told"
 
     def use(_: Callable[[], None] | None = None) -> None:
-        healing.gathered(lambda name: None)  # type: ignore[arg-type,return-value]
+        healing.gathered(rows_of(each[0]))
         done.set()
 
     threading.Thread(target=use, daemon=True).start()
@@ -207,7 +220,7 @@ def test_a_rank_that_waits_gives_what_is_every_ranks_own_although_it_waits_for_t
     healing = healing_of(each[0], words)
     healing.begin({"w": np.ones(3, np.float32)})
     healing.before_push(lambda: [1])
-    end = threading.Thread(target=each[0].end, args=(lambda name: None,), daemon=True)
+    end = threading.Thread(target=healing.gathered, args=(rows_of(each[0]),), daemon=True)
     end.start()
     waits(healing, result)
     asked = threading.Thread(target=healing.told, args=(ToldByRank(1, About.NEED, 1, b""),), daemon=True)

@@ -238,7 +238,7 @@ def test_what_is_kept_of_many_others_comes_in_several_frames() -> None:
     given.own, given.others = {5: b"1"}, kept
     found = given.recovered(given.recover(has_own=True))
     assert found.own == 1
-    assert {rank: given.healing._kept[rank] for rank in kept} == kept
+    assert {rank: given.healing.machine._kept[rank] for rank in kept} == kept
 
 
 def test_an_answer_of_which_a_frame_is_missing_is_none() -> None:

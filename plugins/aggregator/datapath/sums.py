@@ -142,6 +142,8 @@ class TensorSum:
                 return self._fetch()
             return self._kept() if version == self.version and self._keeps(rank) else ()
         self._held_versions[rank] = version
+        if rank in self._held and self._held[rank][0] != version + 1:
+            del self._held[rank]  # by a process before this one, which got the state of a step that this one is not in
         (self._wants.add if want else self._wants.discard)(rank)
         return self._recover()
 

@@ -59,7 +59,7 @@ class Directory:
                 back, self._gone = self._gone - event.gone, event.gone
                 return [*self._meet(back, now_s), *self._ask_again(now_s)]
             case Heard():
-                return self._heard(event.sender, event.message)
+                return self._heard(event.sender, event.message, now_s)
             case RankJoined():
                 return self._joined(event.job, now_s)
             case RankLost():
@@ -105,9 +105,14 @@ class Directory:
 
     def _place_anew(self, event: GangPlaced, now_s: float) -> Sequence[Action]:
         """Some of its ranks go on on other hosts; here, if they come here."""
-        came = self._is_here(event) and not self._is_here(self._placed[event.job])
+        before = self._placed[event.job]
+        came = self._is_here(event) and not self._is_here(before)
+        led = policy.coordinator_place(before.places, self._gone)
+        leads = policy.coordinator_place(event.places, self._gone)
+        # what the one before it says until it knows that, the new one has not heard
+        follows = self._is_here(event) and led is not None and leads is not None and led.host != leads.host
         self._placed[event.job] = event
-        return self._ask(event, now_s) if came else ()
+        return self._ask(event, now_s) if came or follows else ()
 
     def _unplace(self, event: Unplaced) -> Sequence[Action]:
         placed = self._placed.get(event.job)
@@ -120,10 +125,10 @@ class Directory:
         del self.known[event.job]
         return (Keep(),)
 
-    def _heard(self, sender: HostId, message: ToDirectory) -> Sequence[Action]:
+    def _heard(self, sender: HostId, message: ToDirectory, now_s: float) -> Sequence[Action]:
         match message:
             case Assigned():
-                return self._assigned(sender, message)
+                return self._assigned(sender, message, now_s)
             case OwnerWanted() | Lost():
                 return self._compare(sender, message)
             case _:
@@ -138,7 +143,7 @@ class Directory:
         newer = placed is not None and message.epoch > mine and policy.of_run(message.epoch, placed.grant)
         return (Send(sender, OwnerWanted(message.job, mine), ASK_S),) if newer else ()
 
-    def _assigned(self, sender: HostId, message: Assigned) -> Sequence[Action]:
+    def _assigned(self, sender: HostId, message: Assigned, now_s: float) -> Sequence[Action]:
         known, placed = self.known.get(message.job), self._placed.get(message.job)
         if known is not None and known.epoch >= message.epoch:
             return (Send(sender, known),) if known.epoch > message.epoch and sender != self.me else ()
@@ -147,7 +152,15 @@ class Directory:
         self.known[message.job] = message
         for job in [job for job in self.known if job not in self._placed][: max(0, len(self.known) - KNOWN_MAX)]:
             del self.known[job]
-        return (Keep(), TellRanks(message))
+        return (Keep(), TellRanks(message), *self._pass_on(sender, placed, now_s))
+
+    def _pass_on(self, sender: HostId, placed: GangPlaced | None, now_s: float) -> Sequence[Action]:
+        """Who said that coordinates the job no more, or not yet, for all that this host knows: who does is asked, and
+        learns it so. Else it would go on with the owner before, and with it the ranks that only hear of that one."""
+        place = policy.coordinator_place(placed.places, self._gone) if placed is not None else None
+        if placed is None or place is None or sender in (place.host, self.me) or not self._is_here(placed):
+            return ()
+        return self._ask(placed, now_s)
 
     def _joined(self, job: JobId, now_s: float) -> Sequence[Action]:
         known, placed = self.current(job), self._placed.get(job)

@@ -235,10 +235,12 @@ class Job(msgspec.Struct, kw_only=True):
         return {to: len(place.gpus) for to, place in wanted if place is not None and place.gpus}
 
     def heals_without(self, hosts: Container[HostId]) -> bool:
-        """Whether the rest of the gang goes on when all these are lost: it has what their successors need."""
+        """Whether the rest of the gang goes on when all these are lost: some of it has what their successors need, and
+        those that took over from others, and have it not yet, get it from there, too."""
         rest = [place.host for place in self.places if place.host not in hosts and place.host not in self.missing]
-        ready = all(place.host in self.healing or place.host in self.missing for place in self.places)
-        return self.state == "running" and not self.codes and self.spec.on_lost == "stop" and ready and bool(rest)
+        ready = all(place.host in (*self.healing, *self.missing) or place.since for place in self.places)
+        have = any(host in self.healing for host in rest)
+        return self.state == "running" and not self.codes and self.spec.on_lost == "stop" and ready and have
 
 
 def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:

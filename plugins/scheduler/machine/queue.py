@@ -244,6 +244,7 @@ class Queue(ReplacingJobs):
             self._end_when_all_reported(job, command.wall_s)
             return Applied(job.id)
         job.codes = {**job.codes, command.host: dict(command.codes)}
+        replacing.ended(job, command.host)
         job.asked = job.asked or command.asked or command.lost
         if command.step is not None and (job.step is None or command.step >= job.step):
             job.step = command.step

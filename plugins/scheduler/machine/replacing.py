@@ -75,7 +75,7 @@ def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) 
         return NotApplied(4, what, f"{command.host} is lost, and another host is looked for already", next)
     if not job.heals_without((command.host,)):
         return NotApplied(4, what, why_not(job), "it can only be cancelled, or run to its end")
-    if not _stays(job, (command.host, *job.moving)):
+    if not job.heals_without((command.host, *job.moving)):
         why = f"its ranks on {', '.join(sorted(job.moving))} are about to move, and nobody else has what they need"
         return NotApplied(75, what, why, "try again once they run")
     return None
@@ -98,7 +98,7 @@ def joinable(job: Job) -> list[Place]:
     """Places that others of its ranks may join."""
     if job.spec.pack == "apart":
         return []
-    gone = {*job.missing, *job.moving, *(place.host for place in job.leaving)}
+    gone = {*job.missing, *job.moving, *job.codes, *(place.host for place in job.leaving)}
     return [place for place in job.places if place.host not in gone]
 
 
@@ -118,7 +118,9 @@ def why_not(job: Job) -> str:
         return "all its ranks are on one host: nobody would have what they need"
     if job.codes:
         return f"{', '.join(sorted(job.codes))} reported the end of ranks already"
-    lacking = [place.host for place in job.places if place.host not in (*job.healing, *job.missing)]
+    lacking = [place.host for place in job.places if place.host not in (*job.healing, *job.missing) and not place.since]
+    if not lacking:
+        return "ranks that took over from others are yet to get what they need"
     return f"its ranks on {', '.join(lacking)} have not said that they may be lost (job.state)"
 
 
@@ -208,6 +210,11 @@ def replace(job: Job, command: Replaced) -> str:
     job.timings = {host: timing for host, timing in job.timings.items() if host not in (*command.places, *grown)}
     job.healed += 1
     return "; ".join(said)
+
+
+def ended(job: Job, host: HostId) -> None:
+    """Its ranks there have: they go on nowhere."""
+    job.moving = {leaves: to for leaves, to in job.moving.items() if leaves != host}
 
 
 def left(job: Job, host: HostId) -> None:

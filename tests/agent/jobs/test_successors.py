@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from agent.jobs import supervisor
-from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, NEVER, after_loss, command_of, healing_said
+from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, NEVER, after_loss, command_of, healing_said, may_be_lost
 from agent.jobs.supervision import (
     CANNOT_START,
     EndStuck,
@@ -65,6 +65,16 @@ def test_one_that_is_lost_again_and_again_in_one_step_has_none_in_the_end() -> N
     while (then := after_loss(healing, -9)) is not None:
         healing, successors = healing_said(then, 7), successors + 1
     assert successors == LOSSES_IN_A_STEP_MAX == healing.incarnation
+
+
+def test_what_came_here_may_be_lost_again_with_its_host_once_it_has_had_the_state() -> None:
+    """It has a successor before that, too; but ranks that have the state must not all move away meanwhile."""
+    came = RankHealing(0, has_had_state=False)
+    lost = after_loss(came, -9)
+    assert lost == RankHealing(0, 1, 1, has_had_state=False)
+    for healing in (came, lost):
+        assert not may_be_lost([1], SupervisorState(healing={1: healing}))
+        assert may_be_lost([1], SupervisorState(healing={1: healing_said(healing, 0)}))
 
 
 def test_one_that_gets_on_is_started_again_for_ever() -> None:
@@ -166,6 +176,27 @@ def test_a_rank_that_is_lost_is_started_again_alone_and_its_sibling_goes_on() ->
     last: SupervisorState = played.last  # type: ignore[attr-defined]
     assert (dict(last.codes), last.reason, last.lost) == ({0: 0, 1: 0}, "", False)
     assert last.healing == {1: RankHealing(0, 2, 2)}
+
+
+class Come(Ranks):
+    """They take over from processes on another host."""
+
+    def config(self) -> SupervisorConfig:
+        told = super().config()
+        env = {"COVEY_INCARNATION": "65536"}
+        commands = [msgspec.structs.replace(each.command, env=each.command.env | env) for each in told.ranks]
+        return msgspec.structs.replace(told, ranks=tuple(map(RankStart, range(2), commands)))
+
+
+def test_one_that_took_over_elsewhere_and_is_lost_at_once_has_a_successor() -> None:
+    async def story(env: Env, played: Ranks) -> None:
+        last = await last_word(await meet(env, played.config()))
+        assert dict(last.codes) == {0: 0, 1: 0}
+
+    with World(1) as world:
+        played = Come(world, [(1.0, -9), (2.0, -9), (3.0, 0)])
+        played.play(story)
+    assert played.started == {"0": ["65536"], "1": ["65536", "65537", "65538"]}
 
 
 def test_a_rank_that_wants_its_job_to_run_again_takes_its_sibling_along() -> None:

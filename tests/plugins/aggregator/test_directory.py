@@ -45,6 +45,22 @@ def test_ranks_that_come_to_a_host_under_the_same_grant_are_told_who_sums() -> N
     assert play(Heard(A, LOW)) == [Keep(), TellRanks(LOW)]
 
 
+def test_an_owner_that_another_host_names_is_made_known_to_the_coordinator() -> None:
+    """One that was cut off named it before it heard that it coordinates no more: the ranks would go to two owners."""
+    play = directory(LOW)
+    asks = Send(A, OwnerWanted(JOB, HIGH.epoch), ASK_S)
+    assert play(Heard(C, HIGH)) == [Keep(), TellRanks(HIGH), asks]
+    assert play(Heard(A, OwnerWanted(JOB, LOW.epoch))) == [Send(A, HIGH)], "which asks back, and is told"
+
+
+def test_a_new_coordinator_is_asked_by_every_host_that_stays() -> None:
+    """It may have asked them before the one before it named another owner."""
+    play = directory(HIGH)
+    moved = msgspec.structs.replace(PLACED, places=(Place(C, PLACES[0].ranks, (), since=1), *PLACES[1:]))
+    assert sends(play(moved)) == [(C, OwnerWanted(JOB, HIGH.epoch))]
+    assert play(moved) == []
+
+
 def test_while_nothing_is_known_the_coordinator_is_asked_every_two_seconds() -> None:
     play = directory()
     asked = 0

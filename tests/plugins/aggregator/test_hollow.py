@@ -71,3 +71,34 @@ def test_who_has_a_copy_and_asks_again_for_what_all_hold_is_told_that_it_may_not
         made.open(rank, 4, False)
     with pytest.raises(Violation, match="every rank said to hold"):
         made.push(0, 4, 0, ONES)
+
+
+def test_what_a_lost_process_pushed_does_not_bind_its_successor_in_a_later_step() -> None:
+    """The first successor stood a step behind when it was lost too; the second got its state from a rank that is
+    further. Its owner is new, and waits for rank 2 to say what it holds."""
+    made = tensor()
+    made.open(1, 3, False, hollow=True)
+    made.push(1, 4, 0, ONES)
+    made.open(0, 4, False)
+    made.gone(1)
+    made.open(1, 4, False, hollow=True)
+    made.push(1, 5, 0, ONES)
+    made.push(0, 5, 0, ONES)
+    made.open(2, 4, False)
+    made.push(2, 5, 0, ONES)
+    while made.busy:
+        made.work()
+    assert made.version == 5 and (made.lend()[1] == 3).all(), "each rank once"
+
+
+def test_what_a_process_pushed_counts_for_one_that_follows_in_the_same_step() -> None:
+    made = tensor(2)
+    made.open(1, 3, False)
+    made.push(1, 4, 0, ONES)
+    made.gone(1)
+    made.open(1, 3, False, hollow=True)
+    made.open(0, 3, False)
+    made.push(0, 4, 0, ONES)
+    while made.busy:
+        made.work()
+    assert made.version == 4

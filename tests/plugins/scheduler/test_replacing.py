@@ -12,7 +12,7 @@ from plugins.scheduler.machine.gang import ATTEMPTS, Action, GrantSeen, Placemen
 from plugins.scheduler.machine.leader import RackHost, ScheduleTick
 from plugins.scheduler.machine.leases import LeaseAsked
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.replacing import LOSSES_MAX, refused_move, taken_over, waits_for, why_not
+from plugins.scheduler.machine.replacing import LOSSES_MAX, joinable, refused_move, taken_over, waits_for, why_not
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -100,6 +100,20 @@ def test_a_gang_that_lost_a_host_goes_on_under_its_grant_on_another_one() -> Non
     assert told.job.place_on(H3) == Place(H3, (2, 3), ("h3-0", "h3-1"), 1)
     again = Replaced(wall_s=2.0, job=told.id, epoch=epoch, places={H2: told.job.place_on(H3)})
     assert isinstance(told.say(again), Applied) and told.job.healed == 1, "said twice"
+
+
+def test_ranks_that_took_over_may_be_lost_before_they_have_the_state() -> None:
+    told = Healing()
+    told.lose(H2)
+    told.replace(H2, H3)
+    assert told.job.heals_without((H3,)), "h1 has what is needed"
+    assert not told.job.heals_without((H1,)) and isinstance(told.move(H1), NotApplied)
+    assert "yet to get what they need" in why_not(told.job)
+    told.lose(H3)
+    assert told.job.state == "running" and told.job.missing == (H3,)
+    told.replace(H3, H4)
+    told.heals(H4)
+    assert told.job.heals_without((H1,)) and isinstance(told.move(H1), Applied)
 
 
 def test_it_is_done_when_the_hosts_that_it_has_then_report_zeros() -> None:
@@ -234,6 +248,25 @@ def test_ranks_that_move_end_before_their_successors_start() -> None:
     assert waits_for(told.job, new) == H2 and told.job.awaits(H2) and set(told.queue.holders) == {H1, H2, H4}
     told.report(told.id, H2, {2: -9, 3: -9}, asked=True)
     assert waits_for(told.job, new) is None and told.job.state == "running" and set(told.queue.holders) == {H1, H4}
+
+
+def test_ranks_that_end_before_they_move_go_nowhere_and_nobody_waits_for_them() -> None:
+    """Another host would start them when this one has reported their end, which it has; the job would never be over."""
+    told = Healing()
+    told.move(H2, H4)
+    told.report(told.id, H2, {2: 0, 3: 0})
+    assert not told.job.seeks
+    refused = told.replace(H2, H4)
+    assert isinstance(refused, NotApplied) and told.hosts == [H1, H2] and told.job.leaving == ()
+    told.report(told.id, H1, {0: 0, 1: 0})
+    assert told.job.state == "done"
+
+
+def test_no_rank_joins_those_of_a_host_that_have_ended() -> None:
+    """Nobody would wait for it."""
+    told = Healing()
+    told.report(told.id, H1, {0: 0, 1: 0})
+    assert [place.host for place in joinable(told.job)] == [H2]
 
 
 def test_a_host_that_dies_while_its_ranks_leave_it_holds_nobody_up() -> None:
