@@ -229,6 +229,24 @@ def test_nothing_is_pushed_before_a_neighbour_has_what_is_the_ranks_own() -> Non
     assert done.wait(10.0)
 
 
+def test_what_a_neighbour_says_it_keeps_of_an_earlier_process_is_not_waited_out() -> None:
+    """That one was a step further, so its answer is newer than any that this one gets in this step."""
+    words, done = Words(), threading.Event()
+    healing = made(words)
+    healing.begin({})
+    healing.told(ToldByRank(1, About.MIRRORED, 2, sum_of(b"[2]")))
+
+    def push() -> None:
+        healing.before_push(lambda: [1])
+        done.set()
+
+    threading.Thread(target=push, daemon=True).start()
+    until(lambda: words.of(About.MIRROR))
+    assert not done.wait(SHORT_S)
+    healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
+    assert done.wait(10.0)
+
+
 def test_what_was_told_while_the_script_computed_is_not_waited_for() -> None:
     words = Words()
     healing = made(words)
