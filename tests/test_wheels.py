@@ -20,7 +20,7 @@ TOPS = {
 }
 PROGRAMS = {
     "covey_job": set(),
-    "covey_agent": {"agentd", "agentctl", "covey-program", "covey-rack"},
+    "covey_agent": {"agentd", "agentctl", "covey-program", "covey-rack", "covey-swapd"},
     "covey_tools": {"covey-sim", "covey-vectors", "covey-chaos"},
 }
 SHARED = {"covey.service", "covey.sysusers.conf", "covey.tmpfiles.conf", "agent.toml", "examples/digits.py"}
