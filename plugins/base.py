@@ -44,6 +44,9 @@ class ReplicatedLog(Protocol):
     def applied_index(self) -> int:
         """Index of the newest entry applied here; 0 before the first."""
 
+    def undecided(self) -> Sequence[bytes]:
+        """Commands behind the newest entry applied here, oldest first: a majority may have them, and so may nobody."""
+
     @property
     def voters(self) -> Sequence[HostId]:
         """The hosts whose majority elects and commits."""

@@ -3,7 +3,7 @@
 from agent.raft.machine.leading import Leading
 from agent.raft.machine.raft_log import RaftLog
 from agent.raft.machine.types import Snapshot
-from agent.raft.messages import Configuration
+from agent.raft.messages import Configuration, Entry
 from agent.raft.policy import Timing
 from covey.core import HostId
 
@@ -63,6 +63,11 @@ class Outlook:
     @property
     def last_index(self) -> int:
         return self._raft_log.log.last_index
+
+    def entries_after(self, index: int) -> tuple[Entry, ...]:
+        """What this copy has behind that one, committed or not; nothing that only a snapshot has."""
+        log = self._raft_log.log
+        return log.slice(max(index, log.base_index) + 1, log.last_index)
 
     @property
     def image(self) -> Snapshot | None:

@@ -216,6 +216,11 @@ class Consensus:
     def applied_index(self) -> int:
         return self._applied
 
+    def undecided(self) -> Sequence[bytes]:
+        """See ReplicatedLog."""
+        entries = self._raft.entries_after(self._applied) if self._raft else ()
+        return [entry.command for entry in entries if entry.id]
+
     @property
     def commit_index(self) -> int:
         return self._raft.commit if self._raft else 0

@@ -5,16 +5,20 @@ election, by the longest lease that an earlier one may have given (it stands in 
 decided to take back is confirmed no more: ranks that have not started yet will not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.job_table import JobTable
+from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.messages.commands import Command, PlacesLost, Replaced, TakenBack
 from plugins.scheduler.policy.leases import Terms
 
 Grant = tuple[JobId, int]
 """Job and epoch."""
+ENDS = (PlacesLost, Replaced, TakenBack)
+"""What may end ranks on some host, or let others take their place."""
 
 
 class LeaseAsked(msgspec.Struct, frozen=True):
@@ -29,6 +33,21 @@ class Given(msgspec.Struct, frozen=True):
 
     host: HostId
     grants: tuple[Grant, ...]
+
+
+def over_there(
+    jobs: Mapping[JobId, Job], undecided: Iterable[Command], host: HostId, grants: Iterable[Grant]
+) -> tuple[Grant, ...]:
+    """Those that are over on this host, or may be, as far as one copy of the log tells. What was decided stands in the
+    copies of a majority of voters, though they may not know yet that it was (`undecided`), so each majority has one
+    that tells. A copy that does not know a grant yet tells nothing of it."""
+    about = {command.job for command in undecided if isinstance(command, ENDS)}
+    return tuple(
+        (id, epoch)
+        for id, epoch in grants
+        if id in about
+        or ((job := jobs.get(id)) is not None and (job.epoch > epoch or (job.epoch == epoch and not job.awaits(host))))
+    )
 
 
 class Leases:

@@ -156,6 +156,9 @@ class LeasesRenewed(Message, frozen=True, tag="LeasesRenewed"):
 class Leaderless(Message, frozen=True, tag="Leaderless"):
     """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
 
+    over: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)] = ()
+    """Of those asked for, what by this log is over on that host, or may be."""
+
 
 class KeepEnv(Message, frozen=True, tag="KeepEnv"):
     """Submitting agent -> host: keep this environment, which is sealed, until its job is over."""

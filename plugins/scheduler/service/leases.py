@@ -5,8 +5,9 @@
 
 While nobody leads, nobody can grant anything elsewhere either, and whoever is elected next waits for one whole lease.
 So ranks that run go on as long as a majority of voters answers, each for itself, that it knows no leader
-(`Leaderless`). A host that reaches neither a leader nor that majority cannot tell whether the voters are dead or it is
-cut off: its ranks end.
+(`Leaderless`), and no copy of the log among theirs and ours has an entry that ended these ranks, or may have: a host
+that was cut off does not know what was decided meanwhile. A host that reaches neither a leader nor that majority cannot
+tell whether the voters are dead or it is cut off: its ranks end.
 
 Ranks of a job that is submitted with `--on-lost keep` need none. Nothing else starts here without one: a host that
 receives the log but is heard by nobody would otherwise begin what is being taken back.
@@ -20,7 +21,9 @@ import msgspec
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.base import Host, RankLease
+from plugins.scheduler.machine.leases import over_there
 from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.messages.commands import Command, MalformedCommand, open_command
 from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import PAUSE_RENEWALS, RENEWALS, Terms
 from plugins.scheduler.service.leadership import set_within
@@ -156,8 +159,9 @@ class HostLeases:
         leaderless = sum(isinstance(answer, Leaderless) for answer in answers) + knows_no_leader(self.host)
         if leaderless <= len(voters) // 2:
             return None
-        running = self.host.runner.running()
-        grants = tuple(grant for grant in question.grants if grant in running)
+        running, over = self.host.runner.running(), set(over_here(self.host, self.queue, question))
+        over.update(*(answer.over for answer in answers if isinstance(answer, Leaderless)))
+        grants = tuple(grant for grant in question.grants if grant in running and grant not in over)
         return LeasesRenewed(grants, self.terms.lease_s, self.terms.grace_s, self.terms.pause_s)
 
 
@@ -166,12 +170,23 @@ def knows_no_leader(host: Host) -> bool:
     return host.id in host.log.voters and host.log.leaderless_s > 0
 
 
-async def relay(host: Host, question: RenewLeases) -> msgspec.Struct:
+def over_here(host: Host, queue: Queue, question: RenewLeases) -> tuple[Key, ...]:
+    """`over_there`, by this host's copy of the log. What cannot be read may be anything."""
+    undecided: list[Command] = []
+    for data in host.log.undecided() if question.grants else ():
+        try:
+            undecided.append(open_command(data))
+        except MalformedCommand:
+            return question.grants
+    return over_there(queue.jobs, undecided, question.host, question.grants)
+
+
+async def relay(host: Host, queue: Queue, question: RenewLeases) -> msgspec.Struct:
     """Somebody else's question, taken to the leader that this host knows. Refused when there is none."""
     what, next = f"{host.id} cannot confirm ranks of {question.host}", "ask the leader (agentctl leader)"
     leader = host.log.leader
     if knows_no_leader(host):
-        return Leaderless()
+        return Leaderless(over_here(host, queue, question))
     if question.relayed or leader is None or leader == host.id:
         raise Refused(75, what, "it does not lead", next)
     try:

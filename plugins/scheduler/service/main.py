@@ -239,7 +239,7 @@ class SchedulerService(PluginService):
         if isinstance(question, LogTail):
             return await self._log_tail(question)
         if isinstance(question, RenewLeases):
-            return self.leadership.renew(question) or await relay(self.host, question)
+            return self.leadership.renew(question) or await relay(self.host, self.queue, question)
         return await super().answer(sender, question)
 
     async def _log_tail(self, ask: LogTail) -> LogTailAnswer:

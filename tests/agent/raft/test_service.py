@@ -94,6 +94,24 @@ async def test_an_isolated_leader_stops_acting_as_one_and_tells_nobody_lies() ->
 
 
 @virtual
+async def test_what_is_in_a_copy_and_may_be_decided_is_told_apart() -> None:
+    async with Rack("a", "b", "c") as rack:
+        leader = await rack.led()
+        await leader.log.propose(b"x")
+        await asyncio.sleep(2)
+        assert [list(member.log.undecided()) for member in rack.members.values()] == [[], [], []]
+        rack.apart = {leader.name}
+        asking = asyncio.get_running_loop().create_task(leader.log.propose(b"perhaps", timeout_s=1))
+        await asyncio.sleep(0.5)
+        assert list(leader.log.undecided()) == [b"perhaps"], "and not what leaders write for themselves"
+        with pytest.raises(OutcomeUnknown):
+            await asking
+        rack.apart = set()
+        await asyncio.sleep(5)
+        assert [list(member.log.undecided()) for member in rack.members.values()] == [[], [], []]
+
+
+@virtual
 async def test_without_a_majority_nothing_is_proposed_and_everybody_is_told_so() -> None:
     async with Rack("a", "b", "c", "d") as rack:
         await rack.led()

@@ -39,6 +39,8 @@ class FakeLog:
     def __init__(self, rack: "Rack", host: HostId) -> None:
         self.rack, self.host = rack, host
         self.applied_index = 0
+        self.tail: list[bytes] = []
+        """Entries that are not known to be committed."""
         self.results: dict[int, bytes] = {}
 
     @property
@@ -52,6 +54,9 @@ class FakeLog:
     @property
     def term(self) -> int:
         return self.rack.term
+
+    def undecided(self) -> Sequence[bytes]:
+        return self.tail
 
     @property
     def leaderless_s(self) -> float:

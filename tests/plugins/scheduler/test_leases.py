@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +12,9 @@ from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.scheduler.machine.leader import RackHost
-from plugins.scheduler.machine.leases import LeaseAsked
+from plugins.scheduler.machine.leases import LeaseAsked, over_there
 from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, TakenBack
+from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, PlacesLost, TakenBack, pack
 from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -310,6 +311,42 @@ def test_ranks_go_on_while_a_majority_knows_no_leader_and_a_minority_proves_noth
         assert await rack["gpu3"].service.answer(HostId("gpu4"), RenewLeases(HostId("gpu4"), ())) == Leaderless()
 
     on_a_rack(story)
+
+
+@pytest.mark.parametrize("told_by", ["gpu1", "gpu4"])
+def test_while_nobody_leads_what_may_have_been_taken_back_is_not_confirmed(told_by: str) -> None:
+    """By the entry of one voter, or our own, of which nobody knows yet whether it was decided."""
+
+    async def story(rack: Rack) -> None:
+        rack.voters = ["gpu1", "gpu2", "gpu3"]
+        await submit(rack, workers=8)
+        await until(lambda: at_work(rack) == 8)
+        others = TakenBack(wall_s=0.0, job=JobId("j9"), epoch=1, cause="host lost", reason="tried")
+        rack[told_by].log.tail.append(pack(others))
+        rack.lead(None)
+
+        def confirmed_s() -> float:
+            return rack["gpu4"].env.clock.boot_s() - rack["gpu4"].machine.leases[JobId("j1"), 1].asked_s
+
+        await asyncio.sleep(50)
+        assert confirmed_s() < 20.0, "another job's"
+        rack[told_by].log.tail.append(pack(msgspec.structs.replace(others, job=JobId("j1"))))
+        await asyncio.sleep(50)
+        assert confirmed_s() > 30.0
+
+    on_a_rack(story)
+
+
+def test_what_is_over_on_a_host_by_one_copy_of_the_log() -> None:
+    led = Led()
+    id = led.run(2, host=H2)
+    jobs, epoch = led.queue.jobs, led.queue.jobs[id].epoch
+    assert over_there(jobs, (), H2, ((id, epoch),)) == ()
+    assert over_there(jobs, (), H3, ((id, epoch),)) == ((id, epoch),), "its ranks are elsewhere by now"
+    assert over_there(jobs, (), H2, ((id, epoch - 1),)) == ((id, epoch - 1),), "another grant has come"
+    assert over_there(jobs, (), H3, ((id, epoch + 1), (JobId("j7"), 1))) == (), "this copy is behind"
+    lost = PlacesLost(wall_s=0.0, job=id, epoch=epoch, hosts=(H3,), coordinator=H1, reason="lost")
+    assert over_there(jobs, (lost,), H2, ((id, epoch),)) == ((id, epoch),), "whichever host it is about"
 
 
 def test_a_grant_is_not_begun_while_nobody_leads() -> None:
