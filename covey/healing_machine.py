@@ -84,6 +84,8 @@ class HealingMachine:
         """Successors that ask, while the script does not wait."""
         self._held: dict[int, None] = {}
         """Successors for which the script waits on."""
+        self._behind: dict[int, int] = {}
+        """Successors that have the state, and the step they began in: pushes of a later step wait for them."""
         self._gives: HeldState | None = None
         """Of this rank, to them."""
         self._is_saying = False
@@ -126,6 +128,7 @@ class HealingMachine:
     def before_push(self, own: Own) -> Stepwise[None]:
         """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
         it is too large."""
+        yield from self._let_others_catch_up()
         if self.has_said_own or (own is None and self.gather is None):
             return
         data = b"" if own is None else (yield Pause(work=partial(_json, own)))
@@ -175,6 +178,29 @@ class HealingMachine:
     def close(self) -> None:
         """The script goes on, whoever waits for it."""
         self._closed = True
+
+    # ---- who is a step behind ----
+
+    def _let_others_catch_up(self) -> Stepwise[None]:
+        """A lost rank may have pushed for this step already. Were its rounds complete before its successor, which
+        began a step earlier, got the results of that one, nobody would have these any more."""
+        if not self._late():
+            return
+        yield Pause(self.waits())
+        in_vain, pause_s = True, FIRST_ASK_S
+        try:
+            while (late := self._late()) and not self._closed:
+                asks = tuple(Tell(rank, About.PAST, self._behind[rank]) for rank in late)
+                yield Pause(asks, until=lambda: self._closed or not self._late(), most_s=pause_s)
+                pause_s = min(2 * pause_s, ASK_S)
+            in_vain = False
+        finally:
+            if in_vain:
+                self.gave_up()
+        yield from self.waited()
+
+    def _late(self) -> list[int]:
+        return [rank for rank, step in self._behind.items() if step < self.step]
 
     # ---- what is this rank's own ----
 
@@ -261,6 +287,12 @@ class HealingMachine:
                 says = (Tell(told.rank, About.LIKED, told.step),)
             case About.LIKED:
                 self._liked.add(told.rank)
+            case About.PAST:
+                if not self._is_new and self.step > told.step:
+                    says = (Tell(told.rank, About.IS_PAST, told.step),)
+            case About.IS_PAST:
+                if self._behind.get(told.rank) == told.step:
+                    del self._behind[told.rank]
         return says, words, True
 
     # ---- who waits for a successor ----
@@ -287,6 +319,7 @@ class HealingMachine:
         if incarnation < self._newest.setdefault(rank, incarnation):
             return ()
         self._newest[rank] = incarnation
+        self._behind.pop(rank, None)
         if self._is_new:
             self._taking.lost(rank)
             return (Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True))),)
@@ -342,6 +375,7 @@ class HealingMachine:
     def _done(self, rank: int, incarnation: int) -> Says:
         if self._newest.get(rank) != incarnation or self._held.pop(rank, 0) == 0:
             return ()
+        self._behind[rank] = self.step
         if not self._held:
             self._gives = None
         if rank not in self._neighbours:

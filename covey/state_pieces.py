@@ -53,6 +53,8 @@ class About(enum.IntEnum):
     MIRRORED = 7
     LIKE = 8
     LIKED = 9
+    PAST = 10
+    IS_PAST = 11
 
 
 class Which(enum.IntEnum):

@@ -116,6 +116,60 @@ def test_a_survivor_goes_on_only_once_the_process_that_asks_now_is_done() -> Non
     assert not thread.is_alive()
 
 
+def handed_over(healing: Healing, incarnation: int) -> None:
+    """A successor takes the state of this step from a script that waits."""
+    result = threading.Event()
+    thread = waits(healing, result)
+    healing.told(ToldByRank(1, About.NEED, incarnation, b""))
+    result.set()
+    healing.told(ToldByRank(1, About.DONE, incarnation, b""))
+    thread.join(10.0)
+
+
+def test_nothing_of_a_later_step_is_pushed_before_a_successor_is_past_its_first() -> None:
+    """What the lost process had pushed for that step would complete rounds of which the successor lacks the last."""
+    words, done = Words(), threading.Event()
+    healing = made(words)
+    healing.begin({"w": np.ones(3, np.float32)})
+    handed_over(healing, 1)
+    healing.before_push(None)
+    assert not words.of(About.PAST), "it is in the same step"
+    healing.end({"w": np.ones(3, np.float32)})
+
+    def push() -> None:
+        healing.before_push(None)
+        done.set()
+
+    threading.Thread(target=push, daemon=True).start()
+    until(lambda: len(words.of(About.PAST)) > 1)
+    assert words.of(About.PAST)[0] == Tell(1, About.PAST, 0) and not done.is_set()
+    healing.told(ToldByRank(1, About.NEED, 2, b""))  # lost again: the next one begins where this rank is
+    assert have_decoder.decode(words.of(About.HAVE)[-1].data).step == 1
+    healing.told(ToldByRank(1, About.DONE, 2, b""))
+    assert done.wait(10.0), "the next one is in this step"
+
+
+def test_a_successor_says_when_it_is_past_the_step_that_it_began_in() -> None:
+    words, done = Words(), threading.Event()
+    healing = made(words)
+    healing.begin({"w": np.ones(3, np.float32)})
+    handed_over(healing, 1)
+    healing.told(ToldByRank(1, About.PAST, 0, b""))
+    assert not words.of(About.IS_PAST), "this rank is in it yet"
+    healing.end({"w": np.ones(3, np.float32)})
+    healing.told(ToldByRank(1, About.PAST, 0, b""))
+    assert words.of(About.IS_PAST) == [Tell(1, About.IS_PAST, 0)]
+
+    def push() -> None:
+        healing.before_push(None)
+        done.set()
+
+    threading.Thread(target=push, daemon=True).start()
+    until(lambda: words.of(About.PAST))
+    healing.told(ToldByRank(1, About.IS_PAST, 0, b""))
+    assert done.wait(10.0)
+
+
 def test_a_late_question_of_a_process_that_is_over_is_not_taken_for_the_newest() -> None:
     words = Words()
     healing, result = made(words), threading.Event()
