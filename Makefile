@@ -35,7 +35,7 @@ run: $(READY) ## start a rack of four agents on this machine and watch it work
 stop: ## end it: no process, socket or lock is left
 	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
 
-check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with the CPU builds of PyTorch and JAX)
+check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with the CPU builds of PyTorch and JAX; LONG=1: also what takes long and resembles other tests)
 	@for part in lint types house test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
 	echo "check: $$part took $$(($$(date +%s) - began)) s"; done
 
@@ -51,7 +51,7 @@ house: $(READY)
 	@$(BIN)/python -m tests.reached
 
 test: $(READY) $(if $(TORCH),.venv/.torch .venv/.jax)
-	@$(BIN)/pytest -n 4 --dist loadgroup --durations=40
+	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 4 --dist loadgroup --durations=40
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \

@@ -22,6 +22,10 @@ settings.load_profile("noisy")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups of tests that mostly wait for real processes begin early, so that the others work meanwhile and none of
     them is alone at the end: one at the start, one after a third."""
+    if not os.environ.get("COVEY_LONG"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long: make check LONG=1"))
     racks, hosts = ([item for item in items if _group(item) == name] for name in ("rack", "hosts"))
     others = [item for item in items if _group(item) not in ("rack", "hosts")]
     third = len(others) // 3

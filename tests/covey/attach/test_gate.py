@@ -23,7 +23,7 @@ def gate() -> str:
     return str(gate_folder())
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["operators", "modules"])
+@pytest.mark.parametrize("built", [True, pytest.param(False, marks=pytest.mark.long)], ids=["operators", "modules"])
 async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str, built: bool) -> None:
     """And all of it once nobody says so any more. Reference: §3.1.2."""
     async with running(agent, SATURATED, COVEY_GATE=gate if built else "/nonexistent") as rank:

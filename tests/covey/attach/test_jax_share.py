@@ -116,7 +116,10 @@ while True:
 
 @pytest.mark.torch
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch here: make check TORCH=1")
-@pytest.mark.parametrize("head", [pytest.param(HEAD + JAX, id="torch-first"), pytest.param(JAX + HEAD, id="jax-first")])
+@pytest.mark.parametrize(
+    "head",
+    [pytest.param(HEAD + JAX, id="torch-first"), pytest.param(JAX + HEAD, id="jax-first", marks=pytest.mark.long)],
+)
 async def test_torch_and_jax_in_one_process_go_by_one_page_and_count_once(agent: Agent, head: str) -> None:
     async with running(agent, BOTH, head=PINNED + head, COVEY_GATE=str(gate_folder())) as rank:
         assert not [fact for fact in agent.facts if isinstance(fact, RankShares)], "its pages came once"

@@ -79,8 +79,15 @@ tell(bits=bits, used=used, demand=demand, limited=limited, turns=trained(turns, 
 """)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("model", ["conv", "transformer"])
+@pytest.mark.parametrize(
+    ("model", "compiled"),
+    [
+        pytest.param("conv", False, id="conv-eager"),
+        pytest.param("conv", True, id="conv-compiled"),
+        pytest.param("transformer", False, id="transformer-eager"),
+        pytest.param("transformer", True, id="transformer-compiled", marks=pytest.mark.long),
+    ],
+)
 def test_losses_and_parameters_are_the_same_bits_under_any_limit(model: str, compiled: bool) -> None:
     """Also of a limit that changes between mini-batches, and of one that a single tensor exceeds. Reference: §3.1.1."""
     told = under_limits(model, compiled)

@@ -103,7 +103,7 @@ async def pair(host: LiveHost, guaranteed: tuple[str, ...], other: tuple[str, ..
     ("guaranteed", "other", "fixed"),
     [
         pytest.param(JAX_BURSTY, TORCH_SATURATED, "g", id="jax-guaranteed"),
-        pytest.param(TORCH_BURSTY, JAX_SATURATED, "o", id="jax-opportunistic"),
+        pytest.param(TORCH_BURSTY, JAX_SATURATED, "o", id="jax-opportunistic", marks=pytest.mark.long),
     ],
 )
 async def test_a_jax_script_shares_a_device_with_one_of_pytorch(
