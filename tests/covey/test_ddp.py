@@ -212,7 +212,10 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "by"),
-    [("plain", "gradients averaged by Covey"), ("own-hook", "gradients averaged by DDP itself (register_comm_hook")],
+    [
+        ("plain", "gradients averaged by Covey"),
+        pytest.param("own-hook", "gradients averaged by DDP itself (register_comm_hook", marks=pytest.mark.long),
+    ],
 )
 async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     agent: Agent, tmp_path: Path, kind: str, by: str

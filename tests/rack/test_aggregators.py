@@ -95,6 +95,7 @@ def sha256(output: str) -> str:
     return found[1]
 
 
+@pytest.mark.long  # 80 s; `make bench-tensors-jobs` measures it
 def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[RackHost], tmp_path: Path) -> None:
     living = Rack(hosts, tmp_path)
     first = living.submit("one", STEPS, SHORT_S)

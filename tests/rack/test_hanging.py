@@ -27,7 +27,7 @@ def failed(living: LivingRack, job: str) -> str:
     return str(ended["reason"])
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_rank_that_hangs_before_its_first_sum(living: LivingRack, shared: bool) -> None:
     """`shared`: all ranks are on one host, and wait for memory that they share."""
     more: dict[str, Any] = {"name": "hanging", "hang_s": HANG_S}

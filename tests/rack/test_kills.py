@@ -119,7 +119,9 @@ def victims(living: LivingRack, victim: str, job: dict[str, Any], borrower: str)
     return [(host, living.agentd(host))]
 
 
-@pytest.mark.parametrize("victim", ["agent with workers", "lender", "aggregator", "leader"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param("agent with workers", marks=pytest.mark.long), "lender", "aggregator", "leader"]
+)
 def test_a_job_and_remote_memory_survive_kill_9_of_the(
     victim: str, living: LivingRack, expected: str, tmp_path: Path
 ) -> None:

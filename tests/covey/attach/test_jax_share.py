@@ -47,7 +47,9 @@ def all_cpu_ns(rank: TorchRank) -> int:
 PINNED = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\n"
 
 
-@pytest.mark.parametrize("script", [pytest.param(WAITS, id="waits"), pytest.param(RUNS_AHEAD, id="runs-ahead")])
+@pytest.mark.parametrize(
+    "script", [pytest.param(WAITS, id="waits", marks=pytest.mark.long), pytest.param(RUNS_AHEAD, id="runs-ahead")]
+)
 async def test_a_jax_rank_gets_the_share_that_its_agent_says(agent: Agent, script: str) -> None:
     """By stops between its calls, also where it queues many of them; all of it once nobody says so any more.
     Reference: §3.1.2."""
