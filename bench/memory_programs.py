@@ -5,8 +5,8 @@
 
 The form of Infiniswap §2.7.2 (figures 2.1 and 2.13) and of figure 2.16, with programs that run here:
 
-    redis      4 KiB values, 95 % GET and 5 % SET of keys by Zipf's law (99 % of a popular tenth), over its unix socket
-    sqlite     a table in memory, transactions of one look-up each, one in ten an update; rows by the same law
+    redis      4 KiB values, 95 % GET and 5 % SET over its unix socket; nine tenths of them are of a popular tenth of keys
+    sqlite     a table in memory, transactions of one look-up each, one in ten an update; rows are drawn in the same way
     pagerank   a graph's edges in numpy arrays, passed over from begin to end in each iteration
 
 A limit is 100, 75 and 50 % of what the program takes without one. *disk*: a swap file here. *covey*: block device of a
