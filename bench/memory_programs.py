@@ -5,7 +5,7 @@
 
 The form of Infiniswap §2.7.2 (figures 2.1 and 2.13) and of figure 2.16, with programs that run here:
 
-    redis      4 KiB values, 95 % GET and 5 % SET over its unix socket; nine tenths of them are of a popular tenth of keys
+    redis      4 KiB values, 95 % GET and 5 % SET over its unix socket; nine tenths of them of a popular tenth of keys
     sqlite     a table in memory, transactions of one look-up each, one in ten an update; rows are drawn in the same way
     pagerank   a graph's edges in numpy arrays, passed over from begin to end in each iteration
 
