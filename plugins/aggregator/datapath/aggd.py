@@ -32,7 +32,7 @@ from plugins.aggregator.datapath.lane import LANE
 from plugins.aggregator.datapath.lanes import Lanes
 from plugins.aggregator.datapath.links import WorkerLink
 from plugins.aggregator.datapath.memory import Buffers, Memory
-from plugins.aggregator.datapath.sums import Violation
+from plugins.aggregator.datapath.speakers import Violation
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096

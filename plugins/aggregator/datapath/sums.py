@@ -36,20 +36,17 @@ import numpy as np
 import numpy.typing as npt
 
 from covey.splicing import LEAST_BYTES
-from covey.spoken import Piece, Spoken
+from covey.spoken import Piece
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared, Payload, key_of
 from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
 from plugins.aggregator.datapath.part_additions import LastAddition, PartAddition
+from plugins.aggregator.datapath.speakers import Speakers, Violation
 
 Array = npt.NDArray[Any]
 """Of the tensor's type, as it lies in memory."""
-
-
-class Violation(Exception):
-    """A worker said what no correct worker says; its connection is closed."""
 
 
 class StateTransfer(NamedTuple):
@@ -95,8 +92,7 @@ class TensorSum:
         self._sum = self._empty(0)
         self._lent: dict[int, int] = {}
         """id of an array that is being sent -> how often."""
-        self._spoken: dict[int, Spoken] = {}
-        """By the rank that speaks, for itself or for its host."""
+        self._spoken = Speakers(declared, workers)
         self._held_versions: dict[int, int] = {}
         self._wants: set[int] = set()
         """Ranks that ask for the agreed state: what they hold of version 0 is only their own initial value."""
@@ -128,7 +124,7 @@ class TensorSum:
     ) -> Sequence[StateTransfer]:
         """A rank connected and holds `version`; it may `want` the agreed state before it goes on. `ranks`: it speaks
         for all of these, of its host; None: for itself. `hollow`: it has no copy of that version's result."""
-        self._speaks(rank, ranks or (rank, rank + 1))
+        self._spoken.say(rank, ranks or (rank, rank + 1))
         self._here.add(rank)
         (self._hollow.add if hollow else self._hollow.discard)(rank)
         if rank == self._holder:
@@ -196,13 +192,7 @@ class TensorSum:
 
     def piece(self, rank: int, number: int) -> Piece:
         """What a PUSH of this rank carries."""
-        spoken = self._spoken.get(rank)
-        if spoken is None:
-            raise Violation(f"rank {rank} pushed before it said which version it holds")
-        piece = spoken.piece(number)
-        if piece is None:
-            raise Violation(f"piece {number} of a tensor with {spoken.count}")
-        return piece
+        return self._spoken.piece(rank, number)
 
     def push(self, rank: int, round: int, number: int, data: Payload) -> Sequence[StateTransfer]:
         """A piece of what a rank pushes. `data` is kept until it was added: hand over a buffer nobody else writes."""
@@ -318,7 +308,7 @@ class TensorSum:
         """Ranks whose word or push is still to come."""
         said = self._got[-1]
         if self.version is None:
-            said = {rank for spoken in self._spoken.values() for rank in range(*spoken.ranks)}
+            said = self._spoken.for_whom()
         return [rank for rank in range(self.workers) if rank not in said]
 
     def check(self) -> None:
@@ -388,21 +378,6 @@ class TensorSum:
                 answers.append(rank)
         return self._give(answers)
 
-    def _speaks(self, rank: int, ranks: Node) -> None:
-        """Violation when it said otherwise before, or another rank speaks for one of these."""
-        known = self._spoken.get(rank)
-        if known is not None and known.ranks == ranks:
-            return
-        others = {each: by for by, spoken in self._spoken.items() for each in range(*spoken.ranks)}
-        taken = next((each for each in range(*ranks) if each in others), None)
-        if taken is not None or not ranks[0] <= rank < ranks[1]:
-            also = f", and rank {others[taken]} for rank {taken}" if taken is not None else ""
-            raise Violation(f"rank {rank} speaks for ranks {ranks[0]} to {ranks[1] - 1}{also}")
-        try:
-            self._spoken[rank] = Spoken(self.declared, ranks, self.workers)
-        except ValueError as error:
-            raise Violation(str(error)) from error
-
     def _is_last(self, rank: int, number: int) -> bool:
         return number == self._spoken[rank].count - 1
 
@@ -459,8 +434,7 @@ class TensorSum:
         return self._give([rank for rank in sorted(self._spoken) if self._may_have(rank)])
 
     def _keeps(self, rank: int) -> bool:
-        ranks = self._spoken[rank].ranks if rank in self._spoken else (rank, rank)
-        return bool(self.declared.moments) and ranks[0] <= self.declared.keeper < ranks[1]
+        return self._spoken.keeps(rank)
 
     def _may_have(self, rank: int) -> bool:
         """Whether this rank is given the result now."""

@@ -10,7 +10,7 @@ the coordinator looks elsewhere while the sums go on here. A job that is offered
 accepted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
@@ -21,6 +21,7 @@ from plugins.aggregator import policy
 from plugins.aggregator.machine.consolidator import Consolidator, EmptyingEnds
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S, CycleLedger, Reservation
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, Keep, QuestionAnswered, RackUpdated, Unplaced
+from plugins.aggregator.machine.process_words import ForgetJob, LoadChanged, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import (
     Accepted,
@@ -53,48 +54,6 @@ OVER_MAX = 4096
 RUN_OVER = "that run of the job is over"
 LEAVE_S = 15.0
 """How long a job that was asked to leave may take before another one is asked, seconds."""
-
-
-class ProcessUp(msgspec.Struct, frozen=True):
-    """The process answers: at `address`, serving these jobs under these epochs."""
-
-    address: str
-    serves: Mapping[JobId, int]
-    lanes: int = 1
-    """Additions at a time."""
-
-
-class ProcessDown(msgspec.Struct, frozen=True):
-    why: str
-
-
-class LoadChanged(msgspec.Struct, frozen=True):
-    load: float
-    idle: frozenset[JobId] = frozenset()
-    """Jobs that have not pushed anything yet."""
-
-
-class Served(msgspec.Struct, frozen=True):
-    """The process serves this offer; it is on disk too."""
-
-    job: JobId
-    epoch: int
-
-
-class ServeJob(msgspec.Struct, frozen=True):
-    """Action: write this plugin's state to disk, then have the process serve the job, then hand back `Served`."""
-
-    held: ServedJob
-
-
-class ForgetJob(msgspec.Struct, frozen=True):
-    """Action: the process serves the job no more; its workers are told `instead`."""
-
-    job: JobId
-    epoch: int
-    instead: int
-    handed_over: bool = False
-    """They stay until a moment between two iterations."""
 
 
 Event = (

@@ -37,15 +37,8 @@ from plugins.aggregator.machine.events import (
     TellRanks,
     Unplaced,
 )
-from plugins.aggregator.machine.owner import (
-    ForgetJob,
-    LoadChanged,
-    Owner,
-    ProcessDown,
-    ProcessUp,
-    Served,
-    ServeJob,
-)
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.process_words import ForgetJob, LoadChanged, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
 from plugins.aggregator.service.kept import AggregatorState, kept_states

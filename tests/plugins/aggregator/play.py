@@ -6,7 +6,8 @@ from typing import Any
 from covey.core import Heard, HostId, JobId, Send
 from plugins.aggregator.machine.directory import Directory
 from plugins.aggregator.machine.events import GangPlaced, RackUpdated
-from plugins.aggregator.machine.owner import Owner, ProcessUp, Served, ServeJob
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.process_words import ProcessUp, Served, ServeJob
 from plugins.aggregator.messages import AggregatorSettings, Assigned, Demand, Offer
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place

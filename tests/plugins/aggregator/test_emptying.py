@@ -16,7 +16,8 @@ from plugins.aggregator.machine.consolidator import (
 )
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced
-from plugins.aggregator.machine.owner import LoadChanged, Owner, ProcessDown, ProcessUp, Served, ServeJob
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.process_words import LoadChanged, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.messages import (
     AggregatorSettings,
     CycleHere,

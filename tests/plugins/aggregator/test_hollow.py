@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from covey.tensorwire import Declared
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
+from plugins.aggregator.datapath.speakers import Violation
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 ONES = np.ones(4, np.float32).tobytes()
 

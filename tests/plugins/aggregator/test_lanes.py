@@ -29,7 +29,8 @@ from plugins.aggregator.datapath.memory import Arena, Buffers
 from plugins.aggregator.datapath.part_additions import LastAddition
 from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
-from plugins.aggregator.machine.owner import Owner, ProcessUp
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.process_words import ProcessUp
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import AggregatorSettings, Demand
 from plugins.aggregator.policy import load_now

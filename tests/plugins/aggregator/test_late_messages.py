@@ -15,7 +15,8 @@ from covey.core import Heard, HostId, JobId, Send, SetTimer
 from plugins.aggregator.machine.consolidator import HandingOver
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
-from plugins.aggregator.machine.owner import Owner, ProcessUp, Served, ServeJob
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.process_words import ProcessUp, Served, ServeJob
 from plugins.aggregator.messages import (
     Accepted,
     AggregatorSettings,

@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from covey.core import JobId
-from plugins.aggregator.machine.owner import ProcessDown
+from plugins.aggregator.machine.process_words import ProcessDown
 from plugins.aggregator.policy import scale
 from plugins.aggregator.policy.profile import profile_of
 from plugins.aggregator.policy.scale import OrphanedTensor

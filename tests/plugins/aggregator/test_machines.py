@@ -19,17 +19,8 @@ from plugins.aggregator.machine.events import (
     TellRanks,
     Unplaced,
 )
-from plugins.aggregator.machine.owner import (
-    LEAVE_S,
-    OVER_MAX,
-    ForgetJob,
-    LoadChanged,
-    Owner,
-    ProcessDown,
-    ProcessUp,
-    Served,
-    ServeJob,
-)
+from plugins.aggregator.machine.owner import LEAVE_S, OVER_MAX, Owner
+from plugins.aggregator.machine.process_words import ForgetJob, LoadChanged, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.machine.tracked_job import Away, Summed
 from plugins.aggregator.messages import (

@@ -8,7 +8,8 @@ import msgspec
 from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, Keep, QuestionAnswered, RackUpdated
-from plugins.aggregator.machine.owner import Owner, ProcessUp
+from plugins.aggregator.machine.owner import Owner
+from plugins.aggregator.machine.process_words import ProcessUp
 from plugins.aggregator.machine.tracked_job import HOME_S, Offering, OwnerSearch, Summed
 from plugins.aggregator.messages import (
     Accepted,

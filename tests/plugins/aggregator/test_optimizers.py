@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from covey.tensorwire import Declared, Type, key_of
 from covey.updates import SGD, Adam, Update
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
+from plugins.aggregator.datapath.speakers import Violation
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import Bench, Tensor
 
 UPDATES: tuple[Update, ...] = (

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from covey.sum_order import ORDERS, Order
 from covey.tensorwire import Declared, key_of
-from plugins.aggregator.datapath.sums import StateTransfer, TensorSum, Violation
+from plugins.aggregator.datapath.speakers import Violation
+from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import Bench, Tensor, contribution, reference
 
 MODEL = Tensor("w", "model", (7, 3))

@@ -1,0 +1,51 @@
+"""For whom each rank speaks at who sums a Block: for itself, or for all ranks of its host (`covey.spoken`)."""
+
+from covey.spoken import Piece, Spoken
+from covey.sum_order import Node
+from covey.tensorwire import Declared
+
+
+class Violation(Exception):
+    """A worker said what no correct worker says; its connection is closed."""
+
+
+class Speakers(dict[int, Spoken]):
+    """Of one Block: by the rank that speaks."""
+
+    def __init__(self, declared: Declared, workers: int) -> None:
+        super().__init__()
+        self._declared, self._workers = declared, workers
+
+    def say(self, rank: int, ranks: Node) -> None:
+        """It speaks for these. Violation when it said otherwise before, or another rank speaks for one of them."""
+        known = self.get(rank)
+        if known is not None and known.ranks == ranks:
+            return
+        others = {each: by for by, spoken in self.items() for each in range(*spoken.ranks)}
+        taken = next((each for each in range(*ranks) if each in others), None)
+        if taken is not None or not ranks[0] <= rank < ranks[1]:
+            also = f", and rank {others[taken]} for rank {taken}" if taken is not None else ""
+            raise Violation(f"rank {rank} speaks for ranks {ranks[0]} to {ranks[1] - 1}{also}")
+        try:
+            self[rank] = Spoken(self._declared, ranks, self._workers)
+        except ValueError as error:
+            raise Violation(str(error)) from error
+
+    def piece(self, rank: int, number: int) -> Piece:
+        """What a PUSH of this rank carries. Violation."""
+        spoken = self.get(rank)
+        if spoken is None:
+            raise Violation(f"rank {rank} pushed before it said which version it holds")
+        piece = spoken.piece(number)
+        if piece is None:
+            raise Violation(f"piece {number} of a tensor with {spoken.count}")
+        return piece
+
+    def for_whom(self) -> set[int]:
+        """All ranks that somebody speaks for."""
+        return {rank for spoken in self.values() for rank in range(*spoken.ranks)}
+
+    def keeps(self, rank: int) -> bool:
+        """Whether it is given the moments of an optimizer too."""
+        ranks = self[rank].ranks if rank in self else (rank, rank)
+        return bool(self._declared.moments) and ranks[0] <= self._declared.keeper < ranks[1]
