@@ -8,9 +8,12 @@ these hosts. `agentctl tensors --move` gives both to the two other hosts, then b
 element with what it must be. *grad*: an aggregator keeps nothing between two rounds. *model*: the new one needs the
 parameters. PAUSE: of the eight rounds after a move, how much longer than their median the longest one took, ms: the
 median of all moves, and the worst. NOISE: the same after the same commands to hosts that have the tables already, which
-are refused, since commands need processors too. (Needs root and iproute2.)
+are refused, since commands need processors too. BROUGHT: how long the owner before took to bring a table to the next
+one, ms, from when it sent ranks away: the median of all tables that moved; and how many of these tables it brought
+whole. (Needs root and iproute2.)
 """
 
+import json
 import re
 import statistics
 import sys
@@ -93,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--moves", type=int, default=10)
     json_option(parser)
     args = parser.parse_args(argv)
-    print_head("model | MB | kind | moves | a round, ms | PAUSE, median | worst | NOISE, median | wrong elements")
+    print_head(
+        "model | MB | kind | moves | a round, ms | PAUSE, median | worst | NOISE, median | "
+        "BROUGHT | tables | wrong elements"
+    )
     whole: dict[str, Any] = {}
     for name in args.models.split(","):
         for kind in args.kinds.split(","):
@@ -101,7 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             pauses = [1000 * pause for pause in found["pauses_s"]]
             noise = statistics.median(1000 * pause for pause in found["noise_s"])
             words = f"{name} | {MODELS[name].size_mb} | {kind} | {len(pauses)} | {1000 * found['round_s']:.0f}"
-            said = f"{statistics.median(pauses):.0f} | {max(pauses):.0f} | {noise:.0f} | {found['wrong']}"
+            took = [1000 * each for each in found["brought_s"]]
+            brought = f"{statistics.median(took):.0f} | {len(took)}" if took else "- | 0"
+            said = f"{statistics.median(pauses):.0f} | {max(pauses):.0f} | {noise:.0f} | {brought} | {found['wrong']}"
             print(f"| {words} | {said} |", flush=True)
     keep(whole, args.json)
     return 1 if any(found["wrong"] for found in whole.values()) else 0
@@ -138,7 +146,7 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
         moved = [move(rack, job, lines, homes, number) for number in range(moves)]
         rack.hosts[0].shell(f"agentctl cancel {job}")
         rack.hosts[0].shell(f"agentctl wait {job}", timeout_s=END_S)
-        return pauses_of(rounds(lines), moved)
+        return {**pauses_of(rounds(lines), moved), "brought_s": brought(rack)}
 
 
 def files(rack: AgentRack) -> list[Path]:
@@ -154,6 +162,17 @@ def rounds(lines: Sequence[Path]) -> list[Round]:
     for words in (words for rank in each for words in rank if len(words) == 4):
         wrong[words[0]] = wrong.get(words[0], 0) + int(words[3])
     return [Round(float(words[1]), float(words[2]), wrong[words[0]]) for words in each[0] if len(words) == 4]
+
+
+def brought(rack: AgentRack) -> list[float]:
+    """How long each owner took to bring what it had to the next one, of those that brought all of it, seconds."""
+    found = []
+    for log in (path for host in rack.hosts for path in host.folder.rglob("aggd.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            said = json.loads(line) if line.startswith("{") and "state brought" in line else {}
+            if said.get("whole") and said["copied"] and not said["refused"]:
+                found.append(float(said["took_s"]))
+    return found
 
 
 def told(rack: AgentRack, job: str) -> str:

@@ -22,6 +22,16 @@ is a `TensorWireError`, and the connection is closed: the next frame's start can
       PING                            ->
                                        <- PONG
 
+An owner that hands its Blocks over brings them to the next one on a connection of its own, whose HELLO says `OWNER` in
+the place of a rank, under the next one's epoch and secret:
+
+    owner before                      next owner
+      PING                            ->      until no round is under way
+      OPEN(key, version)              ->      of every Block that it brings, then
+      COPIES                          ->      others come from ranks
+      STATE(key, version, part) ...   ->      one Block after the other
+                                       <- COPIED(key, version), or FAULT(key)
+
 An epoch orders assignments of a job to aggregators: the grant of the job in the upper half, then a ballot that only one
 coordinator can use (ballot modulo world size is a rank on its host), so equal epochs are the same assignment.
 
@@ -62,6 +72,8 @@ BLOCKS_MAX = 1 << 20
 """Of one tensor."""
 Elements = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 RANKS_MAX = 0xFFFF
+OWNER = RANKS_MAX
+"""In the place of a rank: the owner before speaks. No rank has this number."""
 Type = Literal["float32", "float64", "float16", "bfloat16"]
 """Of the elements of a tensor (`covey.tensor_types`)."""
 TYPES: dict[Type, tuple[int, int]] = {"float32": (1, 4), "float64": (2, 8), "float16": (3, 2), "bfloat16": (4, 2)}
@@ -104,6 +116,7 @@ class TensorOp(enum.IntEnum):
     RATE = 7
     KEPT = 8
     TELL = 9
+    COPIES = 10
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -112,6 +125,7 @@ class TensorOp(enum.IntEnum):
     FAULT = 21
     CHALLENGE = 22
     TOLD = 23
+    COPIED = 24
 
 
 _LENGTH_MAX = {
@@ -132,6 +146,8 @@ _LENGTH_MAX = {
     TensorOp.FAULT: FAULT_BYTES_MAX,
     TensorOp.CHALLENGE: CHALLENGE_BYTES,
     TensorOp.TOLD: PART_BYTES_MAX,
+    TensorOp.COPIES: 0,
+    TensorOp.COPIED: 0,
 }
 _OPS = {int(op): op for op in TensorOp}
 _NUMBERS = frozenset((TensorOp.PUSH, TensorOp.STATE, TensorOp.RESULT))
@@ -147,8 +163,8 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE` to `HALVES_SINCE`. OPEN, STATE, ASK: the version of
-    the state, which is the last complete round. TELL, TOLD: a step."""
+    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE` to `HALVES_SINCE`. OPEN, STATE, ASK, COPIED: the
+    version of the state, which is the last complete round. TELL, TOLD: a step."""
     epoch: int
     length: int
     crc: int

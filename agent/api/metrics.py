@@ -11,6 +11,8 @@ from collections.abc import Mapping, Set
 
 HELP: Mapping[str, str] = {
     "covey_aggregator_bad_frames_total": "Frames of workers that aggd could not understand.",
+    "covey_aggregator_copied_total": "Blocks of parameters that came from the aggregator before.",
+    "covey_aggregator_copies_failed_total": "Aggregators before that ended before they had brought all they had said.",
     "covey_aggregator_jobs": "Jobs whose tensors this host sums.",
     "covey_aggregator_load": "Part of its cycle in which the aggregator is busy, 0 to 1.",
     "covey_aggregator_memory_bytes": "Memory that aggd holds for tensors.",

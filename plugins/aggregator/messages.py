@@ -13,7 +13,8 @@
            |                                  |  wants it elsewhere: MoveTensors, from any host)
            |<------------ AssignmentDropped --|                                      |
            |<------------------------------------------------ Lost, or OwnerWanted --|
-           |-- Retire ----------------------->|  (another one sums it now, or the job is over)
+           |-- Retire ----------------------->|  (another one sums it now, to which it brings what it holds; or the job
+           |                                  |  is over)
 
 The job coordinator here is the agent of the host of the job's lowest live rank, whatever host the grant names.
 
@@ -175,6 +176,13 @@ class Assigned(JobMessage, frozen=True, tag="Assigned"):
     """The owner before goes on until it ends the connections of ranks, between two iterations."""
 
 
+class NextOwner(msgspec.Struct, frozen=True):
+    """Where the state of Blocks is brought, by who proves that it knows `secret`."""
+
+    address: Address
+    secret: Secret
+
+
 class Retire(JobMessage, frozen=True, tag="Retire"):
     """Coordinator -> aggregator: do not sum this job under `epoch` or lower; `instead` is the epoch that holds now."""
 
@@ -182,6 +190,8 @@ class Retire(JobMessage, frozen=True, tag="Retire"):
     reason: Reason
     handed_over: bool = False
     """This aggregator goes on until a moment between two iterations, and then ends the connections of ranks."""
+    to: NextOwner | None = None
+    """Then it brings what it holds there, under epoch `instead`."""
 
 
 class AssignmentDropped(JobMessage, frozen=True, tag="Dropped"):

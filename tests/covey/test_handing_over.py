@@ -15,6 +15,7 @@ from covey.tensors import TensorClient
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import DropJob, Serve
 from plugins.aggregator.datapath.job_sums import JobSums
+from plugins.aggregator.messages import NextOwner
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
@@ -121,21 +122,24 @@ def test_who_takes_over_before_its_memory_is_ready_keeps_what_ranks_bring(
 
 
 def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
-    """From one to the next, and on, in the middle of everything."""
+    """From one to the next, to which it brings the model, and on to one to which ranks do, in the middle of it all."""
     threads, former = training(ranks, aggds[0])
     jobs = [former]
     for number, aggd in enumerate(aggds[1:], start=2):
         job, at = served(aggd, EPOCH + number, handed_over=True)
         jobs.append(job)
         ranks.told(at)
-        drop = DropJob(JOB, EPOCH + number - 1, EPOCH + number, WITHIN_S)
+        to = NextOwner(aggd.aggd.address, SECRET) if number == 2 else None
+        drop = DropJob(JOB, EPOCH + number - 1, EPOCH + number, WITHIN_S, to)
         assert aggds[number - 2].order(drop).jobs == aggds[number - 2].order(drop).jobs == []
         ranks.wait_for(2 + int(3 * 0.2 / COMPUTES_S))
         assert jobs[-2].over and not job.over
     ranks.finish(threads)
     assert len(set(ranks.iterations)) == 1 and not ranks.lost
     state = 4 * sum(SIZES.values())
-    assert sum(job.received_bytes for job in jobs) == ranks.pushed_bytes() + 3 * state, "a model is given to each owner"
+    assert sum(job.received_bytes for job in jobs) == ranks.pushed_bytes() + 2 * state, "ranks give a model twice"
+    assert [aggd.now().copied for aggd in aggds] == [0, len(SIZES), 0]
+    assert [aggd.now().copies_failed for aggd in aggds] == [0, 0, 0]
     assert all(tensor.duplicates == 0 for tensor in jobs[-1].tensors.values())
 
 

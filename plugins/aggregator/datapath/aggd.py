@@ -14,7 +14,17 @@ from covey.core import JobId
 from covey.frames import FrameError, read_frame, write_frame
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ANYBODY, ByteStream, Env, Listener
-from covey.tensorwire import HALVES_SINCE, HEADER_BYTES, Header, TensorOp, TensorWireError, frame, parse, verify
+from covey.tensorwire import (
+    HALVES_SINCE,
+    HEADER_BYTES,
+    OWNER,
+    Header,
+    TensorOp,
+    TensorWireError,
+    frame,
+    parse,
+    verify,
+)
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.control import (
     DropJob,
@@ -32,7 +42,9 @@ from plugins.aggregator.datapath.lane import LANE
 from plugins.aggregator.datapath.lanes import Lanes
 from plugins.aggregator.datapath.links import WorkerLink
 from plugins.aggregator.datapath.memory import Buffers, Memory
+from plugins.aggregator.datapath.owner_links import OwnerLink
 from plugins.aggregator.datapath.speakers import Violation
+from plugins.aggregator.datapath.state_carrier import StateCarrier
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
@@ -158,12 +170,12 @@ class Aggd:
         job = JobSums(self.env, order, self._shared)
         self.jobs[order.job] = self._by_hash[job.hash] = job
 
-    def forget(self, name: JobId, epoch: int, instead: int) -> None:
+    def forget(self, name: JobId, epoch: int, instead: int, carrier: StateCarrier | None = None) -> None:
         known = self.jobs.get(name)
         if known is None or known.epoch > epoch:
             return
         del self.jobs[name], self._by_hash[known.hash]
-        known.end(instead)
+        known.end(instead, carrier)
         if not self.jobs:
             self.env.spawn("aggd gives buffers back", self._give_back())
 
@@ -182,13 +194,18 @@ class Aggd:
             self.env.spawn(f"aggd hands {order.job} over", self._hand_over(known, order))
 
     async def _hand_over(self, job: JobSums, order: DropJob) -> None:
+        carrier = None if order.to is None else StateCarrier(self.env, job.hash, order.instead, order.to)
+        if carrier is not None:
+            self.env.spawn(f"aggd brings {order.job} to its next owner", carrier.run())
         began_s = self.env.clock.now_s()
         ready_s = min(TOLD_S + job.state_bytes / READY_BYTES_S, order.within_s / 2)
         why = await job.rounds_here.until_between(ready_s, order.within_s)
         self._leaving.remove(job)
         if self.jobs.get(job.job) is job:
             self.env.log.info("job handed over", job=job.job, why=why, after_s=self.env.clock.now_s() - began_s)
-            self.forget(job.job, job.epoch, order.instead)
+            self.forget(job.job, job.epoch, order.instead, carrier)
+        elif carrier is not None:
+            carrier.begin({})
 
     def account(self) -> None:
         """Divide among the jobs, by the weight of their frames, the work since the last time that no job counted as its
@@ -215,6 +232,8 @@ class Aggd:
             near=self.near,
             lanes=self.config.lanes,
             lanes_s=self.lanes.cpu_s if self.lanes is not None else 0.0,
+            copied=counters.copied,
+            copies_failed=counters.copies_failed,
         )
 
     # ---- workers ----
@@ -228,7 +247,7 @@ class Aggd:
         if crowded_out is not None:
             self.counters.refused += 1
             crowded_out.close()
-        link: WorkerLink | None = None
+        link: WorkerLink | OwnerLink | None = None
         try:
             link = await self.hello(stream)
             self.strangers.go(stream)
@@ -246,15 +265,15 @@ class Aggd:
             self._connections -= 1
             self.strangers.go(stream)
             if link is not None:
-                link.job.leave(link)
+                link.leave()
                 link.close()
 
     def _drop(self, stream: ByteStream, error: Exception) -> None:
         self.counters.bad_frames += 1
         self.env.log.warning("worker dropped", peer=stream.peer, why=str(error))
 
-    async def hello(self, stream: ByteStream) -> WorkerLink | None:
-        """The connection of a worker whose hello was accepted; None when it was refused."""
+    async def hello(self, stream: ByteStream) -> WorkerLink | OwnerLink | None:
+        """The connection of a worker, or of the owner before, whose hello was accepted; None when it was refused."""
         async with asyncio.timeout(HANDSHAKE_S):
             head, hello = await self._hear(stream, TensorOp.HELLO, NONCE_BYTES)
             job = self._by_hash.get(head.job)
@@ -262,9 +281,12 @@ class Aggd:
                 await self._refuse(stream, head.job, job.epoch if job else 0)
                 return None
             proven = await self._proves(stream, job, hello)
-        if head.rank >= job.workers or not proven or self.jobs.get(job.job) is not job:
+        unknown = job.before is not None if head.rank == OWNER else head.rank >= job.workers
+        if unknown or not proven or self.jobs.get(job.job) is not job:
             await self._refuse(stream, head.job, 0)
             return None
+        if head.rank == OWNER:
+            return OwnerLink(job, stream)
         newest = job.newest[head.rank] = max(head.round, job.newest.get(head.rank, 0))
         if head.round < newest:  # it was lost to its host, and does not know it
             await self._refuse(stream, head.job, job.epoch, newest)

@@ -9,6 +9,7 @@ import msgspec
 
 from covey.core import JobId
 from covey.tensorwire import RANKS_MAX, SECRET_BYTES
+from plugins.aggregator.messages import NextOwner
 
 UNKNOWN = -1
 """A process that was started before there was `SetPace` says nothing of it, and is not to be told."""
@@ -33,6 +34,8 @@ class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
     instead: int = 0
     within_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
     """Go on for so long, until a moment between two iterations; 0: at once."""
+    to: NextOwner | None = None
+    """Then bring its state there, under the epoch `instead`."""
 
 
 class SetPace(msgspec.Struct, frozen=True, tag="Pace"):
@@ -94,6 +97,10 @@ class Now(msgspec.Struct, frozen=True, tag="Now"):
     """How many additions it does at a time."""
     lanes_s: float = 0.0
     """Time of a core spent by its lanes, which is not in `busy_s`."""
+    copied: int = 0
+    """Blocks whose state came from the owner before."""
+    copies_failed: int = 0
+    """Owners before that ended before they had brought all that they had said."""
 
 
 Order = Serve | DropJob | SetPace | GetStatus | Quit

@@ -8,12 +8,14 @@ from typing import NamedTuple, Protocol
 from covey.ports import Env
 from covey.tensorwire import Declared, Header, Payload, TensorOp, job_hash
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.block_copies import IncomingCopies
 from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.lane_wire import LaneDone
 from plugins.aggregator.datapath.lanes import Lanes
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
 from plugins.aggregator.datapath.part_additions import PartAddition
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
+from plugins.aggregator.datapath.state_carrier import StateCarrier
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 
@@ -55,6 +57,8 @@ class Counters:
         """Seconds of a core spent on checking, adding and framing."""
         self.moved = 0
         """What frames weigh, of all jobs (`weight`)."""
+        self.copied = self.copies_failed = 0
+        """As of `Now`."""
 
 
 class SharedByJobs(NamedTuple):
@@ -93,6 +97,8 @@ class JobSums:
         """What its frames weigh so far, and what they weighed when the other work was divided last."""
         self.over = False
         """No longer served here."""
+        self.before: IncomingCopies | None = None
+        """What its owner before brings, while that is connected."""
         self.may_take_us: int | None = 0
         """An iteration, as of `SetPace`."""
         self.additions = shared.additions
@@ -160,6 +166,8 @@ class JobSums:
             )
         self._held += size
         tensor = self.tensors[key] = self._sum_of(declared)
+        if self.before is not None and self.before.announces:
+            tensor.await_copy()
         self._in_advance.add(tensor.touch())
         return tensor
 
@@ -260,8 +268,9 @@ class JobSums:
         for link in list(self.links.values()):
             link.close()
 
-    def end(self, epoch: int) -> None:
-        """Close everything; workers are told that `epoch` is the one served now (0: none)."""
+    def end(self, epoch: int, carrier: StateCarrier | None = None) -> None:
+        """Close everything; workers are told that `epoch` is the one served now (0: none). `carrier`: brings there what
+        is here."""
         self.over = True
         self._in_advance.stop()
         for _, link in sorted(self.links.items()):
@@ -270,12 +279,16 @@ class JobSums:
         self.links.clear()
         self._memory.used -= self._held
         self._held = 0
-        left, self.tensors = list(self.tensors.values()), {}
-        self.env.spawn(f"aggd gives memory of {self.job} back", self._give_back(left))
+        tensors, self.tensors = self.tensors, {}
+        if carrier is not None:
+            carrier.begin(tensors)
+        self.env.spawn(f"aggd gives memory of {self.job} back", self._give_back(list(tensors.values()), carrier))
 
-    async def _give_back(self, left: list[TensorSum]) -> None:
+    async def _give_back(self, left: list[TensorSum], carrier: StateCarrier | None) -> None:
         """Once ranks have heard where to go: a gigabyte takes up to seconds, in which nobody would be told."""
         await asyncio.sleep(GIVE_BACK_S)
+        if carrier is not None:
+            await carrier.over.wait()
         while left:
             left.pop().let_go()
             await asyncio.sleep(0)

@@ -93,6 +93,9 @@ class WorkerLink:
         """Close once everything that was said so far is sent."""
         self._queue.put_nowait(None)
 
+    def leave(self) -> None:
+        self.job.leave(self)
+
     def close(self) -> None:
         self._closed = True
         self._queue.put_nowait(None)

@@ -24,6 +24,9 @@ version v, its moments are with the keeper, and an aggregator that begins withou
 A rank that took over from one that was lost may be `hollow`: it goes on from a version of whose result it has no copy.
 It is asked for none; and if it asks for a sum that is fetched from nobody otherwise, another rank is asked for that.
 
+Where the aggregator before goes on living it may bring a model's state (`block_copies`): one more that holds a version.
+If that is the newest that any rank holds nobody is asked, and what is pushed meanwhile is kept; else it is forgotten.
+
 `work` does one addition of at most one part, so that a caller who yields between calls never holds up its loop. It is
 `begin`, the addition itself, and `end`: others may do the additions of several parts at once (`lanes`).
 """
@@ -40,6 +43,7 @@ from covey.spoken import Piece
 from covey.sum_order import Addition, Node, addition
 from covey.tensor_types import NUMBERS
 from covey.tensorwire import Declared, Payload, key_of
+from plugins.aggregator.datapath.coming_copy import ComingCopy
 from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
 from plugins.aggregator.datapath.part_additions import LastAddition, PartAddition
@@ -103,6 +107,8 @@ class TensorSum:
         self._here: set[int] = set()
         self._holder: int | None = None
         self._fetched: set[int] = set()
+        self.copy: ComingCopy | None = None
+        """What the aggregator before brings, or may bring."""
         self._held: dict[int, tuple[int, dict[int, Payload]]] = {}
         """Pushes that came before the state: rank -> round, piece -> bytes."""
         self._got: list[set[int]] = [set() for _ in range(declared.parts)]
@@ -157,18 +163,38 @@ class TensorSum:
         if rank != self._holder or version != held:
             self.duplicates += 1
             return ()
-        start, end = self._span(part, data)
-        state = self._state.view(np.uint8)
-        state[start:end] = np.frombuffer(data, np.uint8)
+        self._check_size(part, data)
+        self.memory_of(part)[:] = data
         self._fetched.add(part)
         if len(self._fetched) < self.declared.asked_parts(version):
             return ()
         if self.declared.asked_parts(version) < self.declared.state_parts:
-            state[self.declared.size_bytes :] = 0
+            self._state.view(np.uint8)[self.declared.size_bytes :] = 0
         if self.version is None:
             return self._begin(version, has_state=True)
         late, self._late, self._holder, self.has_state = sorted(self._late), set(), None, True
         return self._give(late)
+
+    def await_copy(self) -> None:
+        """The aggregator before may bring its state."""
+        if self.declared.kind == "model" and self.version is None and self._holder is None:
+            self.copy = ComingCopy(self.declared.state_parts)
+
+    def memory_of(self, part: int) -> memoryview:
+        """Where this part of the state is written. Only what is asked for, or waited for, may be."""
+        if not len(self._state):
+            self._state = self._empty(self._count)
+        start, end = self.declared.state_span(part)
+        return memoryview(self._state.view(np.uint8).data)[start:end]
+
+    def go_on(self) -> Sequence[StateTransfer]:
+        """`copy` has changed."""
+        return self._recover() if self.version is None else ()
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether the next aggregator can go on from this state, if no rank holds a newer one."""
+        return self.declared.kind == "model" and self.has_state
 
     def learn(self, rank: int, round: int, rate: float) -> None:
         """At which rate, says this rank, before it pushes that round. Violation when another one said otherwise."""
@@ -320,7 +346,8 @@ class TensorSum:
             assert whole or set(held) == got, "what a rank gave is neither waiting nor in the sum"
             ready = [now for at, now in self._ready if at == part and now is not None]
             assert all(now.left in partial and now.right in partial for now in ready)
-        assert self.version is None or not self._held
+        assert self.version is None or (not self._held and self.copy is None)
+        assert self.copy is None or self._holder is None
         assert self.has_state or self.declared.kind == "grad" or self.version is None
 
     # ---- inside ----
@@ -335,6 +362,12 @@ class TensorSum:
         behind = [rank for rank, version in self._held_versions.items() if self._keeps(rank) and version < newest]
         if behind:
             raise Violation(f"rank {behind[0]} keeps moments of version {oldest}, and another rank holds {newest}")
+        if self.copy is not None and self.copy.may_still_be(newest):
+            return ()
+        if self.copy is not None and self.copy.version == newest:
+            return self._begin(newest, has_state=True)
+        if self.copy is not None:
+            self.copy, self._state = None, self._empty(0)  # a part of it may be on its way into what it was
         if self.declared.kind == "grad" and newest == oldest:
             return self._begin(newest, has_state=False)
         holders = [rank for rank in sorted(self._here) if self._held_versions[rank] == newest and self._has_it(rank)]
@@ -342,8 +375,6 @@ class TensorSum:
             return ()
         self._holder = holders[key_of(self.declared.label) % len(holders)]
         self._fetched.clear()
-        if not len(self._state):
-            self._state = self._empty(self._count)
         return (StateTransfer("ask", self._holder),)
 
     def _fetch(self) -> Sequence[StateTransfer]:
@@ -367,7 +398,7 @@ class TensorSum:
         return self._spoken[rank].ranks[0] == 0 or rank not in self._wants
 
     def _begin(self, version: int, has_state: bool) -> Sequence[StateTransfer]:
-        self.version, self.has_state, self._holder = version, has_state, None
+        self.version, self.has_state, self._holder, self.copy = version, has_state, None, None
         answers = sorted(self._wants)
         held, self._held = self._held, {}
         for rank, (round, pieces) in sorted(held.items()):
@@ -454,13 +485,12 @@ class TensorSum:
             return self._fetch()
         return [StateTransfer("give", rank) for rank in ranks]
 
-    def _span(self, part: int, data: Payload) -> tuple[int, int]:
+    def _check_size(self, part: int, data: Payload) -> None:
         if part >= self.declared.state_parts:
             raise Violation(f"part {part} of a tensor with {self.declared.state_parts}")
         start, end = self.declared.state_span(part)
         if len(data) != end - start:
             raise Violation(f"part {part} has {end - start} bytes, not {len(data)}")
-        return start, end
 
     def _empty(self, count: int) -> Array:
         return self._arena.take(count, self._dtype)

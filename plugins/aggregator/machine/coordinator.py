@@ -50,6 +50,7 @@ from plugins.aggregator.messages import (
     KnownOwner,
     LossReport,
     Lost,
+    NextOwner,
     Offer,
     Probe,
     Profiled,
@@ -252,14 +253,14 @@ class JobCoordinator:
         if state.epoch < job.epoch:  # hosts that know the higher one would not use this one
             job.superseded[sender] = state.epoch
             return self._look(job, state.search, f"a host knows epoch {epoch_text(job.epoch)}")
-        assigned = job.accept(state, message.address)
+        former, assigned = job.assigned, job.accept(state, message.address)
         job.again_s = now_s + AGAIN_S
         job.assigned_at(now_s)
         job.gauge.begin(now_s)
         return [
             LogEvent(job.job, "tensors assigned", f"to {sender} at {message.address}, epoch {epoch_text(state.epoch)}"),
             *self._broadcast(job, assigned),
-            *self._retire_former(job, assigned, job.superseded.keys()),
+            *self._retire_former(job, assigned, job.superseded.keys(), former),
         ]
 
     def _broadcast(self, job: TrackedJob, assigned: Assigned) -> Sequence[Action]:
@@ -270,14 +271,18 @@ class JobCoordinator:
     def _retire(self, job: TrackedJob, owner: HostId, epoch: int, instead: int, why: str) -> Send:
         return Send(owner, Retire(job.job, epoch, instead, why))
 
-    def _retire_former(self, job: TrackedJob, assigned: Assigned, hosts: Collection[HostId]) -> Sequence[Action]:
+    def _retire_former(
+        self, job: TrackedJob, assigned: Assigned, hosts: Collection[HostId], before: Assigned | None = None
+    ) -> Sequence[Action]:
         """A former owner that got the job back is not one any more; those we reach are told once, those that were gone
-        again when they are back."""
+        again when they are back. That of `before` goes on until now, and has what the present one needs."""
         job.superseded.pop(assigned.owner, None)
         told = [host for host in job.superseded if host in hosts and host not in self._gone]
         why = f"{assigned.owner} sums it now"
         former = [(host, job.superseded.pop(host)) for host in told]
-        return [Send(host, Retire(job.job, epoch, assigned.epoch, why, assigned.handed_over)) for host, epoch in former]
+        takes, last = NextOwner(assigned.address, assigned.secret), None if before is None else before.epoch
+        end = assigned.epoch, why, assigned.handed_over
+        return [Send(host, Retire(job.job, epoch, *end, takes if epoch == last else None)) for host, epoch in former]
 
     # ---- what it needs, and whether it gets that ----
 

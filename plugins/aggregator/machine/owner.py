@@ -403,7 +403,7 @@ class Owner:
             return ()
         self._remove(held)
         return (
-            ForgetJob(held.job, held.epoch, message.instead, message.handed_over),
+            ForgetJob(held.job, held.epoch, message.instead, message.handed_over, message.to),
             Keep(),
             LogEvent(held.job, "tensors no longer summed here", message.reason),
         )

@@ -6,6 +6,7 @@ import msgspec
 
 from covey.core import JobId
 from plugins.aggregator.machine.served_job import ServedJob
+from plugins.aggregator.messages import NextOwner
 
 
 class ProcessUp(msgspec.Struct, frozen=True):
@@ -48,3 +49,5 @@ class ForgetJob(msgspec.Struct, frozen=True):
     instead: int
     handed_over: bool = False
     """They stay until a moment between two iterations."""
+    to: NextOwner | None = None
+    """Then its state is brought there, under the epoch `instead`."""

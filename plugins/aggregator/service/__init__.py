@@ -388,7 +388,7 @@ class AggregatorService(PluginService):
                 self.env.spawn("aggregator serves", self._serve(action.held, feed))
             case ForgetJob():
                 within_s = ITERATION_S if action.handed_over else 0.0
-                order = DropJob(action.job, action.epoch, action.instead, within_s)
+                order = DropJob(action.job, action.epoch, action.instead, within_s, action.to)
                 self.env.spawn("aggregator forgets", self._obeyed(order))
             case Publish(fact=facts.TensorsSeen() as seen):
                 self.host.publish(self._tables.seen(seen))
@@ -488,4 +488,6 @@ class AggregatorService(PluginService):
             "covey_aggregator_memory_bytes": float(self.now.memory_bytes if self.now is not None else 0),
             "covey_aggregator_bad_frames_total": float(self.now.bad_frames if self.now is not None else 0),
             "covey_aggregator_refused_total": float(self.now.refused if self.now is not None else 0),
+            "covey_aggregator_copied_total": float(self.now.copied if self.now is not None else 0),
+            "covey_aggregator_copies_failed_total": float(self.now.copies_failed if self.now is not None else 0),
         }

@@ -32,6 +32,7 @@ from covey.tensorwire import (
     verify,
 )
 from covey.updates import SGD, Update
+from plugins.aggregator.datapath.block_copies import IncomingCopies, OutgoingCopies
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 Array = npt.NDArray[np.float32]
@@ -136,6 +137,22 @@ class Owner:
         """Frames, and keys of tensors whose result is owed."""
         self.answered: list[tuple[int, int, int]] = []
         """(key, round, rank) of every result given."""
+        self.asked: list[int] = []
+        """Keys of Blocks that a rank was asked for."""
+        self.hash = job_hash(JOB)
+        self.before: IncomingCopies | None = None
+        """What the owner before brings."""
+
+    def declare(self, key: int, declared: Declared) -> TensorSum | str:
+        if key not in self.tensors:
+            self.tensors[key] = TensorSum(declared, self.workers)
+            if self.before is not None and self.before.announces:
+                self.tensors[key].await_copy()
+        return self.tensors[key]
+
+    def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None:
+        self._do(key, actions)
+        tensor.check()
 
     def connect(self, rank: int, hello: Frame) -> None:
         self.disconnect(rank)
@@ -159,8 +176,8 @@ class Owner:
         match header.op:
             case TensorOp.OPEN:
                 declared, ranks = unpack_opening(header.flags, payload)
-                tensor = self.tensors.setdefault(header.key, TensorSum(declared, self.workers))
-                assert tensor.declared == declared
+                tensor = self.declare(header.key, declared)
+                assert isinstance(tensor, TensorSum) and tensor.declared == declared
                 self._do(header.key, tensor.open(rank, header.round, bool(header.flags & WANT), ranks))
             case TensorOp.PUSH:
                 actions = self.tensors[header.key].push(rank, header.round, header.part, payload)
@@ -189,6 +206,7 @@ class Owner:
             if out is None:
                 continue
             if action.what == "ask":
+                self.asked.append(key)
                 out.append(frame(TensorOp.ASK, job_hash(JOB), self.epoch, key=key))
                 continue
             out.append(key)
@@ -214,6 +232,54 @@ class Owner:
                 results.append(said)
             tensor.give_back(array)
             out.extendleft(reversed(results))
+
+
+class Bringing:
+    """An owner brings its Blocks to the next one: frames in queues, and what each says when its turn comes."""
+
+    def __init__(self, old: Owner, new: Owner) -> None:
+        self.new, self.over = new, False
+        self.out = OutgoingCopies(new.hash, new.epoch, old.tensors)
+        self.into = new.before = IncomingCopies(new)
+        self.there = deque(self.out.announced())
+        """On its way to the new one."""
+        self.back: deque[Frame] = deque()
+        self.heard = 0
+        """Frames that the new one has heard."""
+
+    @property
+    def choices(self) -> list[tuple[str, int]]:
+        if self.over:
+            return []
+        return [("new owner hears", 0)] if self.there else [("old owner hears or ends", 0)]
+
+    def happen(self) -> None:
+        if not self.there:
+            self._go_on()
+            return
+        head, payload = self.there.popleft()
+        header = parse(bytes(head))
+        into = self.into.destination(header)
+        into[:] = bytes(payload)
+        verify(head, into)
+        self.back.extend(self.into.heard(header, into))
+        self.heard += 1
+
+    def _go_on(self) -> None:
+        while self.back:
+            self.out.heard(parse(bytes(self.back.popleft()[0])))
+        state = self.out.next()
+        if state is None:
+            assert self.out.is_over
+            self.end()
+        else:
+            self.there.extend((head, bytes(payload)) for head, payload in state)
+
+    def end(self) -> None:
+        """The connection ends: all was brought, or one of them died."""
+        if not self.over:
+            self.over, self.new.before = True, None
+            self.into.ended()
 
 
 @dataclass
@@ -342,19 +408,27 @@ class Bench:
             for rank in [self.rng.randrange(*ranks)]
         ]
         self.order: Order = order
+        self.bringing: Bringing | None = None
         self.owner = self.new_owner()
 
     def new_owner(self) -> Owner:
         """Replace the owner; every worker is told at once. What the old one had is lost."""
         epoch = getattr(self, "owner", Owner(1 << 32, 0)).epoch + 1
-        self.owner = Owner(epoch, self.ranks)
+        self.owner, self.bringing = Owner(epoch, self.ranks), None
         for worker in self.workers:
             worker.move(self.owner)
         return self.owner
 
+    def hand_over(self) -> Bringing:
+        """Likewise, and the old one, which lives, brings what it has."""
+        old, new = self.owner, self.new_owner()
+        self.bringing = Bringing(old, new)
+        return self.bringing
+
     def choices(self) -> list[tuple[str, int]]:
         """What could happen next."""
         found: list[tuple[str, int]] = [("work", key) for key in self.owner.busy()]
+        found += self.bringing.choices if self.bringing is not None else []
         for worker in self.workers:
             if self.owner.inboxes.get(worker.rank):
                 found.append(("owner hears", worker.rank))
@@ -371,6 +445,9 @@ class Bench:
         match what:
             case "work":
                 self.owner.work(which)
+            case "new owner hears" | "old owner hears or ends":
+                assert self.bringing is not None
+                self.bringing.happen()
             case "owner hears":
                 self.owner.hear(which)
             case "worker hears":

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from covey.handshake import PER_ADDRESS_MAX
 from covey.tensors import TensorClient
 from covey.tensorwire import (
     HEADER_BYTES,
+    OWNER,
     WANT,
     Declared,
     Frame,
@@ -33,9 +35,10 @@ from covey.tensorwire import (
     verify,
 )
 from covey.wire import AggregatorAt
-from plugins.aggregator.datapath import job_sums
+from plugins.aggregator.datapath import job_sums, owner_links
 from plugins.aggregator.datapath.control import DropJob, GetStatus, Serve, answers
 from plugins.aggregator.datapath.sums import TensorSum
+from plugins.aggregator.messages import NextOwner
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
@@ -57,13 +60,13 @@ def say(op: TensorOp, payload: bytes = b"", job: JobId = JOB, epoch: int = EPOCH
 class Raw:
     """A worker that says whatever it likes."""
 
-    def __init__(self, at: AggregatorAt, hello: bytes | None = None) -> None:
+    def __init__(self, at: AggregatorAt, hello: bytes | None = None, rank: int = 0) -> None:
         host, _, port = at.address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=5)
         if hello is not None:
             self.socket.sendall(hello)
             return
-        self.prove(say(TensorOp.HELLO, bytes(16), epoch=at.epoch), at.secret, at.epoch)
+        self.prove(say(TensorOp.HELLO, bytes(16), epoch=at.epoch, rank=rank), at.secret, at.epoch)
 
     def prove(self, hello: bytes, secret: bytes, epoch: int = EPOCH) -> bytes:
         """Say hello, hear the challenge and answer it; what was answered."""
@@ -275,18 +278,24 @@ def until_touched(tensor: TensorSum) -> None:
         time.sleep(0.01)
 
 
-def test_ranks_hear_where_to_go_before_memory_is_given_back(aggd: AggdThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gigabyte takes up to seconds: so long a job stood that was handed over."""
-    monkeypatch.setattr(job_sums, "GIVE_BACK_S", 0.3)
+@pytest.mark.parametrize("brings", [False, True])
+def test_ranks_hear_where_to_go_before_memory_is_given_back(
+    aggd: AggdThread, monkeypatch: pytest.MonkeyPatch, brings: bool
+) -> None:
+    """A gigabyte takes up to seconds: so long a job stood that was handed over. `brings`: it stays until the next owner
+    has it, or cannot be brought it; that one does not answer here."""
+    monkeypatch.setattr(job_sums, "GIVE_BACK_S", 0.0 if brings else 0.4)
     at = served(aggd)
-    with Raw(at) as worker:
+    with socket.create_server(("127.0.0.1", 0)) as next_owner, Raw(at) as worker:
+        to = NextOwner(f"127.0.0.1:{next_owner.getsockname()[1]}", SECRET) if brings else None
         worker.hear()
         worker.socket.sendall(OPEN + say(TensorOp.PING))
         worker.hear()
         tensor = aggd.aggd.jobs[JOB].tensors[key_of("w")]
         until_touched(tensor)
-        aggd.order(DropJob(JOB, EPOCH, EPOCH + 1))
+        aggd.order(DropJob(JOB, EPOCH, EPOCH + 1, 0.01 if brings else 0.0, to))
         assert worker.hear()[0].op is TensorOp.STALE
+        time.sleep(0.1)
         assert len(tensor._state) == 6
     ends = time.monotonic() + 5
     while len(tensor._state):
@@ -294,9 +303,44 @@ def test_ranks_hear_where_to_go_before_memory_is_given_back(aggd: AggdThread, mo
         time.sleep(0.02)
 
 
+def bring(op: TensorOp, payload: bytes = b"", **fields: Any) -> bytes:
+    """What the owner before says."""
+    return say(op, payload, rank=OWNER, **fields)
+
+
 GOOD: list[bytes] = [
-    OPEN + say(TensorOp.PUSH, bytes(16), round=1) + say(TensorOp.STATE, bytes(16)) + say(TensorOp.PING)
+    OPEN + say(TensorOp.PUSH, bytes(16), round=1) + say(TensorOp.STATE, bytes(16)) + say(TensorOp.PING),
+    bring(TensorOp.PING)
+    + bring(TensorOp.OPEN, pack_declared(DECLARED), round=3)
+    + bring(TensorOp.COPIES)
+    + bring(TensorOp.STATE, bytes(16), round=3)
+    + bring(TensorOp.STATE, bytes(8), round=3, part=1),
 ]
+SPEAKERS = (0, OWNER)
+"""Of each of these."""
+
+
+def test_the_owner_before_is_heard_once_at_a_time_and_under_this_epoch_alone(
+    aggd: AggdThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Late and repeated ones change nothing; one that falls silent is not waited for."""
+    monkeypatch.setattr(owner_links, "COPY_SILENT_S", 0.2)
+    at, before = served(aggd), aggd.now()
+    with Raw(at, bring(TensorOp.HELLO, bytes(16), epoch=EPOCH - 1)) as late:
+        assert late.hear()[0].op is TensorOp.STALE and late.dropped()
+    with Raw(at, rank=OWNER) as owner, Raw(at) as worker:
+        assert owner.hear()[0].op is TensorOp.WELCOME and worker.hear()[0].op is TensorOp.WELCOME
+        with Raw(at, rank=OWNER) as again:
+            assert again.hear()[0].op is TensorOp.STALE and again.dropped()
+        owner.socket.sendall(GOOD[1])
+        assert owner.hear()[0].op is TensorOp.COPIED
+        assert owner.dropped(), "it said nothing more"
+        worker.socket.sendall(say(TensorOp.PING))
+        assert worker.hear()[0].op is TensorOp.PONG
+    with Raw(at, rank=OWNER) as owner:
+        assert owner.hear()[0].op is TensorOp.WELCOME and owner.dropped(), "it says nothing at all"
+    now = aggd.now()
+    assert (now.copied - before.copied, now.copies_failed - before.copies_failed) == (1, 1)
 
 
 @given(data=st.one_of(st.binary(max_size=200), st.integers(0, 2**32)))
@@ -304,11 +348,12 @@ GOOD: list[bytes] = [
 def test_random_and_mutated_conversations_never_stop_it(aggd: AggdThread, data: bytes | int) -> None:
     at = served(aggd)
     if isinstance(data, int):
-        chance, talk = random.Random(data), bytearray(GOOD[0])
+        which = data % len(GOOD)
+        chance, talk = random.Random(data), bytearray(GOOD[which])
         for _ in range(chance.randrange(1, 4)):
             talk[chance.randrange(len(talk))] ^= 1 << chance.randrange(8)
         data = bytes(talk)
-        worker = Raw(at)
+        worker = Raw(at, rank=SPEAKERS[which])
         worker.socket.sendall(data)
     else:
         worker = Raw(at, data)
@@ -374,8 +419,9 @@ def frames_of(data: bytes) -> list[Frame]:
 
 
 def test_the_conversation_that_is_mutated_above_is_a_good_one() -> None:
-    heads = [parse(bytes(head)) for head, _ in frames_of(GOOD[0])]
-    assert [head.op for head in heads] == [TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.PING]
+    ops = [[parse(bytes(head)).op for head, _ in frames_of(talk)] for talk in GOOD]
+    assert ops[0] == [TensorOp.OPEN, TensorOp.PUSH, TensorOp.STATE, TensorOp.PING]
+    assert ops[1] == [TensorOp.PING, TensorOp.OPEN, TensorOp.COPIES, TensorOp.STATE, TensorOp.STATE]
 
 
 def test_what_each_job_costs_is_counted_for_it_alone(aggd: AggdThread) -> None:

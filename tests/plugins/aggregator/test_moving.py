@@ -23,6 +23,7 @@ from plugins.aggregator.messages import (
     Handover,
     KnownOwner,
     MoveTensors,
+    NextOwner,
     Offer,
     Profiled,
     Retire,
@@ -117,9 +118,20 @@ def test_a_job_goes_to_who_holds_room_and_its_owner_ends_after_the_new_one_accep
     assert told == [
         (A, now),
         (B, now),
-        (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now", handed_over=True)),
+        (C, Retire(JOB, assigned.epoch, offer.epoch, "e sums it now", True, NextOwner("10.0.0.5:9", SECRET))),
     ]
     assert play.machine.jobs[JOB].state == Summed(now, promised=True)
+
+
+def test_only_the_owner_that_goes_on_until_then_brings_what_it_has() -> None:
+    """Not one that was asked before and may have accepted."""
+    play, assigned = summed()
+    play(seen(c=60_000, d=10_000, e=20_000))
+    first, offer = offered(given_away(None, play, assigned, "j2 lost 15 % of its speed"))
+    second, again = offered(play(Expired(JOB, offer.epoch)))
+    told = sends(play(Heard(second, Accepted(JOB, again.epoch, "10.0.0.9:9"))))
+    brings = {to: message.to for to, message in told if isinstance(message, Retire)}
+    assert brings == {C: NextOwner("10.0.0.9:9", SECRET), first: None} and first != second
 
 
 def test_where_a_person_wants_it_there_it_stays() -> None:
