@@ -214,7 +214,8 @@ class Pace(NamedTuple):
     """Chance that it uses nothing for a while before a request."""
 
 
-IDLE_S = (3.0, 25.0)
+BUSY_S, IDLE_S = 8.0, (3.0, 25.0)
+"""It is never idle in its first seconds, in which its slabs turn hot, and then for so long."""
 QUICK = Pace(0.02, (1, 1, 1, 2, 4))
 LONG_RUNS = Pace(0.06, (1, 2, 4, 8, 12))
 """About as many pages with a third of the requests: for stories that are long and about more than pages."""
@@ -232,13 +233,13 @@ def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, 
                 await asyncio.sleep(PAUSE_S)
         page_bytes = oracle.page_bytes = client.at.page_bytes
         pages = oracle.pages
-        end_s = env.clock.now_s() + seconds
+        end_s, idles_from_s = env.clock.now_s() + seconds, env.clock.now_s() + BUSY_S
         while env.clock.now_s() < end_s:
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pace.pause_s)
             count = env.rng.choice(pace.runs)
             first = env.rng.randrange(0, (pages // 4 if env.rng.random() < 0.8 else pages) - count)
             first, count = oracle.place(first), oracle.together(first, count)
-            if pace.idles and env.rng.random() < pace.idles:
+            if pace.idles and env.clock.now_s() > idles_from_s and env.rng.random() < pace.idles:
                 await asyncio.sleep(env.rng.uniform(*IDLE_S))
             if env.rng.random() < 0.6:
                 await _write(client, oracle, first, count, page_bytes)
@@ -281,7 +282,7 @@ def mender(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
             while oracle.acknowledged.get(page, 0) == least:
                 await _write(client, oracle, page, 1, oracle.page_bytes)
         for first, count in oracle.unused():  # of which nobody knows any more that they were never written
-            while await client.ask(Op.DISCARD, first, count) is None:
+            while await client.ask(Op.DISCARD, first, count) is None:  # noqa: ASYNC110
                 await asyncio.sleep(REFUSED_S)
         for page in pages:
             await _read_in_the_end(client, oracle, page, 1, oracle.page_bytes)
