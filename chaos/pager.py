@@ -83,6 +83,9 @@ class Oracle:
         self.acknowledged: dict[int, int] = {}
         self.possible: dict[int, int] = {}
         """Newest version ever sent."""
+        self.refused: set[tuple[int, int]] = set()
+        """Page and version of writes that were answered with an error: reads may find them, and later not, as long as
+        the page is not written again."""
         self.reads = self.writes = 0
 
     @property
@@ -129,7 +132,7 @@ class Oracle:
             self._wrong(f"{where} holds bytes never written there: {data[:24].hex()}, at most version {most} was sent")
         elif found < least and not self.forgives(page):
             self._stale(f"{where} is at version {found}, but {least} was acknowledged")
-        else:
+        elif (page, found) not in self.refused:
             self.acknowledged[page] = found  # once seen it may not go back
             self.on_acknowledged(page, found)
 
@@ -300,6 +303,8 @@ async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, p
     if await client.ask(Op.WRITE, first, count, b"".join(data)) is not None:
         for at, version in enumerate(versions):
             oracle.acknowledge(first + at, version)
+    else:
+        oracle.refused |= {(first + at, version) for at, version in enumerate(versions)}
 
 
 async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> bool:

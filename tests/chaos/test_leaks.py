@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chaos.leaks import SLACK_S, UnusedSlabs
-from chaos.pager import BLOCK, Oracle
+from chaos.pager import BLOCK, Oracle, page_of
 from chaos.rackworld import OWN_SLABS, SPREAD
 from covey.core import HostId
 from covey.units import MIB, parse_size
@@ -106,3 +106,18 @@ def test_pages_of_small_slabs_are_all_in_use() -> None:
     oracle.page_bytes = 4096
     assert [oracle.place(number) for number in range(oracle.pages)] == list(range(256))
     assert oracle.together(250, 6) == 6 and not list(oracle.unused())
+
+
+def test_a_write_that_was_refused_may_be_read_and_be_gone_later_and_no_other_may() -> None:
+    stale: list[str] = []
+    oracle = Oracle("v", 1 * MIB, print, stale.append)
+    older, newer = (page_of("v", 0, version, 4096) for version in (1, 2))
+    oracle.acknowledge(0, oracle.sending(0))
+    oracle.refused.add((0, oracle.sending(0)))
+    oracle.check(0, newer)
+    oracle.check(0, older)
+    assert not stale
+    oracle.refused.clear()
+    oracle.check(0, newer)
+    oracle.check(0, older)
+    assert stale == ["page 0 of v is at version 1, but 2 was acknowledged"]
