@@ -51,7 +51,9 @@ class LendingRack:
 
 
 def test_a_slab_that_its_borrower_uses_is_no_leak() -> None:
-    LendingRack().passes(1000)
+    rack = LendingRack()
+    rack.passes(1000)
+    assert rack.now == 1000 and not rack.watch._since
 
 
 def test_a_slab_that_nobody_uses_is_a_leak_once_its_lease_is_over() -> None:
@@ -71,7 +73,7 @@ def test_a_borrower_that_said_it_would_be_away_has_so_long_and_a_lease_more() ->
         rack.passes(2)
 
 
-def test_a_lender_that_began_anew_grants_a_new_lease_and_a_silent_borrower_may_use_it() -> None:
+def test_a_lender_that_began_anew_grants_a_new_lease_and_who_is_silent_may_use_it() -> None:
     rack = LendingRack()
     rack.used.clear()
     rack.passes(MOST_S)
