@@ -27,6 +27,7 @@ from plugins.memory.datapath.page_table import LOG, PageTable
 from plugins.memory.datapath.spill_writer import segment_name
 from plugins.memory.datapath.vold import VoldConfig, control_name, prefix, run_vold
 from plugins.memory.datapath.volume import Volume as VolumeInside
+from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import log_records, spilling
 
 if TYPE_CHECKING:
@@ -168,6 +169,13 @@ class Custody:
                 self._serving[name] = inside
 
         return run_vold(env, config, watch)
+
+    def serves(self, borrower: str, slab: BorrowedSlab) -> bool:
+        """Has the process of this slab's volume its place open?"""
+        inside = self._serving.get(f"{borrower}/{control_name(slab.volume)}")
+        if inside is None or slab.place is None:
+            return False
+        return any(link.usable and link.place.epoch == slab.place.epoch for link in inside.slabs[slab.index].links())
 
     def _forgives(self, volume: Volume, page: int) -> bool:
         held = volume.held.get(page)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.raft.machine.raft import Role
 from chaos.faults import HEALERS
+from chaos.leaks import UnusedSlabs
 from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
@@ -446,5 +447,5 @@ def invariants_for(rack: "SimRack") -> list[Invariant]:
             JobsKnown(rack),
         ]
     if "memory" in plugins:
-        found.append(SlabsExclusive(rack))
+        found += [SlabsExclusive(rack), UnusedSlabs(rack)]
     return found

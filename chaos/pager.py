@@ -12,7 +12,7 @@ of the right page, which one failure must not cause, but two at once (the volume
 import asyncio
 import struct
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
 from covey import headers, volumewire
@@ -26,6 +26,12 @@ ANSWER_S = 60.0
 PAUSE_S = 0.1
 REFUSED_S = 1.0
 """Before a page that the volume could not read is read again."""
+BLOCK = 16
+"""Pages that are used of one slab where slabs are large: all of a slab of 64 KiB."""
+ASKED_MOST = 256
+"""Pages of one request."""
+USER = 1000
+"""Whose processes are, and volumes."""
 Say = Callable[[str], None]
 
 
@@ -57,10 +63,15 @@ class Oracle:
         used_bytes: int | None = None,
         mirror: int = 0,
         parity: str = "",
+        spread: int = 1,
+        uid: int = USER,
     ) -> None:
         self.volume, self.size_bytes, self._wrong, self._stale = volume, size_bytes, wrong, stale
-        self.mirror, self.parity = mirror, parity
-        """Members of each slab, and `K+1`; none: it has a disk."""
+        self.mirror, self.parity, self.uid = mirror, parity, uid
+        """Members of each slab, and `K+1`, none: it has a disk; and whose it is."""
+        self.spread = spread
+        """In slabs so many times larger than `BLOCK` the pages that are used lie in pairs of blocks: the last pages of
+        one slab and the first of the next."""
         self._used_bytes = size_bytes if used_bytes is None else used_bytes
         self.page_bytes = 0
         """Known once the volume is attached."""
@@ -72,12 +83,35 @@ class Oracle:
         self.acknowledged: dict[int, int] = {}
         self.possible: dict[int, int] = {}
         """Newest version ever sent."""
+        self.refused: set[tuple[int, int]] = set()
+        """Page and version of writes that were answered with an error: reads may find them, and later not, as long as
+        the page is not written again."""
         self.reads = self.writes = 0
 
     @property
     def pages(self) -> int:
         """How many pages, from the first one on, anybody uses; 0 before the volume was ever attached."""
         return self._used_bytes // self.page_bytes if self.page_bytes else 0
+
+    def place(self, number: int) -> int:
+        """The page of the volume which is this one of those that are used."""
+        if self.spread == 1:
+            return number
+        block, at = divmod(number, BLOCK)
+        slab = BLOCK * self.spread
+        return block * slab + at + (0 if block % 2 else slab - BLOCK)
+
+    def together(self, number: int, count: int) -> int:
+        """How many of so many pages from this one on are pages of the volume in a row."""
+        return count if self.spread == 1 else min(count, 2 * BLOCK - number % (2 * BLOCK))
+
+    def unused(self) -> Iterator[tuple[int, int]]:
+        """The first page and the number, at most `ASKED_MOST`, of pages in a row that nobody uses."""
+        begin = 0
+        for page in [*map(self.place, range(self.pages)), self.size_bytes // self.page_bytes]:
+            for first in range(begin, page, ASKED_MOST):
+                yield first, min(ASKED_MOST, page - first)
+            begin = page + 1
 
     def sending(self, page: int) -> int:
         version = self.possible.get(page, 0) + 1
@@ -98,7 +132,7 @@ class Oracle:
             self._wrong(f"{where} holds bytes never written there: {data[:24].hex()}, at most version {most} was sent")
         elif found < least and not self.forgives(page):
             self._stale(f"{where} is at version {found}, but {least} was acknowledged")
-        else:
+        elif (page, found) not in self.refused:
             self.acknowledged[page] = found  # once seen it may not go back
             self.on_acknowledged(page, found)
 
@@ -179,8 +213,12 @@ class Pace(NamedTuple):
     """Mean, between an answer and the next request."""
     runs: tuple[int, ...]
     """Pages of one request, one of these by chance; a fourth of the volume must have more."""
+    idles: float = 0.0
+    """Chance that it uses nothing for a while before a request."""
 
 
+BUSY_S, IDLE_S = 8.0, (3.0, 25.0)
+"""It is never idle in its first seconds, in which its slabs turn hot, and then for so long."""
 QUICK = Pace(0.02, (1, 1, 1, 2, 4))
 LONG_RUNS = Pace(0.06, (1, 2, 4, 8, 12))
 """About as many pages with a third of the requests: for stories that are long and about more than pages."""
@@ -198,17 +236,20 @@ def pager(oracle: Oracle, seconds: float, pace: Pace = QUICK) -> Callable[[Env, 
                 await asyncio.sleep(PAUSE_S)
         page_bytes = oracle.page_bytes = client.at.page_bytes
         pages = oracle.pages
-        end_s = env.clock.now_s() + seconds
+        end_s, idles_from_s = env.clock.now_s() + seconds, env.clock.now_s() + BUSY_S
         while env.clock.now_s() < end_s:
             await asyncio.sleep(env.rng.uniform(0.5, 1.5) * pace.pause_s)
             count = env.rng.choice(pace.runs)
             first = env.rng.randrange(0, (pages // 4 if env.rng.random() < 0.8 else pages) - count)
+            first, count = oracle.place(first), oracle.together(first, count)
+            if pace.idles and env.clock.now_s() > idles_from_s and env.rng.random() < pace.idles:
+                await asyncio.sleep(env.rng.uniform(*IDLE_S))
             if env.rng.random() < 0.6:
                 await _write(client, oracle, first, count, page_bytes)
             else:
                 await _read(client, oracle, first, count, page_bytes)
         for first in range(0, pages, 16):
-            await _read_in_the_end(client, oracle, first, min(16, pages - first), page_bytes)
+            await _read_in_the_end(client, oracle, oracle.place(first), min(16, pages - first), page_bytes)
         client.hang_up()
         return 0
 
@@ -220,7 +261,7 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
 
     async def run(env: Env, command: Command) -> int:
         client = VolumeClient(env, oracle.volume, oracle.size_bytes, oracle.mirror, oracle.parity)
-        missing = list(range(oracle.pages))
+        missing = [oracle.place(number) for number in range(oracle.pages)]
         while missing:
             missing = [page for page in missing if not await _read(client, oracle, page, 1, oracle.page_bytes)]
             await asyncio.sleep(PAUSE_S)
@@ -231,17 +272,22 @@ def reader(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
 
 
 def mender(oracle: Oracle) -> Callable[[Env, Command], Awaitable[int]]:
-    """Reads every page once, of which some may be lost and fail; then writes all of them anew and reads them back."""
+    """Reads every page once, of which some may be lost and fail; then writes all of them anew, discards all
+    others, and reads them back."""
 
     async def run(env: Env, command: Command) -> int:
         client = VolumeClient(env, oracle.volume, oracle.size_bytes)
-        for page in range(oracle.pages):
+        pages = [oracle.place(number) for number in range(oracle.pages)]
+        for page in pages:
             await _read(client, oracle, page, 1, oracle.page_bytes)
-        for page in range(oracle.pages):
+        for page in pages:
             least = oracle.acknowledged.get(page, 0)
             while oracle.acknowledged.get(page, 0) == least:
                 await _write(client, oracle, page, 1, oracle.page_bytes)
-        for page in range(oracle.pages):
+        for first, count in oracle.unused():  # of which nobody knows any more that they were never written
+            while await client.ask(Op.DISCARD, first, count) is None:  # noqa: ASYNC110
+                await asyncio.sleep(REFUSED_S)
+        for page in pages:
             await _read_in_the_end(client, oracle, page, 1, oracle.page_bytes)
         while await client.ask(Op.FLUSH, 0, 0) is None:  # noqa: ASYNC110
             await asyncio.sleep(REFUSED_S)
@@ -257,6 +303,8 @@ async def _write(client: VolumeClient, oracle: Oracle, first: int, count: int, p
     if await client.ask(Op.WRITE, first, count, b"".join(data)) is not None:
         for at, version in enumerate(versions):
             oracle.acknowledge(first + at, version)
+    else:
+        oracle.refused |= {(first + at, version) for at, version in enumerate(versions)}
 
 
 async def _read(client: VolumeClient, oracle: Oracle, first: int, count: int, page_bytes: int) -> bool:

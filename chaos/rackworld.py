@@ -24,16 +24,17 @@ from chaos.custody import Custody
 from chaos.invariants import LogsAgree, OneLeaderPerTerm, invariants_for
 from chaos.knobs import patience_s
 from chaos.learner import Learners
-from chaos.pager import QUICK, Oracle, Pace, mender, pager, reader
+from chaos.pager import QUICK, USER, Oracle, Pace, mender, pager, reader
 from chaos.people import bungler, writer
 from chaos.workload import healer, ring, sleeper, trainer
-from chaos.world.host import SimHost, SimProcess
+from chaos.world.host import SimHost, SimProcess, UserProgram
 from chaos.world.world import World
 from covey.core import HostId, JobId, Message
 from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
 from covey.units import parse_size
 from plugins.base import Plugin, Program
+from plugins.memory.policy.settings import MemorySettings
 from plugins.registry import PLUGINS
 
 SETTLE_S = 30.0
@@ -41,6 +42,11 @@ SETTLE_S = 30.0
 Tree = dict[str, Any]
 SMALL_SLABS: Tree = {"slab": "64 KiB", "page": "4 KiB", "spill_queue": "1 MiB", "hot_requests_per_s": 5.0}
 """A volume of 1 MiB then has 16 slabs, which turn hot within seconds."""
+OWN = MemorySettings()
+OWN_SLABS: Tree = {key: getattr(OWN, key) for key in SMALL_SLABS}
+"""The sizes of agents that are told nothing: slabs of 64 MiB."""
+SPREAD = OWN.slab_bytes // parse_size(SMALL_SLABS["slab"])
+"""What makes a volume of a story so large that it has as many of them."""
 
 
 def programs_of(plugins: Sequence[Plugin]) -> Callable[[], Mapping[str, Program]]:
@@ -81,6 +87,9 @@ class SimRack:
         """Pages that were read older than they were acknowledged: allowed after two failures at once only."""
         self.oracles: dict[str, list[Oracle]] = {}
         """By the host of their volumes."""
+        self.spread, self.idles = 1, 0.0
+        """Of the volumes of pagers that begin from now on: how many times larger they are than their pages in use, and
+        how often they are idle (`chaos.pager`)."""
         self.custody: Custody | None = None
         """Set by `forgive`: pages that two failures took may be read older."""
         self.variation = 0
@@ -168,13 +177,25 @@ class SimRack:
         pace: Pace = QUICK,
         mirror: int = 0,
         parity: str = "",
+        uid: int = USER,
     ) -> SimProcess:
-        """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page."""
-        oracle = Oracle(volume, size_bytes, self.saw_wrong, self.stale.append, used_bytes, mirror, parity)
+        """A process on this host that uses a volume of remote memory, or the beginning of it, and checks every page.
+        With `spread` the volume is so many times larger, and as many of its pages are used."""
+        used_bytes = size_bytes if used_bytes is None and self.spread > 1 else used_bytes
+        told = self.saw_wrong, self.stale.append
+        oracle = Oracle(
+            volume, size_bytes * self.spread, *told, used_bytes, mirror, parity, spread=self.spread, uid=uid
+        )
         self.oracles.setdefault(host, []).append(oracle)
         if self.custody is not None:
             self.custody.add(oracle, self.hosts[host])
-        return self.hosts[host].run("pager", pager(oracle, seconds, pace))
+        return self._run(host, "pager", oracle, pager(oracle, seconds, pace._replace(idles=pace.idles or self.idles)))
+
+    def _run(self, host: str, name: str, oracle: Oracle, program: UserProgram) -> SimProcess:
+        """As the user whose volume it is."""
+        process = self.hosts[host].run(name, program)
+        process.uid = oracle.uid
+        return process
 
     def saw_wrong(self, what: str) -> None:
         self.wrong.append(what)
@@ -190,14 +211,14 @@ class SimRack:
     def readers(self) -> list[SimProcess]:
         """Processes that read back every page of every volume, once all is healed; each ends when it has them all."""
         return [
-            self.hosts[host].run("reader", reader(oracle))
+            self._run(host, "reader", oracle, reader(oracle))
             for host, oracles in self.oracles.items()
             for oracle in oracles
         ]
 
     def menders(self, host: str) -> list[SimProcess]:
         """Processes that find out what is lost of the volumes of this host, and write all anew."""
-        return [self.hosts[host].run("mender", mender(oracle)) for oracle in self.oracles[host]]
+        return [self._run(host, "mender", oracle, mender(oracle)) for oracle in self.oracles[host]]
 
     def forgive(self) -> None:
         """From now on a volume may lose the pages whose lender and volume both failed before the disk had them: for

@@ -7,6 +7,7 @@ Without more it rebuilds the paper's cluster (32 hosts, 90 containers) and its b
   sensitivity  what the paper leaves open about its workload
   racks        volumes kept in memory only, and a whole rack is lost
   views        1,000 and 5,000 hosts that choose on gossip 0 to 10 s old
+  large        the cluster on 1,000 and 5,000 hosts (--crowd; hours, so no part of `all`)
 Your own rack: --file containers.csv with the columns host,limit,working_set (sizes such as 12 GiB).
 """
 
@@ -26,7 +27,7 @@ from sim.report import Progress, Report, Wrong
 
 HELP = "remote memory: a rack of hosts and containers"
 SEED = 1
-SHOWN = ("cluster", "eviction", "fill", "sensitivity", "racks", "views")
+SHOWN = ("cluster", "eviction", "fill", "sensitivity", "racks", "views", "large")
 SLABS_MAX = 500_000
 """Slabs in one simulated rack."""
 AGES_S = (0.0, 1.0, 3.0, 10.0)
@@ -46,14 +47,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--view-age", type=int, default=1, metavar="S", help="age of gossip in the cluster, seconds")
     parser.add_argument("--seconds", type=int, default=SECONDS, help=f"length of a run (default {SECONDS})")
     parser.add_argument("--runs", type=int, default=3, help="runs by consecutive seeds (default 3)")
-    parser.add_argument("--crowd", type=int, nargs="+", default=[1000, 5000], metavar="N", help="hosts in `views`")
+    parser.add_argument(
+        "--crowd", type=int, nargs="+", default=[1000, 5000], metavar="N", help="hosts in `views` and `large`"
+    )
     parser.add_argument("--ages", type=float, nargs="+", default=list(AGES_S), metavar="S", help="ages in `views`")
     parser.add_argument("--evict", type=int, default=10, help="E in `eviction` (default 10)")
     parser.add_argument("--trials", type=int, default=1000, help="trials in `eviction` (default 1000)")
 
 
 def run(options: argparse.Namespace, progress: Progress) -> Report:
-    wanted = [name for name in SHOWN if name in options.show or "all" in options.show]
+    wanted = [name for name in SHOWN if name in options.show or ("all" in options.show and name != "large")]
     setting = setting_of(options)
     experiments: dict[str, Callable[[Progress], Report]] = {
         "cluster": lambda told: memory_reports.cluster(setting, told),
@@ -64,6 +67,7 @@ def run(options: argparse.Namespace, progress: Progress) -> Report:
         "sensitivity": lambda told: memory_reports.sensitivity(setting, told),
         "racks": lambda told: memory_racks.report(options.seed, told),
         "views": lambda told: memory_reports.views(options.crowd, options.ages, options.seed, told),
+        "large": lambda told: memory_reports.large(setting, options.crowd, told),
     }
     reports: list[Report] = []
     for number, name in enumerate(wanted):

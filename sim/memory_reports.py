@@ -287,6 +287,27 @@ def _number(value: object) -> float:
     return float(value)
 
 
+def large(setting: Setting, hosts: Sequence[int], progress: Progress) -> Report:
+    """The same cluster with more hosts and as many containers on each: does what holds on 32 hosts hold on thousands?
+    Every host runs the machines of an agent, so 1,000 hosts take a quarter of an hour."""
+    rows: list[list[Cell]] = []
+    told: list[dict[str, object]] = []
+    for number, count in enumerate(hosts):
+        containers = round(setting.containers * count / setting.hosts)
+        case = replace(setting, hosts=count, containers=containers, given=())
+
+        def part(share: float, text: str, number: int = number) -> None:
+            progress((number + share) / len(hosts), text)
+
+        for label, each in _both(case, f"{count:,} hosts, {containers:,} containers", part).items():
+            told.append({"hosts": count, "containers": containers, "way": label, **each})
+            rows.append([count, label, *_brief(each), each["max_to_min"], each["spread"], 100 * each["disk_share"]])
+            rows[-1] += [round(each["mapped"]), round(each["evicted"]), round(each["short_host_s"])]
+    columns = ("hosts", "way", *_BRIEF, "max/min", "spread", "to disk %", "mapped", "evicted", "host-seconds short")
+    note = f"Slabs of {setting.slab_bytes // MIB} MiB (as published: 1 GiB); runs of {setting.seconds:,} s."
+    return Report("memory-large", {"points": told}, (Table("More hosts", columns, rows, (note,)),))
+
+
 # ---- batch eviction --------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,5 @@
 """One failure story per file, each with a `play(rack)`; here what they share."""
 
-from collections import Counter
-
 from chaos import faults
 from chaos.rackworld import SimRack
 from covey.core import JobId
@@ -56,21 +54,24 @@ def short_of_memory(rack: SimRack, times: int, gib: int, for_s: tuple[float, flo
 
 
 def unconnected(rack: SimRack, borrower: str) -> list[str]:
-    """Slabs that this host calls mapped, where its volume's process has no connection with their lender."""
+    """Slabs that this host calls mapped, where its volume's process has no connection with their lender; or, where
+    `Custody` knows what is in that process, has not this slab open on it."""
     memory = rack.plugin(borrower, "memory")
     if memory is None:
         return []
-    joined = Counter(
+    joined = {
         end.other.process.name.partition("/")[0]
         for stream in rack.world.wires.streams
         for end in (stream, stream.other)
         if end.process.name.startswith(f"{borrower}/vold-")
         and not any(one.closed or one.broken or not one.process.alive for one in (end, end.other))
-    )
+    }
     mapped = [slab for slab in memory.borrowing.machine._all() if slab.state == "mapped" and slab.place is not None]
-    needed = Counter(str(slab.place.lender) for slab in mapped)
     return [
-        f"{count} slabs of {borrower} are mapped at {host}" for host, count in needed.items() if joined[host] < count
+        f"slab {slab.index} of {slab.volume} is mapped at {slab.place.lender}"
+        for slab in mapped
+        if slab.place is not None
+        and (slab.place.lender not in joined or not (rack.custody is None or rack.custody.serves(borrower, slab)))
     ]
 
 

@@ -11,7 +11,7 @@ from chaos.stories import leaked, lenders
 from chaos.story import READ_S, ended
 from chaos.world.world import World
 from covey.units import GIB
-from plugins.memory.datapath.vold import prefix
+from plugins.memory.datapath.vold import control_name, prefix
 
 BORROWER, VOLUME = "h1", "vol1"
 WHOLE_S = 90.0
@@ -91,7 +91,7 @@ def strike_one(rack: SimRack) -> None:
         lambda: faults.strike(world, faults.Kill("program", BORROWER, 0.0, "vol")),
         lambda: faults.strike(world, faults.Kill("agent", rng.choice([BORROWER, victim]), rng.uniform(0.2, 4.0))),
         lambda: faults.strike(world, faults.Pause(victim, for_s, "slabd")),
-        lambda: faults.strike(world, faults.Pause(BORROWER, for_s, "vol")),
+        lambda: faults.strike(world, faults.Pause(BORROWER, for_s, control_name(VOLUME))),
         lambda: faults.strike(world, faults.Partition((victim,), others, False, for_s)),
         lambda: faults.strike(world, faults.Partition((BORROWER,), away, False, for_s)),
         lambda: faults.strike(world, faults.Partition((BORROWER,), (victim,), rng.random() < 0.5, for_s)),

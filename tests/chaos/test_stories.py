@@ -23,10 +23,20 @@ from covey.errors import Refused
 from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Granted
 
-DIRECTED = [name for name in held_stories() if name != "swarm"]
+LONG = ("struck_in_eviction", "swarm_idle")
+DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]
+CHEAP = {"default_slabs": 4}
+"""Seeds, where the first one is dear."""
 
 
-@pytest.mark.parametrize(("story", "seed"), [*((story, 1) for story in DIRECTED), ("mischief", 2)])
+@pytest.mark.parametrize(
+    ("story", "seed"),
+    [
+        *((story, CHEAP.get(story, 1)) for story in DIRECTED),
+        ("mischief", 2),
+        *(pytest.param(story, 1, marks=pytest.mark.long) for story in LONG),
+    ],
+)
 def test_every_directed_story_holds(story: str, seed: int) -> None:
     """More seeds of each are played by `make soak`."""
     tell(story, seed)

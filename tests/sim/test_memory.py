@@ -64,6 +64,15 @@ def test_every_experiment_can_be_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert {run["way"] for run in told["views"]["runs"]} == set(memory_views.WAYS)
 
 
+def test_a_larger_cluster_has_as_many_containers_on_each_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main([*SMALL, "--crowd", "6", "9", "--seconds", "60", "--show", "large", "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["large"]["points"]
+    assert [(each["hosts"], each["containers"]) for each in points[::3]] == [(6, 16), (9, 24)]
+    for without, paper, covey in (points[:3], points[3:]):
+        assert without["utilization"] < min(paper["utilization"], covey["utilization"])
+        assert covey["disk_share"] < paper["disk_share"] < without["disk_share"] == 1
+
+
 def test_a_seed_repeats_a_run_and_another_does_not() -> None:
     setting = Setting(hosts=6, containers=16, runs=1, seconds=200, slab_bytes=GIB // 2)
     one, two = (memory_reports.cluster(setting, silent).data["ways"] for _ in range(2))

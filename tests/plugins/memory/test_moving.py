@@ -157,3 +157,13 @@ def test_when_its_process_has_only_the_place_it_was_leaving_that_one_is_left_in_
     ]
     assert tale.places == [tale.old, None] and tale.state() == "moving"
     assert only(tale.tell(b.GraceOver("v", 0, tale.old_epoch)), b.CloseSlab).epoch == tale.old_epoch
+
+
+def test_hole_5_while_one_slab_is_evicted_others_look_for_a_place() -> None:
+    """The released code had one flag for all: nothing was mapped anywhere before the eviction was over."""
+    tale = Tale(slabs=2)
+    old, old_epoch = tale.mapped()
+    asked = sent(tale.hear(old, Evict("v", 0, old_epoch, 10.0)), QueryMem)
+    assert {query.index for _, query in asked} == {0} and tale.state(0) == "moving"
+    assert {query.index for _, query in sent(tale.second(1000, 1000), QueryMem)} == {1}
+    assert tale.state(1) == "asking"
