@@ -1,0 +1,78 @@
+"""Budgets at the borrower: it counts before it asks, so that lenders refuse only what old views let through."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from covey.core import HostId
+from plugins.memory.machine.rack_accounts import RackAccounts
+from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume
+from plugins.memory.policy import budgets
+from plugins.memory.policy.budgets import Account, Held
+
+
+def places_of(volumes: Iterable[BorrowedVolume], account: Account) -> Counter[HostId]:
+    """Bytes that count at each lender, of places that these volumes have there or were granted."""
+    found: Counter[HostId] = Counter()
+    for volume in volumes:
+        if account.name == (volume.tenant if account.kind == "tenant" else volume.job):
+            for host, slabs in volume.lenders().items():
+                found[host] += slabs * volume.counted_slab_bytes
+    return found
+
+
+def replaces(slab: BorrowedSlab) -> bool:
+    """Does its next place stand for one that it has, or had and cannot do without?"""
+    return slab.place is not None or (slab.members > 1 and slab.had_place)
+
+
+class AskedFor:
+    """What the volumes of one host have and are about to have on limited accounts. Counted once for all slabs that look
+    for a place in the same second: there may be thousands."""
+
+    def __init__(self, accounts: RackAccounts, volumes: Mapping[str, BorrowedVolume]) -> None:
+        self.accounts, self._volumes = accounts, volumes
+        self._counted_s = float("-inf")
+        self._places: dict[Account, Counter[HostId]] = {}
+        self._asked: Counter[Account] = Counter()
+
+    def may_ask(
+        self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
+    ) -> tuple[dict[HostId, int], str, str]:
+        """Of hosts with room those that may lend to the slab's tenant and job now; and what its event log says if none
+        is asked: event and reason."""
+        nobody = "nobody asked", "no other host says that it has room"
+        if not free:
+            return {}, *nobody
+        if now_s != self._counted_s:
+            self._counted_s, self._places = now_s, {}
+            self._asked.clear()
+        volume, left = self._volumes[slab.volume], dict(free)
+        more = volume.counted_slab_bytes
+        limited = self.accounts.limited(volume.tenant, volume.job)
+        for account, budget in limited:
+            held = self._held(account, budget)
+            counts = budgets.widened(held, more, replaces(slab), slab.members)
+            if why := budgets.over_budget(counts, more):
+                return {}, "over budget", why
+            turn = budgets.in_turn(counts, more, self.accounts.lenders, slab.members)
+            left = {host: slabs for host, slabs in left.items() if host in turn}
+            if not left:
+                others = "hosts that cannot be asked lend first"
+                return {}, "over budget", f"{account.words} is near its budget, and {others}"
+        for account, _ in limited:
+            self._asked[account] += more
+        return left, *nobody
+
+    def _held(self, account: Account, budget: int) -> Held:
+        """What lenders told, and of this host's own places what they cannot have told yet."""
+        if account not in self._places:
+            volumes = self._volumes.values()
+            self._places[account] = places_of(volumes, account)
+            self._asked[account] = sum(
+                volume.counted_slab_bytes * volume.querying()
+                for volume in volumes
+                if account.name == (volume.tenant if account.kind == "tenant" else volume.job)
+            )
+        mine, told = self._places[account], self.accounts.used(account)
+        most = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}
+        return Held(account, budget, self._asked[account], most)
