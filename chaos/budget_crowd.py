@@ -56,11 +56,10 @@ class BudgetHost(MemoryHost):
 
     def said(self, then_s: float) -> tuple[int | None, Mapping[int, int] | None]:
         """What it had told by then."""
-        free, lent = None, None
-        for told_s, *what in self.tells:
+        for told_s, free, lent in reversed(self.tells):
             if told_s <= then_s:
-                free, lent = what
-        return free, lent
+                return free, lent
+        return None, None
 
 
 class BudgetCrowd(MemoryCrowd):

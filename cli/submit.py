@@ -147,8 +147,8 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     if args.remote_memory is not None:
         spec["remote_memory"] = memory("--remote-memory", args.remote_memory)
         if not spec["remote_memory"]:
-            why = "a job that may have none attaches no volume, and 0 would mean no limit"
-            raise AgentctlError(USAGE, "--remote-memory 0 cannot be used", why, "--remote-memory 8GiB, or leave it out")
+            what, why = f"--remote-memory {args.remote_memory} cannot be used", "a job without any attaches no volume"
+            raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
     if args.no_attach and args.aggregate:
         what, why = (
             "--aggregate and --no-attach do not go together",

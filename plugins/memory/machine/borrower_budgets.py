@@ -1,13 +1,13 @@
 """Budgets at the borrower: it counts before it asks, so that lenders refuse only what old views let through."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from covey.core import HostId
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume
 from plugins.memory.policy import budgets
-from plugins.memory.policy.budgets import Account, Held
+from plugins.memory.policy.budgets import FRESH_S, Account, Held
 
 
 def places_of(volumes: Iterable[BorrowedVolume], account: Account) -> Counter[HostId]:
@@ -32,8 +32,10 @@ class AskedFor:
     def __init__(self, accounts: RackAccounts, volumes: Mapping[str, BorrowedVolume]) -> None:
         self.accounts, self._volumes = accounts, volumes
         self._counted_s = float("-inf")
-        self._places: dict[Account, Counter[HostId]] = {}
-        self._asked: Counter[Account] = Counter()
+        self._places: dict[Account, dict[HostId, int]] = {}
+        self._asked: deque[tuple[float, Account, int]] = deque()
+        """Slabs that were asked for within `FRESH_S`: no lender tells of them yet."""
+        self._fresh: Counter[Account] = Counter()
 
     def may_ask(
         self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
@@ -45,13 +47,14 @@ class AskedFor:
             return {}, *nobody
         if now_s != self._counted_s:
             self._counted_s, self._places = now_s, {}
-            self._asked.clear()
+        while self._asked and now_s >= self._asked[0][0] + FRESH_S:
+            _, account, size = self._asked.popleft()
+            self._fresh[account] -= size
         volume, left = self._volumes[slab.volume], dict(free)
         more = volume.counted_slab_bytes
         limited = self.accounts.limited(volume.tenant, volume.job)
         for account, budget in limited:
-            held = self._held(account, budget)
-            counts = budgets.widened(held, more, replaces(slab), slab.members)
+            counts = budgets.widened(self._held(account, budget), more, replaces(slab), slab.members)
             if why := budgets.over_budget(counts, more):
                 return {}, "over budget", why
             turn = budgets.in_turn(counts, more, self.accounts.lenders, slab.members)
@@ -60,19 +63,13 @@ class AskedFor:
                 others = "hosts that cannot be asked lend first"
                 return {}, "over budget", f"{account.words} is near its budget, and {others}"
         for account, _ in limited:
-            self._asked[account] += more
+            self._asked.append((now_s, account, more))
+            self._fresh[account] += more
         return left, *nobody
 
     def _held(self, account: Account, budget: int) -> Held:
-        """What lenders told, and of this host's own places what they cannot have told yet."""
+        """What lenders told; of those that do not tell what this host has there; and what it asked for just now."""
         if account not in self._places:
-            volumes = self._volumes.values()
-            self._places[account] = places_of(volumes, account)
-            self._asked[account] = sum(
-                volume.counted_slab_bytes * volume.querying()
-                for volume in volumes
-                if account.name == (volume.tenant if account.kind == "tenant" else volume.job)
-            )
-        mine, told = self._places[account], self.accounts.used(account)
-        most = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}
-        return Held(account, budget, self._asked[account], most)
+            mine, told = places_of(self._volumes.values(), account), self.accounts.used(account)
+            self._places[account] = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}
+        return Held(account, budget, self._fresh[account], self._places[account])

@@ -340,10 +340,6 @@ class BorrowedVolume(msgspec.Struct):
         """Of a slab, against budgets."""
         return budgets.plain_bytes(self.slab_bytes, self.page_bytes)
 
-    def querying(self) -> int:
-        """How many of its slabs ask for room, and have chosen nobody yet."""
-        return sum(slab.search is not None and slab.search.chosen is None for slab in self.slabs)
-
     def lenders(self) -> Counter[HostId]:
         """How many of its slabs each host holds or was chosen for."""
         chosen: Counter[HostId] = Counter()

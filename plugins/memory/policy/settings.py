@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from covey.core import ID_PATTERN
 from covey.swapwire import HELPER_SOCKET
 from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.budgets import SEAL_BYTES as SEAL_BYTES
@@ -82,6 +83,9 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for tenant, budget in self.budgets.items():
+            if tenant and not re.fullmatch(ID_PATTERN, tenant):
+                why = "expected a name as jobs are submitted with, or '' for volumes of no tenant"
+                raise ValueError(f"budgets has {tenant!r}: {why}")
             _checked(f"budgets.{tenant}", budget, parse_size)
         if self.default_budget:
             _checked("default_budget", self.default_budget, parse_size)

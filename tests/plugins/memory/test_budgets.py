@@ -27,7 +27,7 @@ from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.plugins.memory.rack import SETTINGS, MemoryRack
 from tests.plugins.memory.tale import sent
-from tests.plugins.memory.test_service import a_rack, keep_hot
+from tests.plugins.memory.test_service import a_rack
 
 H1 = HostId("h1")
 ANN = Account("tenant", "ann")
@@ -128,17 +128,6 @@ def test_a_lender_that_began_anew_learns_from_renewals_whose_slabs_it_holds() ->
     assert asked(lender, 3, "ann") != ""
     lender.handle(Heard(H1, Renew(refs[:1])), 2.0)
     assert asked(lender, 3, "ann") != "", "who does not say whose it is changes nothing"
-
-
-def test_the_lenders_of_a_volume_know_whose_it_is() -> None:
-    with a_rack(2, settings=LIMITED) as rack:
-        attach(rack, "data", "128 KiB", "ann")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.run(30)
-        lent = rack.agents["h2"].lending.machine.lent
-        assert [slab.tenant for slab in lent.values()] == ["ann", "ann"]
-        found = rack.agents["h2"].metrics()['covey_memory_tenant_bytes{tenant="ann",role="lent"}']
-        assert found == sum(slab.size_bytes for slab in lent.values())
 
 
 def test_a_mirrored_volume_counts_twice_for_what_comes_after_it() -> None:
