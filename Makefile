@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Agents, ranks and tests are hundreds of processes: each would compile anew all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types house frameworks test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -36,8 +38,11 @@ stop: ## end it: no process, socket or lock is left
 	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
 
 check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with the CPU builds of PyTorch and JAX; LONG=1: also what takes long and resembles other tests)
-	@for part in lint types house test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
-	echo "check: $$part took $$(($$(date +%s) - began)) s"; done
+	@for part in lint "-j2 types house frameworks" test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
+	echo "check: $${part#-j2 } took $$(($$(date +%s) - began)) s"; done
+
+frameworks: $(READY) # one after the other: both are written into one environment
+	@$(if $(TORCH),$(MAKE) --no-print-directory .venv/.torch && $(MAKE) --no-print-directory .venv/.jax,true)
 
 lint: $(READY)
 	@$(BIN)/ruff check .
@@ -50,7 +55,7 @@ house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 	@$(BIN)/python -m tests.reached
 
-test: $(READY) $(if $(TORCH),.venv/.torch .venv/.jax)
+test: $(READY) frameworks
 	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 4 --dist loadgroup --durations=40
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done

@@ -38,6 +38,9 @@ INCARNATIONS_BITS = 16
 these low bits by the losses here."""
 UNLESS_SET = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 """What a submitter may choose otherwise."""
+NEVER_CHOSEN = frozenset({"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATION"})
+"""What only its host's agent says to a process of a job, and not to each: a job that is submitted with the environment
+of another one's rank may carry them."""
 UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Likewise of an opportunistic job on GPUs: JAX would reserve three quarters of a device's memory when it starts, and
 goes by this at its start only. Where GPUs are shared and a job says what memory it wants, that is what JAX takes at
@@ -72,7 +75,8 @@ def environment(
     threads = {"OMP_NUM_THREADS": str(cores)} if cores else {}
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
     beside = _beside_others(spec, rank, gpu_bytes)
-    return {**UNLESS_SET, **beside, **threads, **spec.env, **carried, **_attached(spec), **gpus}
+    chosen = {name: value for name, value in spec.env.items() if name not in NEVER_CHOSEN}
+    return {**UNLESS_SET, **beside, **threads, **chosen, **carried, **_attached(spec), **gpus}
 
 
 def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.jobs.rank_env import RankEndpoints, cores_of, environment, memory_of
+from agent.jobs.rank_env import NEVER_CHOSEN, RankEndpoints, cores_of, environment, memory_of
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.settings import CpuDevice
 from covey.attach import SITE
@@ -175,6 +175,8 @@ def test_our_folder_comes_before_the_submitters_unless_the_job_is_left_alone() -
     assert path(True, PYTHONPATH="/mine:/more")["PYTHONPATH"] == f"{SITE}:/mine:/more"
     assert path(True)["PYTHONPATH"] == SITE and "COVEY_ATTACH" not in path(True)
     assert path(False, PYTHONPATH="/mine")["PYTHONPATH"] == "/mine" and path(False)["COVEY_ATTACH"] == "0"
+    carried = dict.fromkeys(NEVER_CHOSEN, "3,4")
+    assert not NEVER_CHOSEN & path(True, **carried).keys(), "submitted with the environment of another job's rank"
 
 
 def test_jax_reserves_no_memory_of_a_gpu_that_others_use_unless_it_is_told() -> None:
