@@ -192,7 +192,7 @@ class BudgetCrowd(MemoryCrowd):
 
     @property
     def bound_bytes(self) -> int:
-        """Never more, while the rack is one (`policy/budgets.py`)."""
+        """Never more, while the rack is one (`plugins/memory/policy/budgets.py`)."""
         return self.budget_bytes * 5 // 4 + MEMBERS_MAX * SLAB
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from plugins.memory.machine import members
-from plugins.memory.machine.borrower_budgets import AskedFor, replaces
+from plugins.memory.machine.borrower_budgets import BudgetsAsked, replaces
 from plugins.memory.machine.borrower_events import (
     Actions,
     BorrowerAction,
@@ -100,7 +100,7 @@ class Borrower:
         self._epoch = boot << 32
         self._peers: tuple[LenderPeer, ...] = ()
         self._renewed_s = float("-inf")
-        self._asked_for = AskedFor(accounts or RackAccounts(me, lease_s), self.volumes)
+        self._asked_for = BudgetsAsked(accounts or RackAccounts(me, lease_s), self.volumes)
 
     def handle(self, event: BorrowerEvent, now_s: float) -> Sequence[BorrowerAction]:
         match event:

@@ -7,10 +7,10 @@ from covey.core import HostId
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume
 from plugins.memory.policy import budgets
-from plugins.memory.policy.budgets import FRESH_S, Account, Held
+from plugins.memory.policy.budgets import FRESH_S, BudgetAccount, BudgetHeld
 
 
-def places_of(volumes: Iterable[BorrowedVolume], account: Account) -> Counter[HostId]:
+def places_of(volumes: Iterable[BorrowedVolume], account: BudgetAccount) -> Counter[HostId]:
     """Bytes that count at each lender, of places that these volumes have there or were granted."""
     found: Counter[HostId] = Counter()
     for volume in volumes:
@@ -25,17 +25,17 @@ def replaces(slab: BorrowedSlab) -> bool:
     return slab.place is not None or (slab.members > 1 and slab.had_place)
 
 
-class AskedFor:
+class BudgetsAsked:
     """What the volumes of one host have and are about to have on limited accounts. Counted once for all slabs that look
     for a place in the same second: there may be thousands."""
 
     def __init__(self, accounts: RackAccounts, volumes: Mapping[str, BorrowedVolume]) -> None:
         self.accounts, self._volumes = accounts, volumes
         self._counted_s = float("-inf")
-        self._places: dict[Account, dict[HostId, int]] = {}
-        self._asked: deque[tuple[float, Account, int]] = deque()
+        self._places: dict[BudgetAccount, dict[HostId, int]] = {}
+        self._asked: deque[tuple[float, BudgetAccount, int]] = deque()
         """Slabs that were asked for within `FRESH_S`: no lender tells of them yet."""
-        self._fresh: Counter[Account] = Counter()
+        self._fresh: Counter[BudgetAccount] = Counter()
 
     def may_ask(
         self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
@@ -67,9 +67,9 @@ class AskedFor:
             self._fresh[account] += more
         return left, *nobody
 
-    def _held(self, account: Account, budget: int) -> Held:
+    def _held(self, account: BudgetAccount, budget: int) -> BudgetHeld:
         """What lenders told; of those that do not tell what this host has there; and what it asked for just now."""
         if account not in self._places:
             mine, told = places_of(self._volumes.values(), account), self.accounts.used(account)
             self._places[account] = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}
-        return Held(account, budget, self._fresh[account], self._places[account])
+        return BudgetHeld(account, budget, self._fresh[account], self._places[account])

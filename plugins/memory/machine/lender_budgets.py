@@ -12,7 +12,7 @@ from plugins.memory.machine.loan import Key, Lent
 from plugins.memory.machine.rack_accounts import RackAccounts, held_here
 from plugins.memory.messages import Map
 from plugins.memory.policy import budgets
-from plugins.memory.policy.budgets import FRESH_S, SETTLED_S, Account, Held
+from plugins.memory.policy.budgets import FRESH_S, SETTLED_S, BudgetAccount, BudgetHeld
 
 
 def why_refused(accounts: RackAccounts, lent: Collection[Lent], message: Map, now_s: float) -> str:
@@ -53,7 +53,7 @@ class Excesses:
     """Accounts that are over their budgets, as one lender sees it."""
 
     accounts: RackAccounts
-    over: dict[Account, Excess] = field(default_factory=dict)
+    over: dict[BudgetAccount, Excess] = field(default_factory=dict)
 
     def due(self, lent: Mapping[Key, Lent], now_s: float) -> TakeBack | None:
         """What is to be taken back now, of one account. Slabs that have no disk stay: each has pages that nobody else
@@ -73,7 +73,7 @@ class Excesses:
             del self.over[account]
         return found
 
-    def _of(self, held: Held, excess: Excess, lent: Mapping[Key, Lent]) -> TakeBack | None:
+    def _of(self, held: BudgetHeld, excess: Excess, lent: Mapping[Key, Lent]) -> TakeBack | None:
         account = held.account
         mine = {
             key: slab

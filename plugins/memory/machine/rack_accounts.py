@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from covey.core import HostId
 from plugins.memory.machine.loan import Lent
 from plugins.memory.policy import budgets
-from plugins.memory.policy.budgets import FRESH_S, Account, Held
+from plugins.memory.policy.budgets import FRESH_S, BudgetAccount, BudgetHeld
 from plugins.memory.policy.placement import LenderPeer, askable
 
 
@@ -39,7 +39,7 @@ class RackAccounts:
         self.jobs: dict[str, JobMemory] = {}
         self.lenders: list[HostId] = []
         """Other hosts that have room by their own word."""
-        self.here: dict[Account, int] = {}
+        self.here: dict[BudgetAccount, int] = {}
         """Lent by this host, bytes that count."""
         self._began_s = float("inf")
         self._told: dict[HostId, Mapping[int, int]] = {}
@@ -73,37 +73,37 @@ class RackAccounts:
 
     def lends(self, lent: Iterable[Lent]) -> None:
         """Once a second: all that this host lends. Jobs that ended and have nothing here are forgotten."""
-        found: Counter[Account] = Counter()
+        found: Counter[BudgetAccount] = Counter()
         for slab in lent:
             if slab.tenant:
-                found[Account("tenant", slab.tenant)] += slab.counted_bytes
+                found[BudgetAccount("tenant", slab.tenant)] += slab.counted_bytes
             if slab.job:
-                found[Account("job", slab.job)] += slab.counted_bytes
+                found[BudgetAccount("job", slab.job)] += slab.counted_bytes
         self.here = dict(found)
-        for job in [job for job, known in self.jobs.items() if known.ended and not found[Account("job", job)]]:
+        for job in [job for job, known in self.jobs.items() if known.ended and not found[BudgetAccount("job", job)]]:
             del self.jobs[job]
 
     # ---- what is asked ----
 
-    def limited(self, tenant: str, job: str) -> list[tuple[Account, int]]:
+    def limited(self, tenant: str, job: str) -> list[tuple[BudgetAccount, int]]:
         """The accounts of a volume that are limited, and to how much."""
-        found: list[tuple[Account, int]] = []
+        found: list[tuple[BudgetAccount, int]] = []
         budget = self.budget_of(tenant)
         if budget is not None:
-            found.append((Account("tenant", tenant), budget))
+            found.append((BudgetAccount("tenant", tenant), budget))
         known = self.jobs.get(job)
         if known is not None and known.limit_bytes:
-            found.append((Account("job", job), known.limit_bytes))
+            found.append((BudgetAccount("job", job), known.limit_bytes))
         return found
 
-    def budget(self, account: Account) -> int | None:
+    def budget(self, account: BudgetAccount) -> int | None:
         """Of an account that something is lent on."""
         if account.kind == "tenant":
             return self.budget_of(account.name)
         known = self.jobs.get(account.name)
         return known.limit_bytes or None if known is not None else None
 
-    def others(self, account: Account) -> dict[HostId, int]:
+    def others(self, account: BudgetAccount) -> dict[HostId, int]:
         """What each of the other hosts lends on it, as it told."""
         number = account.number
         return {host: lent[number] for host, lent in sorted(self._told.items()) if number in lent}
@@ -137,13 +137,15 @@ class RackAccounts:
         """Whether it has listened for long enough to know the others."""
         return now_s >= self._began_s + FRESH_S
 
-    def used(self, account: Account) -> dict[HostId, int]:
+    def used(self, account: BudgetAccount) -> dict[HostId, int]:
         """By lender, this host among them."""
         mine = self.here.get(account, 0)
         return {**self.others(account), **({self.me: mine} if mine else {})}
 
 
-def held_here(accounts: RackAccounts, lent: Iterable[Lent], account: Account, budget: int, now_s: float) -> Held:
+def held_here(
+    accounts: RackAccounts, lent: Iterable[Lent], account: BudgetAccount, budget: int, now_s: float
+) -> BudgetHeld:
     """What an account has, at its lender. What is lent to nobody knows whom counts against everybody: for a moment
     after a restart of the agent, until borrowers renew."""
     mine = fresh = 0
@@ -152,4 +154,4 @@ def held_here(accounts: RackAccounts, lent: Iterable[Lent], account: Account, bu
         if name == account.name or not slab.payer_known:
             mine += slab.counted_bytes
             fresh += slab.counted_bytes if now_s < slab.since_s + FRESH_S else 0
-    return Held(account, budget, mine, accounts.others(account), fresh)
+    return BudgetHeld(account, budget, mine, accounts.others(account), fresh)

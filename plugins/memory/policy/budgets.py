@@ -40,7 +40,7 @@ SEAL_BYTES = 32
 """What sealing adds to a page at its lender (`datapath.sealing`)."""
 
 
-class Account(NamedTuple):
+class BudgetAccount(NamedTuple):
     """Against what a slab counts: its tenant, and its job."""
 
     kind: Literal["tenant", "job"]
@@ -57,10 +57,10 @@ class Account(NamedTuple):
         return f"{self.kind} {self.name}" if self.name else "whoever names no tenant"
 
 
-class Held(NamedTuple):
+class BudgetHeld(NamedTuple):
     """What an account has of the rack's memory, bytes, as one host sees it."""
 
-    account: Account
+    account: BudgetAccount
     budget: int
     mine: int
     """At this host, which knows it exactly."""
@@ -86,7 +86,7 @@ def plain_bytes(slab_bytes: int, page_bytes: int) -> int:
     return slab_bytes // page_bytes * page if page_bytes == page + SEAL_BYTES else slab_bytes
 
 
-def over_budget(held: Held, more: int) -> str:
+def over_budget(held: BudgetHeld, more: int) -> str:
     """Why an account cannot have so many bytes more; empty: it can."""
     if held.total + more <= held.budget:
         return ""
@@ -96,7 +96,7 @@ def over_budget(held: Held, more: int) -> str:
     return f"{has}, and this is {format_size(more)} more"
 
 
-def widened(held: Held, more: int, replaces: bool, members: int) -> Held:
+def widened(held: BudgetHeld, more: int, replaces: bool, members: int) -> BudgetHeld:
     """The same under the budget that counts for one more slab. One that takes the place of another may go over it a
     little, or every slab of a tenant that has all of its budget would lose its place instead of moving. But of slabs
     with a disk none does while the tenant is over its budget already: they are to become fewer."""
@@ -105,7 +105,7 @@ def widened(held: Held, more: int, replaces: bool, members: int) -> Held:
     return held._replace(budget=held.budget + max(more, held.budget // REPLACES_SHARE))
 
 
-def refused(held: Held, more: int, me: HostId, lenders: Collection[HostId], members: int = 1) -> str:
+def refused(held: BudgetHeld, more: int, me: HostId, lenders: Collection[HostId], members: int = 1) -> str:
     """Why a lender does not lend so many bytes more, a slab of so many members, on this account now; empty: it does.
     `lenders`: hosts with room."""
     if why := over_budget(held, more):
@@ -120,7 +120,7 @@ def refused(held: Held, more: int, me: HostId, lenders: Collection[HostId], memb
     return f"{has}: so near its budget each host lends its share of what is left every {FRESH_S:g} s; ask again"
 
 
-def in_turn(held: Held, more: int, hosts: Collection[HostId], members: int = 1) -> set[HostId]:
+def in_turn(held: BudgetHeld, more: int, hosts: Collection[HostId], members: int = 1) -> set[HostId]:
     """Hosts that may lend so many bytes once more on this account: all of them while the share of each suffices, else
     the first ones, in an order that is the same on every host and another one for each account."""
     left = held.budget - held.total + held.fresh
@@ -130,12 +130,12 @@ def in_turn(held: Held, more: int, hosts: Collection[HostId], members: int = 1) 
     return set(ordered(held.account, hosts)[:count])
 
 
-def ordered(account: Account, hosts: Collection[HostId]) -> list[HostId]:
+def ordered(account: BudgetAccount, hosts: Collection[HostId]) -> list[HostId]:
     """The same on every host."""
     return sorted(hosts, key=lambda host: (zlib.crc32(f"{account.number}/{host}".encode()), host))
 
 
-def to_take_back(held: Held, me: HostId, unit: int, rounds: int) -> int:
+def to_take_back(held: BudgetHeld, me: HostId, unit: int, rounds: int) -> int:
     """Bytes that this lender takes back of an account that is over its budget. All lenders cut the same excess, in
     units (slabs), by what each holds: with equal views the parts add up to it. `rounds`: how often that was done and
     did not suffice; then each takes one unit at least, since some cannot take back what they should."""
@@ -152,11 +152,11 @@ def to_take_back(held: Held, me: HostId, unit: int, rounds: int) -> int:
     return min(held.mine, max(mine, int(rounds >= PATIENT_ROUNDS)) * unit)
 
 
-def told(held: Mapping[Account, int], budgets: Mapping[Account, int]) -> tuple[int, ...]:
+def told(held: Mapping[BudgetAccount, int], budgets: Mapping[BudgetAccount, int]) -> tuple[int, ...]:
     """What a lender gossips: number and units of each account, one after the other. Of more than `ACCOUNTS_TOLD` those
     that have most of their budgets here."""
 
-    def used(account: Account) -> tuple[float, int, Account]:
+    def used(account: BudgetAccount) -> tuple[float, int, BudgetAccount]:
         budget = budgets.get(account)
         share = -1.0 if budget is None else held[account] / max(1, budget)
         return -share, -held[account], account

@@ -14,7 +14,7 @@ from plugins.memory.machine.borrower_budgets import places_of
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedVolume
 from plugins.memory.policy import mirroring, parity
-from plugins.memory.policy.budgets import Held, over_budget
+from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.service.open_volume import OpenVolume
@@ -56,7 +56,7 @@ def refuse_over_budget(
         of = [known for known in mine if account.name == (known.tenant if account.kind == "tenant" else known.job)]
         places = places_of(borrower.volumes.values(), account)
         others = {host: max(0, size - places[host]) for host, size in accounts.used(account).items()}
-        held = Held(account, budget, sum(known.taken_bytes for known in of), others)
+        held = BudgetHeld(account, budget, sum(known.taken_bytes for known in of), others)
         if why := over_budget(held, more):
             step = f"raise budgets.{by.tenant} in agent.toml of all hosts"
             if account.kind == "job":

@@ -9,7 +9,7 @@ from plugins.memory.datapath.control import LatencyCounts
 from plugins.memory.machine.loan import Lent
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.policy import latencies
-from plugins.memory.policy.budgets import Account
+from plugins.memory.policy.budgets import BudgetAccount
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.views import AccountView, LatencyView, LinksView, VolumeView
 
@@ -23,8 +23,8 @@ def completed(view: VolumeView, volume: OpenVolume, accounts: RackAccounts) -> V
         view,
         latencies=latency_views(volume),
         links=links_view(volume),
-        budget_bytes=accounts.budget(Account("tenant", view.tenant)),
-        job_budget_bytes=accounts.budget(Account("job", view.job)),
+        budget_bytes=accounts.budget(BudgetAccount("tenant", view.tenant)),
+        job_budget_bytes=accounts.budget(BudgetAccount("job", view.job)),
     )
 
 

@@ -11,7 +11,7 @@ from plugins.memory.datapath.control import OpenPlace, SlabCounts
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import mirroring
-from plugins.memory.policy.budgets import Account, as_told
+from plugins.memory.policy.budgets import BudgetAccount, as_told
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.views import AccountView, SlabView, SwapView, VolumeView, WaitView
@@ -34,14 +34,14 @@ def peers(hosts: Iterable[HostView], me: HostId) -> tuple[LenderPeer, ...]:
 def account_views(accounts: RackAccounts, volumes: Iterable[OpenVolume], named: Iterable[str]) -> list[AccountView]:
     """Every account that this host can name and that something is lent on, has volumes here, or has a budget of its own
     (`named` tenants); and those of which it knows the number alone."""
-    mine: Counter[Account] = Counter()
+    mine: Counter[BudgetAccount] = Counter()
     for known in (volume.known for volume in volumes):
-        for account in (Account("tenant", known.tenant), Account("job", known.job)):
+        for account in (BudgetAccount("tenant", known.tenant), BudgetAccount("job", known.job)):
             if account.name:
                 mine[account] += known.taken_bytes
     jobs = {job: known.tenant for job, known in accounts.jobs.items()}
-    found = {*mine, *accounts.here, *(Account("tenant", tenant) for tenant in (*named, *jobs.values()) if tenant)}
-    found |= {Account("job", job) for job in jobs}
+    found = {*mine, *accounts.here, *(BudgetAccount("tenant", tenant) for tenant in (*named, *jobs.values()) if tenant)}
+    found |= {BudgetAccount("job", job) for job in jobs}
     rows = [
         AccountView(
             kind=account.kind,

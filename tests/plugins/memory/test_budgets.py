@@ -20,7 +20,7 @@ from plugins.memory.machine.lender import Lender
 from plugins.memory.machine.lender_events import LenderTick, SlabRegistered, StoreFound
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
-from plugins.memory.policy.budgets import Account, Held, budget_of, over_budget
+from plugins.memory.policy.budgets import BudgetAccount, BudgetHeld, budget_of, over_budget
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.service.forming import Payer, refuse_over_budget
 from plugins.memory.service.open_volume import OpenVolume
@@ -30,7 +30,7 @@ from tests.plugins.memory.tale import sent
 from tests.plugins.memory.test_service import a_rack
 
 H1 = HostId("h1")
-ANN = Account("tenant", "ann")
+ANN = BudgetAccount("tenant", "ann")
 LIMITED = msgspec.structs.replace(SETTINGS, budgets={"ann": "256 KiB"}, default_budget="64 KiB")
 
 
@@ -38,13 +38,13 @@ def test_a_tenant_has_its_budget_or_the_default_and_nobody_has_none() -> None:
     budgets = {"ann": 5}
     assert [budget_of(who, budgets, 7) for who in ("ann", "bob", "")] == [5, 7, None]
     assert budget_of("bob", budgets, None) is None and budget_of("", {"": 0}, None) == 0
-    assert over_budget(Held(ANN, 5, 3, {}), 2) == ""
-    assert over_budget(Held(ANN, 5 * MIB, 4 * MIB, {}), 2 * MIB) == (
+    assert over_budget(BudgetHeld(ANN, 5, 3, {}), 2) == ""
+    assert over_budget(BudgetHeld(ANN, 5 * MIB, 4 * MIB, {}), 2 * MIB) == (
         "tenant ann has 4 MiB of 5 MiB, and this is 2 MiB more"
     )
-    assert over_budget(Held(Account("job", "j1"), 5 * MIB, 0, {H1: 3 * MIB, HostId("h2"): 2 * MIB}), MIB) == (
-        "job j1 has 5 MiB of 5 MiB on 2 hosts, and this is 1 MiB more"
-    )
+    assert over_budget(
+        BudgetHeld(BudgetAccount("job", "j1"), 5 * MIB, 0, {H1: 3 * MIB, HostId("h2"): 2 * MIB}), MIB
+    ) == ("job j1 has 5 MiB of 5 MiB on 2 hosts, and this is 1 MiB more")
 
 
 def attach(rack: MemoryRack, volume: str, size: str, tenant: str, mirror: int = 0) -> Any:

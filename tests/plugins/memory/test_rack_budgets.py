@@ -39,7 +39,7 @@ from plugins.memory.messages import (
     SlabRef,
 )
 from plugins.memory.policy import budgets
-from plugins.memory.policy.budgets import ACCOUNTS_TOLD, FRESH_S, SETTLED_S, Account, Held, as_told, told
+from plugins.memory.policy.budgets import ACCOUNTS_TOLD, FRESH_S, SETTLED_S, BudgetAccount, BudgetHeld, as_told, told
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
@@ -50,13 +50,13 @@ from tests.plugins.memory.test_service import a_rack, keep_hot
 
 ME = HostId("h9")
 H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
-ANN, JOB = Account("tenant", "ann"), Account("job", "j1")
+ANN, JOB = BudgetAccount("tenant", "ann"), BudgetAccount("job", "j1")
 MEMORY = MemoryNow(64 * GIB, 60 * GIB, 0.0)
 
 
 def peer(host: HostId, free: int | None = 9, state: str = "alive", **lent: int) -> LenderPeer:
     """One that lends so many MiB to each tenant; `old`: it does not tell."""
-    told_ = None if "old" in lent else {Account("tenant", who).number: size * MIB for who, size in lent.items()}
+    told_ = None if "old" in lent else {BudgetAccount("tenant", who).number: size * MIB for who, size in lent.items()}
     return LenderPeer(host, state, free, lent=told_)  # type: ignore[arg-type]
 
 
@@ -91,11 +91,11 @@ class LenderTale:
 
 
 def test_what_a_host_tells_fits_into_gossip_and_names_who_is_nearest_its_budget() -> None:
-    held = {Account("tenant", f"t{n}"): (n + 1) * GIB for n in range(40)} | {ANN: 1 << 49}
-    said = told(held, {ANN: 1 << 50, Account("tenant", "t0"): GIB})
+    held = {BudgetAccount("tenant", f"t{n}"): (n + 1) * GIB for n in range(40)} | {ANN: 1 << 49}
+    said = told(held, {ANN: 1 << 50, BudgetAccount("tenant", "t0"): GIB})
     assert len(said) == 2 * ACCOUNTS_TOLD
-    assert said[:3:2] == (Account("tenant", "t0").number, ANN.number), "all of its budget, then half of it"
-    assert said[4] == Account("tenant", "t39").number, "then who has most"
+    assert said[:3:2] == (BudgetAccount("tenant", "t0").number, ANN.number), "all of its budget, then half of it"
+    assert said[4] == BudgetAccount("tenant", "t39").number, "then who has most"
     most = tuple([(1 << 32) - 1, (1 << 40) - 1] * ACCOUNTS_TOLD)
     assert len(msgspec.msgpack.encode(LentNow(most))) <= min(VALUE_BYTES_MAX, 240)
     assert as_told(told({ANN: 1500}, {})) == {ANN.number: 2048}, "rounded up"
@@ -152,7 +152,7 @@ def test_all_lenders_at_once_give_no_more_than_there_is_and_one_for_each_member(
     given_ = 0
     for me in hosts:
         mine = 0
-        while not budgets.refused(Held(ANN, budget, mine, {}, mine), slab, me, hosts, members):
+        while not budgets.refused(BudgetHeld(ANN, budget, mine, {}, mine), slab, me, hosts, members):
             mine += slab
         given_ += mine
     assert given_ <= budget + members * slab
@@ -163,10 +163,10 @@ def test_all_lenders_at_once_give_no_more_than_there_is_and_one_for_each_member(
 def test_the_turn_leaves_a_host_that_a_borrower_can_ask() -> None:
     hosts = [HostId(f"h{n}") for n in range(50)]
     for members in (1, 2, 8):
-        first = budgets.in_turn(Held(ANN, 10, 9, {}), 1, hosts, members)
+        first = budgets.in_turn(BudgetHeld(ANN, 10, 9, {}), 1, hosts, members)
         assert len(first) == 1 + members, "itself, and who holds another member, are not asked"
-        assert first == budgets.in_turn(Held(ANN, 10, 9, {}), 1, hosts[::-1], members), "alike everywhere"
-    assert first != budgets.in_turn(Held(JOB, 10, 9, {}), 1, hosts, members)
+        assert first == budgets.in_turn(BudgetHeld(ANN, 10, 9, {}), 1, hosts[::-1], members), "alike everywhere"
+    assert first != budgets.in_turn(BudgetHeld(JOB, 10, 9, {}), 1, hosts, members)
 
 
 def test_a_lender_that_began_just_now_does_not_know_the_others_yet() -> None:
@@ -223,7 +223,7 @@ def test_what_a_host_told_last_counts_for_a_lease_after_it_was_gone_or_began_ane
         assert accounts.others(ANN) == {H2: MIB}
 
 
-def test_a_lender_that_began_anew_tells_nothing_and_refuses_until_it_knows_whose_slabs_it_holds() -> None:
+def test_a_lender_that_began_anew_tells_nothing_until_it_knows_whose_slabs_it_holds() -> None:
     tale = LenderTale(2)
     assert tale.machine.told_accounts() == ()
     found = (
@@ -249,7 +249,7 @@ def test_lenders_take_back_what_is_over_and_no_more(held: list[int], budget: int
     shares = {HostId(f"h{n}"): size for n, size in enumerate(held)}
     taken = sum(
         budgets.to_take_back(
-            Held(ANN, budget, size, {other: shares[other] for other in shares if other != host}), host, 1, 0
+            BudgetHeld(ANN, budget, size, {other: shares[other] for other in shares if other != host}), host, 1, 0
         )
         for host, size in shares.items()
     )
@@ -400,10 +400,10 @@ def test_a_borrower_asks_whose_turn_it_is() -> None:
     hosts = [HostId(f"h{n:02}") for n in range(40)]
     tale = BorrowerTale(10, 1, *(peer(host, ann=9 if host == hosts[0] else 0) for host in hosts))
     asked = {host for host, _ in sent(tale.second(), QueryMem)}
-    assert asked == budgets.in_turn(Held(ANN, 10, 9, {}), 1, hosts) and len(asked) == 2
+    assert asked == budgets.in_turn(BudgetHeld(ANN, 10, 9, {}), 1, hosts) and len(asked) == 2
 
 
-def test_a_member_that_was_lost_is_replaced_although_its_tenant_has_all_of_its_budget() -> None:
+def test_a_lost_member_is_replaced_although_its_tenant_has_all_of_its_budget() -> None:
     tale = BorrowerTale(16, 1, peer(H1, ann=15), peer(H2), peer(H3), members=2)
     tale.tell(
         b.VolumeFound(
