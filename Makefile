@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types house frameworks test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -38,11 +38,14 @@ stop: ## end it: no process, socket or lock is left
 	@if test -x $(BIN)/covey-rack; then $(BIN)/covey-rack stop; fi
 
 check: $(READY) ## the whole gate, and what each part of it took (TORCH=1: with the CPU builds of PyTorch and JAX; LONG=1: also what takes long and resembles other tests)
-	@for part in lint "-j2 types house frameworks" test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
-	echo "check: $${part#-j2 } took $$(($$(date +%s) - began)) s"; done
+	@for part in lint "-j3 types collected frameworks house" test; do began=$$(date +%s); $(MAKE) --no-print-directory $$part || exit 1; \
+	echo "check: $${part#-j3 } took $$(($$(date +%s) - began)) s"; done
 
 frameworks: $(READY) # one after the other: both are written into one environment
 	@$(if $(TORCH),$(MAKE) --no-print-directory .venv/.torch && $(MAKE) --no-print-directory .venv/.jax,true)
+
+collected: $(READY) # once, and kept as bytecode, instead of by each of the processes that test; what imports a framework is not there yet
+	@$(BIN)/pytest --collect-only -qq --ignore-glob='*jax*' >/dev/null || $(BIN)/pytest --collect-only -qq --ignore-glob='*jax*'
 
 lint: $(READY)
 	@$(BIN)/ruff check .
