@@ -74,8 +74,9 @@ class RackAccounts:
     def lends(self, lent: Iterable[Lent]) -> None:
         """Once a second: all that this host lends. Jobs that ended and have nothing here are forgotten."""
         found: Counter[BudgetAccount] = Counter()
+        nobodys = self.budget_of("") is not None
         for slab in lent:
-            if slab.tenant:
+            if slab.tenant or (nobodys and slab.payer_known):
                 found[BudgetAccount("tenant", slab.tenant)] += slab.counted_bytes
             if slab.job:
                 found[BudgetAccount("job", slab.job)] += slab.counted_bytes

@@ -202,6 +202,8 @@ def test_who_names_no_tenant_may_have_a_budget_too() -> None:
     tale.accounts.budget_of = {"": MIB}.get
     assert tale.map(0, tenant="") == ""
     assert "whoever names no tenant has 1 MiB of 1 MiB" in tale.map(1, tenant="")
+    tale.second()
+    assert as_told(tale.machine.told_accounts() or ()) == {BudgetAccount("tenant", "").number: MIB}
     assert MemorySettings(budgets={"": "1 MiB"}).budget_bytes("") == MIB
     with pytest.raises(ValueError, match="a tenant"):
         MemorySettings(budgets={"a tenant": "1 MiB"})
