@@ -420,8 +420,8 @@ def test_a_lost_member_is_replaced_although_its_tenant_has_all_of_its_budget() -
 
 
 def test_an_evicted_slab_of_a_tenant_that_is_over_its_budget_goes_to_the_disk() -> None:
-    for has, event in ((9, "evicted"), (10, "over budget")):
-        tale = BorrowerTale(10, 1, peer(H1, ann=1), peer(H2, ann=has))
+    for has, event in ((31, "evicted"), (32, "over budget")):
+        tale = BorrowerTale(32, 1, peer(H1, ann=1), peer(H2, ann=has))
         tale.tell(b.VolumeFound("v", 1, MIB, 4096, ((0, SlabPlace(1, H1, "a", b"s" * 16)),), 1, "ann"))
         tale.second()
         actions = tale.tell(Heard(H1, Evict("v", 0, 1, 10.0)))
