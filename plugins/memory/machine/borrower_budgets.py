@@ -72,4 +72,4 @@ class BudgetsAsked:
         if account not in self._places:
             mine, told = places_of(self._volumes.values(), account), self.accounts.used(account)
             self._places[account] = {host: max(told.get(host, 0), mine[host]) for host in sorted({*told, *mine})}
-        return BudgetHeld(account, budget, self._fresh[account], self._places[account])
+        return BudgetHeld(account, budget, 0, self._places[account], asked=self._fresh[account])

@@ -68,10 +68,12 @@ class BudgetHeld(NamedTuple):
     """At the others, as they told."""
     fresh: int = 0
     """Of `mine`, younger than `FRESH_S`."""
+    asked: int = 0
+    """Not lent yet as far as is known: asked for just now, or what volumes here may take."""
 
     @property
     def total(self) -> int:
-        return self.mine + sum(self.others.values())
+        return self.mine + self.asked + sum(self.others.values())
 
 
 def budget_of(tenant: str, budgets: Mapping[str, int], default: int | None) -> int | None:

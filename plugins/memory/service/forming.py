@@ -56,7 +56,7 @@ def refuse_over_budget(
         of = [known for known in mine if account.name == (known.tenant if account.kind == "tenant" else known.job)]
         places = places_of(borrower.volumes.values(), account)
         others = {host: max(0, size - places[host]) for host, size in accounts.used(account).items()}
-        held = BudgetHeld(account, budget, sum(known.taken_bytes for known in of), others)
+        held = BudgetHeld(account, budget, 0, others, asked=sum(known.taken_bytes for known in of))
         if why := over_budget(held, more):
             step = f"raise budgets.{by.tenant} in agent.toml of all hosts"
             if account.kind == "job":
