@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from agent.ports.memory_lock import keep_heap
 from bench.memory_size import PAGE, SLAB, an_env
 from covey.units import MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
@@ -72,6 +73,7 @@ class Result(NamedTuple):
 
 async def serve_slabs(directory: str, sealed: bool) -> None:
     env = an_env(directory)
+    keep_heap(0)  # as `slabd` does
     store, page = SlabStore(2 * SIZE, env.pages), PAGE + SEAL_BYTES * sealed
     for index in range(SIZE // SLAB):
         store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB // PAGE * page, page, SECRET))
@@ -82,6 +84,7 @@ async def serve_slabs(directory: str, sealed: bool) -> None:
 
 async def serve_volume(directory: str, sealed: bool) -> None:
     env = an_env(directory)
+    keep_heap(0)  # as `vold` does
     volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None, sealed)
     await volume.open()
     address = Path(directory, "address").read_text()  # noqa: ASYNC240

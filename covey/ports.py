@@ -449,8 +449,9 @@ class Probes(Protocol):
         what it takes, as far as can be seen without asking."""
 
     def keep_heap(self, size_bytes: int) -> str:
-        """So much memory is taken for requests now and never given back, so that a request under load finds some. Why
-        not, in words; empty: it is taken."""
+        """So much memory is taken for requests now and never given back, so that a request under load finds some; 0:
+        none is, and of what is freed some is kept for the next request, which then need not ask the kernel. Why not, in
+        words; empty: so it is."""
 
     def watch_loop(self) -> "LoopStalls":
         """From now on, until the process ends: how long this loop was held up."""

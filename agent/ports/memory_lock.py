@@ -15,6 +15,8 @@ CAP_IPC_LOCK, CAP_SYS_RESOURCE = 14, 24
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MMAP_BYTES_MAX = 32 << 20
 """The most that glibc takes."""
+KEPT_BYTES = 64 << 20
+"""Of freed memory, when none is taken ahead: what one connection of a volume may have under way."""
 HEAP_BLOCK_BYTES = 64 << 10
 NOT_ALLOWED = "without CAP_IPC_LOCK, or LimitMEMLOCK=infinity, it may be swapped out"
 NO_FLUSHER = "without CAP_SYS_RESOURCE it is no IO_FLUSHER: short of memory, it may wait for itself"
@@ -46,10 +48,12 @@ def stay_in_memory(flushes: bool) -> str:
 
 def keep_heap(size_bytes: int) -> str:
     """`covey.ports.Probes.keep_heap`. From now on blocks up to 32 MiB come from the heap, and what is freed stays in
-    it; where the process is locked, it stays in memory."""
+    it; where the process is locked, it stays in memory. glibc gives the kernel most of it back otherwise, and a request
+    of 1 MiB costs 256 faults for pages of zeros."""
     libc = ctypes.CDLL(None, use_errno=True)
+    most = (1 << 31) - 1 if size_bytes else KEPT_BYTES
     try:
-        kept = libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES_MAX) and libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        kept = libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES_MAX) and libc.mallopt(M_TRIM_THRESHOLD, most)
     except AttributeError:
         kept = 0
     if not kept:

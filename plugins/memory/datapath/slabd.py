@@ -123,6 +123,7 @@ async def run_slabd(env: Env, config: SlabdConfig) -> None:
     slabs = SlabServer(env if config.rdma else replace(env, verbs=SWITCHED_OFF), store)
     keeping, serves = SlabKeeping(env, config.secret, store), asyncio.Event()
     lacks, stalls = env.probes.stay_in_memory(flushes=False), env.probes.watch_loop()
+    env.probes.keep_heap(0)
     listener: Listener | None = None
 
     async def answer(question: Question) -> Answer:

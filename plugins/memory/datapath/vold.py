@@ -259,6 +259,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
     volume = _volume(env, shape, config, tell)
     exports = Exports(env, volume)
     lacks = env.probes.stay_in_memory(flushes=True)
+    env.probes.keep_heap(0)
     asked = VolumeControl(volume, exports, SwapDoor(env, volume, lacks), lacks, env.probes.watch_loop())
     server = ControlServer(env, config.secret, asked.answer)
     await server.open(control_name(config.volume))  # first: whoever holds this socket owns the files

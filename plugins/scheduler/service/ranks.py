@@ -205,7 +205,7 @@ class LocalRanks:
 
     async def _look_at(self, id: JobId, behind: bool) -> None:
         await self._reservations_of(id)
-        await self._stop_old(id)
+        await self._stop_old(id, behind)
         job = self.queue.jobs.get(id)
         if behind:
             return
@@ -238,16 +238,17 @@ class LocalRanks:
         """Ranks of this grant run here, or their end will be told."""
         return (id, epoch) in self.ends or self.host.runner.knows(id, epoch)
 
-    async def _stop_old(self, id: JobId) -> None:
-        """Ranks whose grant is over, or whose job is stopping, end. Not those that the log does not know (yet)."""
+    async def _stop_old(self, id: JobId, behind: bool) -> None:
+        """Ranks whose grant is over, or whose job is stopping, end. Not those that the log does not know (yet), nor,
+        when it is `behind`, those that it knows elsewhere: they may have come here since."""
         for job_id, epoch in list(self.host.runner.running()):
             if job_id != id:
                 continue
             job = self.queue.jobs.get(id)
-            stopping = job is not None and job.epoch == epoch and job.state == "stopping"
-            if self.queue.over(id, epoch) or stopping:
+            state = job.state if job is not None and job.epoch == epoch else ""
+            if self.queue.over(id, epoch) or state == "stopping":
                 await self._stop(id, epoch, job)
-            elif job is not None and job.epoch == epoch and job.state == "running" and self._are_replaced(job):
+            elif state == "running" and not behind and job is not None and self._are_replaced(job):
                 await self._note_asked(id, epoch)
                 await self.host.runner.stop(id, epoch, 0.0, f"they go on elsewhere, not on {self.host.id}")
 

@@ -72,6 +72,25 @@ def test_requests_find_memory_that_was_kept_for_them_and_leave_it() -> None:
     assert grown < 512 and returned < 512
 
 
+FAULTS = """
+import collections, resource
+from agent.ports.memory_lock import keep_heap
+print(keep_heap(0))
+under_way = collections.deque((bytearray(1 << 20) for _ in range(8)), 8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(100):
+    under_way.append(bytearray(1 << 20))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_long_requests_one_after_another_ask_the_kernel_for_nothing() -> None:
+    """100 of 1 MiB, eight at a time: 256 faults each where what is freed goes back to the kernel."""
+    said = subprocess.run((sys.executable, "-c", FAULTS), capture_output=True, text=True, check=True).stdout
+    why, faults = said.splitlines()
+    assert why == "" and int(faults) < 1000
+
+
 def test_memory_beyond_the_limit_is_not_called_locked() -> None:
     small = MemfdPages().make_ring(1 << 12, sparse=True)
     assert small.locked

@@ -9,6 +9,7 @@ from plugins.scheduler.messages.wire import Reserve
 from plugins.scheduler.service.reports import with_late_ranks
 from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_replacing import H1, H2, Healing
+from tests.plugins.scheduler.test_service_faults import apply_slowly
 
 J1 = JobId("j1")
 
@@ -58,6 +59,23 @@ def test_ranks_join_those_that_run_and_both_are_one_place() -> None:
         rack.finish("j2")
         await until(lambda: rack.job("j2").state == "done")
         await until(lambda: all(len(host.service.ranks.reservations.free()) == 2 for host in rack.hosts.values()))
+
+    on_a_rack(story)
+
+
+def test_ranks_that_came_go_on_while_the_copy_of_the_log_has_them_elsewhere() -> None:
+    async def story(rack: Rack) -> None:
+        one, other = await spread(rack)
+        third = next(host for host in rack.hosts if host not in (one, other))
+        await move(rack, one, third)
+        await until(lambda: (JobId("j2"), 1) in rack.hosts[third].machine.ranks)
+        await until(lambda: not rack.hosts[one].machine.ranks)
+        rack.slow[third] = 0
+        new = await rack.restart(str(third))
+        await apply_slowly(rack, str(third))
+        assert (JobId("j2"), 1) in new.machine.ranks and (JobId("j2"), 1) not in new.machine.ends
+        rack.finish("j2")
+        await until(lambda: rack.job("j2").state == "done")
 
     on_a_rack(story)
 
