@@ -2,7 +2,8 @@
 
 Without an action: how long reads and writes of each volume took in the last minute (half of them took less than P50)
 and who answered: `zeros` (nothing was there), `ring` (memory on its way to the disk), `lender` or `disk`. Then what the
-volumes of each tenant have on each host, and its budget there.
+volumes of each tenant may take on each host; and what the whole rack lends to each tenant and job, of which budget, and
+where, as the host that answers heard it some seconds ago.
 
 `agentctl memory attach --size 64G --swap` makes a volume (NAME, or `swap`) and has the kernel of its host swap to it,
 which takes `covey-swapd` on that host. `agentctl memory detach` brings its pages back into memory and then forgets the
@@ -26,6 +27,8 @@ SWAP = "swap"
 """A volume that is swap, where no name is given."""
 LOOK_S = 0.5
 ACCOUNTS = ("TENANT", "HOST", "HAS", "BUDGET", "VOLUMES (JOB)")
+RACK = ("ON THE RACK", "HAS", "BUDGET", "LENT BY")
+LENDERS_SHOWN = 4
 TITLES = ("VOLUME", "HOST", "OP", "ANSWERED BY", "REQUESTS", "P50", "P99")
 
 
@@ -131,8 +134,9 @@ def row_of(agent: Agent, name: str) -> dict[str, Any]:
 def show(context: Context) -> int:
     """Volumes that nobody used in the last minute have a line too."""
     answer = context.agent.get("volumes")
+    accounts = rack_accounts(context.agent)
     if context.json:
-        return context.say_json(answer.whole)
+        return context.say_json({**answer.whole, "accounts": accounts})
     rows = []
     for volume in answer.data:
         name = volume["volume"], volume["host"]
@@ -143,10 +147,10 @@ def show(context: Context) -> int:
         if not measured:
             rows.append((*name, "-", "-", 0, "-", "-"))
     context.say(table(TITLES, rows, TITLES[4:], context.paint))
-    accounts = accounts_of(answer.data)
-    if accounts:
-        context.say("")
-        context.say(table(ACCOUNTS, accounts, ACCOUNTS[2:4], context.paint))
+    for titles, lines in ((ACCOUNTS, accounts_of(answer.data)), (RACK, [account_line(row) for row in accounts])):
+        if lines:
+            context.say("")
+            context.say(table(titles, lines, ("HAS", "BUDGET"), context.paint))
     for volume in answer.data:
         swap = volume.get("swap") or {"word": "off"}
         if swap["word"] != "off":
@@ -163,7 +167,7 @@ def show(context: Context) -> int:
 
 
 def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each tenant on each host: what its volumes have, a mirrored one twice, its budget there, its jobs."""
+    """A line for each tenant on each host: what its volumes may take, a mirrored one twice, its budget, its jobs."""
     mine: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for volume in volumes:
         if volume.get("tenant"):
@@ -177,8 +181,33 @@ def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
+def rack_accounts(agent: Agent) -> list[dict[str, Any]]:
+    """What the rack lends to tenants and jobs; nothing where the agent does not say."""
+    try:
+        return list(agent.get("memory", "accounts").data)
+    except AgentctlError:  # an agent of before, or without the plugin
+        return []
+
+
+def account_line(row: dict[str, Any]) -> tuple[str, ...]:
+    """One account, and the hosts that lend most to it."""
+    name = f"{row['kind']} {row['name']}" if row["kind"] else f"another ({row['name']})"
+    if row["kind"] == "job" and row["tenant"]:
+        name += f" of {row['tenant']}"
+    lenders = sorted(row["lenders"].items(), key=lambda each: (-each[1], each[0]))
+    where = ", ".join(f"{host} {format_size(size)}" for host, size in lenders[:LENDERS_SHOWN])
+    more = f", and {len(lenders) - LENDERS_SHOWN} more" if len(lenders) > LENDERS_SHOWN else ""
+    budget = row["budget_bytes"]
+    said = "no limit" if budget is None else format_size(budget)
+    if budget is not None and row["used_bytes"] > budget:
+        said += " (over)"
+    return name, format_size(row["used_bytes"]), said, where + more or "-"
+
+
 def taken_bytes(volume: dict[str, Any]) -> int:
     """Of other hosts' memory, when all of it is there."""
+    if volume.get("taken_bytes"):
+        return int(volume["taken_bytes"])  # agents of before do not say
     size, members = int(volume["size_bytes"]), int(volume.get("members", 1))
     return -(-size // (members - 1)) * members if volume.get("parity") else size * members
 

@@ -50,6 +50,10 @@ GPU_MEMORY_HELP = (
     "what each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, one that has less now is not taken "
     "beside others"
 )
+REMOTE_MEMORY_HELP = (
+    "the most memory of other hosts that its volumes have, all its hosts together, such as 8GiB (default: no limit but "
+    "its tenant's budget)"
+)
 NO_ATTACH_HELP = (
     "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch and JAX "
     "scripts are seen without a change to them"
@@ -77,6 +81,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pack", choices=("host", "any"), help=PACK_HELP)
     parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
     parser.add_argument("--gpu-memory", metavar="SIZE", help=GPU_MEMORY_HELP)
+    parser.add_argument("--remote-memory", metavar="SIZE", help=REMOTE_MEMORY_HELP)
     parser.add_argument("--no-attach", action="store_true", help=NO_ATTACH_HELP)
     parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
     parser.add_argument("--tenant", help="who pays (default: default)")
@@ -138,7 +143,12 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     if args.bind_gpus:
         spec["bind_gpus"] = True
     if args.gpu_memory is not None:
-        spec["gpu_memory"] = memory(args.gpu_memory)
+        spec["gpu_memory"] = memory("--gpu-memory", args.gpu_memory)
+    if args.remote_memory is not None:
+        spec["remote_memory"] = memory("--remote-memory", args.remote_memory)
+        if not spec["remote_memory"]:
+            what, why = f"--remote-memory {args.remote_memory} cannot be used", "a job without any attaches no volume"
+            raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
     if args.no_attach and args.aggregate:
         what, why = (
             "--aggregate and --no-attach do not go together",
@@ -213,11 +223,11 @@ def duration(flag: str, text: str) -> float:
         raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), "agentctl submit --help") from None
 
 
-def memory(text: str) -> int:
+def memory(flag: str, text: str) -> int:
     """Bytes."""
     from covey.units import parse_size
 
     try:
         return parse_size(text)
     except ValueError as error:
-        raise AgentctlError(USAGE, f"--gpu-memory {text} cannot be used", str(error), "--gpu-memory 8GiB") from error
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), f"{flag} 8GiB") from error

@@ -86,6 +86,8 @@ class JobPlaced(Fact, frozen=True):
     tenant: str
     world_size: int
     places: tuple[Place, ...]
+    remote_memory: int = 0
+    """Most remote memory that its volumes have, all hosts together, bytes; 0: not limited."""
 
 
 class JobUnplaced(Fact, frozen=True):
@@ -372,6 +374,14 @@ class Spare(msgspec.Struct, frozen=True):
     slabs_lent: int
     rack: Annotated[str, Meta(max_length=63)] = ""
     """What the host stands in, as its agent.toml says; empty: no label."""
+
+
+class LentNow(msgspec.Struct, frozen=True, array_like=True):
+    """Key `lent`: what this host lends to tenants and jobs, so that budgets hold over the rack
+    (`plugins/memory/policy/budgets.py`). Hosts of before do not tell."""
+
+    accounts: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 40)], ...], Meta(max_length=64)] = ()
+    """CRC-32 of `tenant/NAME` or `job/ID`, KiB, and so on: those that have most of their budgets here."""
 
 
 class GpusNow(msgspec.Struct, frozen=True):

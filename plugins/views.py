@@ -289,6 +289,24 @@ class SwapView(msgspec.Struct, frozen=True):
     """Why it waits, or did not end."""
 
 
+class AccountView(msgspec.Struct, frozen=True):
+    """What a tenant or a job has of the rack's memory, as one host hears it: some seconds old."""
+
+    kind: str
+    """`tenant` or `job`; empty: only the number under which hosts tell of it is known here."""
+    name: str
+    tenant: str
+    """Of a job."""
+    budget_bytes: int | None
+    """Over the whole rack; None: not limited."""
+    used_bytes: int
+    """Lent to it."""
+    lenders: dict[HostId, int]
+    """Where, bytes each."""
+    volumes_bytes: int = 0
+    """What its volumes on the host that answers may take."""
+
+
 class VolumeView(msgspec.Struct, frozen=True):
     volume: str
     host: HostId
@@ -318,7 +336,11 @@ class VolumeView(msgspec.Struct, frozen=True):
     job: str = ""
     """Whose rank made it; empty: nobody's."""
     budget_bytes: int | None = None
-    """That of its tenant on its host; None: not limited."""
+    """That of its tenant over the rack, as its host knows it; None: not limited."""
+    job_budget_bytes: int | None = None
+    """That of its job; None: not limited."""
+    taken_bytes: int = 0
+    """Of other hosts' memory, when all of it is there."""
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
     swap: SwapView = SwapView()

@@ -182,6 +182,7 @@ class HttpApi:
             ("leader", "agent.leader"),
             ("slabs", "agent.rack_slabs"),
             ("volumes", "agent.rack_volumes"),
+            ("memory/accounts", "memory.accounts"),
             ("tensors", "agent.rack_tensors"),
             ("shared_gpus", "agent.rack_shared_gpus"),
             ("interference", "agent.rack_interference"),

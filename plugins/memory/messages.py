@@ -32,6 +32,8 @@ Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Secret = Annotated[bytes, Meta(max_length=16)]
 Tenant = Annotated[str, Meta(max_length=63)]
 """Whose volume it is; empty: nobody's in particular, and of borrowers of before."""
+Job = Annotated[str, Meta(max_length=63)]
+"""Whose rank made the volume; empty: nobody's, and of borrowers of before."""
 Members = Annotated[int, Meta(ge=1, le=8)]
 Reason = Annotated[str, Meta(max_length=300)]
 
@@ -93,6 +95,9 @@ class Map(SlabMessage, frozen=True, tag="Map"):
     members: Members = 1
     """Of the slab, which has no disk if there are several: `index` is the number of one of them."""
     tenant: Tenant = ""
+    job: Job = ""
+    replaces: bool = False
+    """It takes the place of one that its lender wants back, or of a member that was lost."""
 
 
 class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
@@ -152,6 +157,9 @@ class Renew(Message, frozen=True, tag="Renew"):
     """Of each of these: several have no disk, and last for longer (`policy.mirroring`)."""
     tenant: Tenant = ""
     """Of each of these: a lender that began anew knows it from here."""
+    job: Job = ""
+    page_bytes: Annotated[int, Meta(ge=0, le=(1 << 16) + 32)] = 0
+    """0: of borrowers of before."""
 
 
 class SlabsHeld(Message, frozen=True, tag="SlabsHeld"):

@@ -93,6 +93,17 @@ VOLUME = {
     "links": {"open": 3, "reopening": 1, "recovering": 0, "leaving": 0},
     "path": "",
 }
+ACCOUNTS = [
+    {"kind": "tenant", "name": "ann", "tenant": "ann", "budget_bytes": None, "used_bytes": 0, "lenders": {}},
+    {
+        "kind": "job",
+        "name": "j1",
+        "tenant": "ann",
+        "budget_bytes": 2 << 30,
+        "used_bytes": 3 << 30,
+        "lenders": {"gpu2": 1 << 30, "gpu3": 2 << 30},
+    },
+]
 TENSORS = {
     "job": "j1",
     "host": "gpu3",
@@ -138,6 +149,7 @@ def answers(agent: FakeAgent, job: Job) -> None:
         "GET /v1/jobs/j1": job(),
         "GET /v1/slabs": [SLAB, SLAB | {"index": 1, "state": "cold", "lender": None}],
         "GET /v1/volumes": [VOLUME],
+        "GET /v1/memory/accounts": ACCOUNTS,
         "GET /v1/tensors": [TENSORS],
         "GET /v1/leader": {
             "leader": "gpu1",
@@ -180,6 +192,7 @@ def error_of(text: str) -> dict[str, Any]:
         ("volumes", ["64 MiB", "1/4", "2 KiB", "alive"]),
         ("memory", ["ANSWERED BY", "lender", "812", "55 us", "1.2 ms", "places at lenders: 3 open, 1 reopening"]),
         ("memory", ["TENANT", "ann", "96 MiB", "demo (j1)"]),
+        ("memory", ["ON THE RACK", "job j1 of ann", "3 GiB", "2 GiB (over)", "gpu3 2 GiB, gpu2 1 GiB", "no limit"]),
         ("tensors", ["gpu3", "3/4", "1 MiB", "2 MiB"]),
         ("leader", ["gpu1", "1 min 10 s", "entry 9, confirmed 0.2 s ago"]),
         ("status", ["memory", "on", "10 min", "gpu1"]),
@@ -461,6 +474,11 @@ def test_the_memory_of_a_gpu_is_asked_for_in_words(run: Run, agent: FakeAgent, j
     agent.replies["POST /v1/jobs"] = job()
     run("submit", "--gpu-memory", "8GiB", "--", "true")
     assert agent.asked[-1][1]["gpu_memory"] == 8 << 30
+    run("submit", "--remote-memory", "16GiB", "--", "true")
+    assert agent.asked[-1][1]["remote_memory"] == 16 << 30
+    for size in ("0", "0B", "-1", "lots"):
+        code, _, errors = run("submit", f"--remote-memory={size}", "--", "true")
+        assert code == 2 and f"--remote-memory {size}" in errors and "next" in errors
     asked = len(agent.asked)
     code, _, errors = run("submit", "--gpu-memory", "much", "--", "true")
     assert code == 2 and "--gpu-memory much cannot be used" in errors and len(agent.asked) == asked

@@ -18,6 +18,7 @@ import msgspec
 
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from plugins.memory.machine import members
+from plugins.memory.machine.borrower_budgets import BudgetsAsked, replaces
 from plugins.memory.machine.borrower_events import (
     Actions,
     BorrowerAction,
@@ -41,6 +42,7 @@ from plugins.memory.machine.leaving import close, closed, give_back, leave_if_ev
 from plugins.memory.machine.lender_search import Opening, Querying, Requesting, names, without
 from plugins.memory.machine.members import search_timer
 from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold, Migrating, counted, rate_text
 from plugins.memory.messages import (
     AboutSlab,
@@ -88,6 +90,7 @@ class Borrower:
         cold_share: float = 0.0,
         drawn: int = DRAWN,
         choices: int = CHOICES,
+        accounts: RackAccounts | None = None,
     ) -> None:
         self.me, self.hot, self.lease_s = me, hot, lease_s
         self._cold_share, self._drawn, self._choices = cold_share, drawn, choices
@@ -97,6 +100,7 @@ class Borrower:
         self._epoch = boot << 32
         self._peers: tuple[LenderPeer, ...] = ()
         self._renewed_s = float("-inf")
+        self._asked_for = BudgetsAsked(accounts or RackAccounts(me, lease_s), self.volumes)
 
     def handle(self, event: BorrowerEvent, now_s: float) -> Sequence[BorrowerAction]:
         match event:
@@ -216,9 +220,10 @@ class Borrower:
         volume = self.volumes[slab.volume]
         away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
         free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
+        free, nobody, none = self._asked_for.may_ask(slab, free, now_s)
         free = members.kept_apart(volume, slab, free, self._peers)
         if not free:
-            return self._retry_later(slab, "nobody asked", f"{why}; no other host says that it has room", now_s)
+            return self._retry_later(slab, nobody, f"{why}; {none}", now_s)
         holding = {host for other in volume.slabs for host in other.hosts()}
         asked = placement.hosts_to_ask_by_view(free, holding, self._rng, self._choices, self._drawn)
         self._epoch += 1
@@ -260,8 +265,8 @@ class Borrower:
         if chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
         slab.search_on(search.requesting(chosen))
-        sizes = volume.slab_bytes, volume.page_bytes
-        taken = Map(slab.volume, slab.index, search.epoch, *sizes, volume.members, volume.tenant)
+        sizes, payer = (volume.slab_bytes, volume.page_bytes), (volume.tenant, volume.job)
+        taken = Map(slab.volume, slab.index, search.epoch, *sizes, volume.members, *payer, replaces(slab))
         equal = sorted(search.offers.values())[-2:] == [search.offers[chosen]] * 2
         best = f"no less room, and {counted(ours[chosen])} of {slab.volume}" if equal else "the most room"
         note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")
@@ -406,7 +411,7 @@ class Borrower:
         search = slab.search
         match message:
             case Unrenewed():
-                return [members.still_used(slab, sender, message)]
+                return [members.still_used(self.volumes[slab.volume], slab, sender, message)]
             case Evict():
                 return self._evict(slab, sender, message, now_s)
             case FreeMem():

@@ -33,6 +33,7 @@ class VolumeFound(msgspec.Struct, frozen=True):
     """Of each slab (`policy.mirroring`); places are by their number."""
     tenant: str = ""
     """Against whose budget it counts; empty: nobody's."""
+    job: str = ""
 
 
 class VolumeDetached(msgspec.Struct, frozen=True):

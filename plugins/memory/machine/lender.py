@@ -20,7 +20,7 @@ a new lease. When the slab process died, nothing is lent (`StoreLost`) until the
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import assert_never
 
 import msgspec
@@ -28,6 +28,7 @@ import msgspec
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import format_size
+from plugins.memory.machine.lender_budgets import Excesses, why_refused
 from plugins.memory.machine.lender_events import (
     AnswersOver,
     BorrowerAway,
@@ -45,6 +46,7 @@ from plugins.memory.machine.lender_events import (
     StoreLost,
 )
 from plugins.memory.machine.loan import Batch, Key, Lent, LoanedSlab
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     SECRET_BYTES,
     Activity,
@@ -64,7 +66,6 @@ from plugins.memory.messages import (
     in_parts,
 )
 from plugins.memory.policy import eviction, headroom, lending, mirroring
-from plugins.memory.policy.budgets import over_budget
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 
@@ -92,18 +93,22 @@ class Lender:
         lend_bytes: int,
         grace_s: float,
         lease_s: float,
-        budget_of: Callable[[str], int | None] = lambda tenant: None,
+        accounts: RackAccounts | None = None,
     ) -> None:
         self.lent: dict[Key, Lent] = {}
         self.address = ""
         """Where the slab process listens, or `ASLEEP`; empty while it is not there."""
         self.budget: Budget | None = None
-        self.evictions: dict[str, int] = dict.fromkeys(("pressure", "stalled", "drained", "orphan", "forced"), 0)
+        self.evictions: dict[str, int] = dict.fromkeys(
+            ("pressure", "stalled", "drained", "orphan", "forced", "budget"), 0
+        )
         """Slabs taken back, by reason."""
         self._rng, self._entropy, self._kept = rng, entropy, kept
         self._lend_bytes, self._grace_s, self._lease_s = lend_bytes, grace_s, lease_s
-        self._budget_of = budget_of
-        """Most that is lent to a tenant, bytes; None: not limited."""
+        self.accounts = accounts or RackAccounts(HostId(""), lease_s)
+        self.refused_for_budget = 0
+        """Slabs that were not lent since a tenant or a job would have been over its budget."""
+        self._excesses = Excesses(self.accounts)
         self._used_bytes: float | None = None
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
@@ -157,6 +162,11 @@ class Lender:
     def _lent_bytes(self) -> int:
         return sum([lent.size_bytes for lent in self.lent.values()])
 
+    def told_accounts(self) -> tuple[int, ...] | None:
+        """What this host says that it lends to whom; None: it does not know yet, or its slab process is gone."""
+        known = self.address and all(lent.payer_known for lent in self.lent.values())
+        return self.accounts.told() if known else None
+
     def held(self, borrower: HostId, asked: Sequence[SlabRef]) -> SlabsAreHeld:
         """Which of these the slab process has for that borrower. Not known before it has said what it holds."""
         if not self.address:
@@ -180,7 +190,8 @@ class Lender:
             lent_bytes=self._lent_bytes(),
             touched_bytes=event.touched_bytes,
         )
-        return [*self._overdue(now_s), *self._make_room(self.budget, now_s)]
+        self.accounts.lends(self.lent.values())
+        return [*self._overdue(now_s), *self._make_room(self.budget, now_s), *self._bring_back(now_s)]
 
     def _memory_stalls(self, memory: MemoryNow) -> Actions:
         """Memory is back at once, without grace: borrowers read the pages elsewhere. Not while some is on its way."""
@@ -239,12 +250,19 @@ class Lender:
             return []
         leaving = any(lent.state in ("evicting", "freeing") for lent in self.lent.values())
         sizes = {key: lent.size_bytes for key, lent in sorted(self.lent.items()) if lent.state == "lent"}
-        if leaving or not sizes:
-            return []
+        return [] if leaving or not sizes else self._begin_batch(needed_bytes, sizes, "", now_s)
+
+    def _bring_back(self, now_s: float) -> Actions:
+        """Of tenants and jobs that are over their budgets: their least active slabs go."""
+        due = self._excesses.due(self.lent, now_s) if self._batch is None else None
+        return [] if due is None else self._begin_batch(due.needed_bytes, due.sizes, due.why, now_s)
+
+    def _begin_batch(self, needed_bytes: int, sizes: Mapping[Key, int], over: str, now_s: float) -> Actions:
         self._round += 1
-        self._batch = Batch(self._round, needed_bytes, eviction.candidates_for(sizes, needed_bytes, self._rng))
-        spared_bytes = sum(sizes[key] for key in self._batch.asked) - needed_bytes
-        if spared_bytes < min(sizes[key] for key in self._batch.asked):
+        asked = eviction.candidates_for(sizes, needed_bytes, self._rng)
+        self._batch = Batch(self._round, needed_bytes, asked, over)
+        spared_bytes = sum(sizes[key] for key in asked) - needed_bytes
+        if spared_bytes < min(sizes[key] for key in asked):
             return self._evict_least_active(self._batch, now_s)  # all of them must go: nobody needs to be asked
         return self._ask_activity(self._batch)
 
@@ -285,15 +303,15 @@ class Lender:
             if key in self.lent and self.lent[key].state == "lent"
         }
         actions: Actions = []
-        sizes = {key: self.lent[key].size_bytes for key in activities}
+        sizes = {key: self.lent[key].counted_bytes if batch.over else self.lent[key].size_bytes for key in activities}
         taken = eviction.slabs_to_evict(activities, sizes, batch.needed_bytes)
         for key in taken:
             lent = self.lent[key]
             lent.state, lent.deadline_s = "evicting", now_s + self._grace_s
-            self.evictions["drained" if self._drained else "pressure"] += 1
+            self.evictions["budget" if batch.over else "drained" if self._drained else "pressure"] += 1
             why = (
-                f"{DRAINED if self._drained else self._shortage()}; {activities[key]:.1f} page requests/s, "
-                f"among the {len(taken)} least active of {len(activities)} asked"
+                f"{batch.over or (DRAINED if self._drained else self._shortage())}; {activities[key]:.1f} page "
+                f"requests/s, among the {len(taken)} least active of {len(activities)} asked"
             )
             ref = lent.slab
             actions += [
@@ -346,18 +364,19 @@ class Lender:
         return [self._refuse(sender, message.ref, "this mapping is being taken back")]
 
     def _map_new(self, sender: HostId, message: Map, now_s: float) -> Actions:
-        why = self._why_not(message)
+        why = self._why_not(message, now_s)
         if why:
             slab = mirroring.slab_of(message.index, message.members)
             note = LogEvent(f"slab/{message.volume}/{slab}", "not lent", f"to {sender}: {why}")
             return [note, self._refuse(sender, message.ref, why)]
         secret = self._entropy(SECRET_BYTES)
         lent = Lent(sender, message.ref, message.slab_bytes, secret, now_s + self._lease_s, members=message.members)
-        lent.tenant = message.tenant
+        lent.tenant, lent.job = self.accounts.payer(message.tenant, message.job), message.job
+        lent.page_bytes, lent.since_s = message.page_bytes, now_s
         self.lent[sender, message.volume, message.index] = lent
         return [RegisterSlab(sender, message.ref, message.slab_bytes, message.page_bytes, secret)]
 
-    def _why_not(self, message: Map) -> str:
+    def _why_not(self, message: Map, now_s: float) -> str:
         if not self.address:
             return "this host lends nothing now"
         if message.slab_bytes == 0 or message.slab_bytes % message.page_bytes:
@@ -365,9 +384,9 @@ class Lender:
         spare = self.spare_bytes()
         if message.slab_bytes > spare:
             return f"only {format_size(spare)} to spare now, a slab is {format_size(message.slab_bytes)}"
-        tenant = message.tenant
-        has = (lent.size_bytes for lent in self.lent.values() if lent.tenant == tenant)
-        return over_budget(tenant, has, message.slab_bytes, self._budget_of(tenant))
+        why = why_refused(self.accounts, self.lent.values(), message, now_s)
+        self.refused_for_budget += bool(why)
+        return why
 
     def _refuse(self, to: HostId, slab: SlabRef, why: str) -> Send:
         return Send(to, MrInfo(slab.volume, slab.index, slab.epoch, refused=why[:300]), ANSWER_S)
@@ -400,8 +419,8 @@ class Lender:
         for ref in message.slabs:
             lent = self._find(sender, ref)
             if lent is not None and lent.state in ("registering", "lent"):
-                lent.expires_s, lent.members = now_s + self._lease_s, message.members
-                lent.tenant = message.tenant or lent.tenant
+                lent.expires_s = now_s + self._lease_s
+                lent.renewed(message)
         return []
 
     # ---- taking back ----
@@ -454,6 +473,7 @@ class Lender:
         if self._find(found.borrower, found.slab) is not None:
             return []
         lent = Lent(found.borrower, found.slab, found.size_bytes, found.secret, now_s + self._lease_s, "lent")
+        lent.payer_known = False
         self.lent[found.borrower, found.slab.volume, found.slab.index] = lent
         return [LogEvent(lent.subject, "found again", f"lent to {found.borrower}, epoch {found.slab.epoch}")]
 

@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 
 from covey.core import HostId
-from plugins.memory.messages import SlabRef
-from plugins.memory.policy import mirroring
+from plugins.memory.messages import Renew, SlabRef
+from plugins.memory.policy import budgets, mirroring
 
 Key = tuple[HostId, str, int]
 """Borrower, volume, index."""
@@ -39,9 +39,28 @@ class Lent:
     members: int = 1
     """Of the slab: with several its borrower has no disk, and this is one of them."""
     tenant: str = ""
-    """Whose volume it is; empty: nobody's, or not known yet since this host began anew."""
+    """Whose volume it is; empty: nobody's."""
+    job: str = ""
+    page_bytes: int = 0
+    """With its seal; 0: not known."""
+    payer_known: bool = True
+    """False: this host began anew, and its borrower has not said yet whose volume it is."""
+    since_s: float = float("-inf")
+    """When it was asked for."""
     asked_s: float = float("-inf")
     """When its borrower was asked whether it still uses it, since nobody renewed it."""
+
+    def renewed(self, message: Renew) -> None:
+        """What its borrower says of it. Whose it is, it says once."""
+        self.members = message.members
+        if not self.payer_known or not (self.tenant or self.job):
+            self.tenant, self.job = message.tenant, message.job
+            self.page_bytes, self.payer_known = self.page_bytes or message.page_bytes, True
+
+    @property
+    def counted_bytes(self) -> int:
+        """Against budgets."""
+        return budgets.plain_bytes(self.size_bytes, self.page_bytes)
 
     @property
     def subject(self) -> str:
@@ -55,6 +74,8 @@ class Batch:
     round: int
     needed_bytes: int
     asked: list[Key]
+    over: str = ""
+    """Which account is over its budget, in words; empty: this host needs memory back."""
     activities: dict[Key, float] = field(default_factory=dict)
     waiting: Counter[HostId] = field(default_factory=Counter)
     """Answers that each borrower still owes: one for each message that it was asked in."""

@@ -19,7 +19,14 @@ def new_volume(found: VolumeFound, hot: float | None, cold_share: float) -> Borr
     slabs = [BorrowedSlab(found.volume, number, found.members) for number in range(found.slabs * found.members)]
     cold = cold_share * above or None if found.members == 1 else None
     return BorrowedVolume(
-        found.slab_bytes, found.page_bytes, slabs, above, cold, members=found.members, tenant=found.tenant
+        found.slab_bytes,
+        found.page_bytes,
+        slabs,
+        above,
+        cold,
+        members=found.members,
+        tenant=found.tenant,
+        job=found.job,
     )
 
 
@@ -82,27 +89,30 @@ def not_ours(lender: HostId, message: AboutSlab) -> Actions:
     return [give_back(lender, message)] if unused else []
 
 
-def still_used(slab: BorrowedSlab, lender: HostId, message: Unrenewed) -> Send:
+def still_used(volume: BorrowedVolume, slab: BorrowedSlab, lender: HostId, message: Unrenewed) -> Send:
     """Of a place of this slab, or of one that is none any more."""
     held = {place.epoch: place.lender for place in slab.places} | slab.left
     if slab.search is not None and slab.search.chosen is not None:
         held[slab.search.epoch] = slab.search.chosen
     used = held.get(message.epoch) == lender
-    return Send(lender, Renew((message.ref,), slab.members)) if used else give_back(lender, message)
+    if not used:
+        return give_back(lender, message)
+    return Send(lender, Renew((message.ref,), slab.members, volume.tenant, volume.job, volume.page_bytes))
 
 
 def renewals(volumes: Iterable[BorrowedVolume]) -> list[tuple[HostId, Renew]]:
     """To each lender all that it holds, in as many messages as it takes."""
-    by_lender: dict[tuple[HostId, int, str], list[SlabRef]] = {}
+    by_lender: dict[tuple[HostId, int, str, str, int], list[SlabRef]] = {}
     for volume in volumes:
+        alike = (volume.members, volume.tenant, volume.job, volume.page_bytes)
         for slab in volume.slabs:
             for place in slab.places:
-                by_lender.setdefault((place.lender, slab.members, volume.tenant), []).append(slab.ref(place.epoch))
+                by_lender.setdefault((place.lender, *alike), []).append(slab.ref(place.epoch))
             for epoch, lender in slab.left.items():
-                by_lender.setdefault((lender, slab.members, volume.tenant), []).append(slab.ref(epoch))
+                by_lender.setdefault((lender, *alike), []).append(slab.ref(epoch))
     return [
-        (lender, Renew(part, count, tenant))
-        for (lender, count, tenant), slabs in sorted(by_lender.items())
+        (lender, Renew(part, members, tenant, job, page_bytes))
+        for (lender, members, tenant, job, page_bytes), slabs in sorted(by_lender.items())
         for part in in_parts(slabs)
     ]
 

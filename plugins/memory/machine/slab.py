@@ -33,7 +33,7 @@ from plugins.memory.machine import lender_search
 from plugins.memory.machine.lender_search import LenderSearch, Opening
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.messages import SlabRef
-from plugins.memory.policy import mirroring
+from plugins.memory.policy import budgets, mirroring
 
 Onward = LenderSearch | SlabPlace | None
 """Beside a place that a slab leaves: a search for the next one, the next one while it is filled, or nothing."""
@@ -130,15 +130,17 @@ def goes_on(phase: Phase, onward: Onward) -> Phase:
 class BorrowedSlab:
     """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
     process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before.
-    `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`)."""
+    `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`).
+    `had_place`: once."""
 
-    __slots__ = ("_phase", "doubted", "index", "left", "members", "retries", "retry_at_s", "volume")
+    __slots__ = ("_phase", "doubted", "had_place", "index", "left", "members", "retries", "retry_at_s", "volume")
 
     def __init__(self, volume: str, index: int, members: int = 1) -> None:
         self.volume, self.index, self.members = volume, index, members
         self._phase: Phase = TRANSITIONS.first(COLD)
         self.left: dict[int, HostId] = {}
         self.doubted = self.retries = 0
+        self.had_place = False
         self.retry_at_s = 0.0
 
     # ---- reading ----
@@ -263,7 +265,7 @@ class BorrowedSlab:
         search = self.search
         assert isinstance(search, Opening), f"{self.subject} opens nothing"
         self._become(goes_on(self._phase, search.place))
-        self.retries = 0
+        self.retries, self.had_place = 0, True
         return search.place
 
     def next_gone(self) -> SlabPlace:
@@ -304,6 +306,7 @@ class BorrowedSlab:
         search = None if isinstance(self.search, Opening) else self.search
         after = goes_on(COLD, search)
         if open_now:
+            self.had_place = True
             first, *others = open_now
             place = self.place
             evicted = self.is_evicted and place is not None and any(place.epoch == each.epoch for each in open_now)
@@ -327,9 +330,15 @@ class BorrowedVolume(msgspec.Struct):
     members: int = 1
     """Of each slab; with several there is no disk, and `slabs` are the members."""
     tenant: str = ""
+    job: str = ""
 
     def __post_init__(self) -> None:
         self.rates = self.rates or [0.0] * len(self.slabs)
+
+    @property
+    def counted_slab_bytes(self) -> int:
+        """Of a slab, against budgets."""
+        return budgets.plain_bytes(self.slab_bytes, self.page_bytes)
 
     def lenders(self) -> Counter[HostId]:
         """How many of its slabs each host holds or was chosen for."""

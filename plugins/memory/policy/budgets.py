@@ -1,18 +1,172 @@
-"""How much remote memory a tenant may have: checked where a volume is attached, and again where a slab is lent."""
+"""How much remote memory a tenant, and a job, may have over the whole rack. Ours: the paper has one tenant.
 
-from collections.abc import Iterable, Mapping
+No machine keeps the accounts. Every lender knows exactly what it lends to whom and gossips it (`facts.LentNow`); so
+every host can count what the rack lends to a tenant as of some seconds ago. A borrower counts before it asks, and a
+lender before it accepts, whatever the borrower says. Nobody agrees with anybody about a slab.
 
+Since views are seconds old, lenders that see room could all give it away at once. So what is left is divided: within
+`FRESH_S` a lender gives a tenant no more than its share of what is left, what is left over lenders with room. Near the
+end a share is less than a slab; then only as many lenders as slabs are left give one each, and as many more as a slab
+has members, since a borrower can use neither itself nor those that hold another member of it: those that come first in
+an order that is the same everywhere (`in_turn`), so borrowers know whom to ask. With views that are at most `FRESH_S`
+old a tenant is over by a quarter of its budget and `MEMBERS_MAX` slabs at most; as a rule by one slab. A rack that is
+split counts in each part what that part lends, and forgets the others' after a lease: a budget for each part. What is
+over for `SETTLED_S` is taken back (`to_take_back`).
+"""
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from covey.core import HostId
 from covey.units import format_size
+
+FRESH_S = 5.0
+"""What was lent within so many seconds may not be known to the others yet: a second until it is told, and gossip."""
+MEMBERS_MAX = 8
+"""Members that a slab can have."""
+SETTLED_S = 15.0
+"""A tenant that is over its budget for so long is brought back. By then moves are over (the grace), and views agree."""
+PATIENT_ROUNDS = 3
+"""After so many rounds in which every lender takes back its share, each takes back a slab at least."""
+REPLACES_SHARE = 8
+"""A slab that takes the place of another may put a tenant over its budget by one part in so many: both are there for
+a moment."""
+ACCOUNTS_TOLD = 16
+"""Accounts that a lender tells of: 10 bytes each, of the 960 that all of a host's values have."""
+UNIT_BYTES = 1024
+"""In which they are told, rounded up."""
+SEAL_BYTES = 32
+"""What sealing adds to a page at its lender (`datapath.sealing`)."""
+
+
+class BudgetAccount(NamedTuple):
+    """Against what a slab counts: its tenant, and its job."""
+
+    kind: Literal["tenant", "job"]
+    name: str
+
+    @property
+    def number(self) -> int:
+        """Under which hosts tell of it. Two that share one are counted as one."""
+        return zlib.crc32(f"{self.kind}/{self.name}".encode())
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self.kind} {self.name}" if self.name else "whoever names no tenant"
+
+
+class BudgetHeld(NamedTuple):
+    """What an account has of the rack's memory, bytes, as one host sees it."""
+
+    account: BudgetAccount
+    budget: int
+    mine: int
+    """At this host, which knows it exactly."""
+    others: Mapping[HostId, int]
+    """At the others, as they told."""
+    fresh: int = 0
+    """Of `mine`, younger than `FRESH_S`."""
+    asked: int = 0
+    """Not lent yet as far as is known: asked for just now, or what volumes here may take."""
+
+    @property
+    def total(self) -> int:
+        return self.mine + self.asked + sum(self.others.values())
 
 
 def budget_of(tenant: str, budgets: Mapping[str, int], default: int | None) -> int | None:
-    """Bytes; None: not limited, as is what belongs to no tenant."""
-    return budgets.get(tenant, default) if tenant else None
+    """Bytes; None: not limited, as is what belongs to no tenant, unless the name "" has a budget."""
+    return budgets.get(tenant, default if tenant else None)
 
 
-def over_budget(tenant: str, has: Iterable[int], more: int, budget: int | None) -> str:
-    """Why a tenant that has these, bytes each, cannot have so many more; empty: it can."""
-    taken = sum(has)
-    if budget is None or taken + more <= budget:
+def plain_bytes(slab_bytes: int, page_bytes: int) -> int:
+    """What counts of a slab at its lender: its pages, a power of two each, without their seals. All of it where its
+    pages are not known (0) or of no such size."""
+    page = 1 << max(0, page_bytes.bit_length() - 1)
+    return slab_bytes // page_bytes * page if page_bytes == page + SEAL_BYTES else slab_bytes
+
+
+def over_budget(held: BudgetHeld, more: int) -> str:
+    """Why an account cannot have so many bytes more; empty: it can."""
+    if held.total + more <= held.budget:
         return ""
-    return f"tenant {tenant} has {format_size(taken)} of {format_size(budget)}, and this is {format_size(more)} more"
+    hosts = sum(size > 0 for size in held.others.values()) + (held.mine > 0)
+    where = f" on {hosts} hosts" if hosts > 1 else ""
+    has = f"{held.account.words} has {format_size(held.total)} of {format_size(held.budget)}{where}"
+    return f"{has}, and this is {format_size(more)} more"
+
+
+def widened(held: BudgetHeld, more: int, replaces: bool, members: int) -> BudgetHeld:
+    """The same under the budget that counts for one more slab. One that takes the place of another may go over it a
+    little, or every slab of a tenant that has all of its budget would lose its place instead of moving. But of slabs
+    with a disk none does while the tenant is over its budget already: they are to become fewer."""
+    if not replaces or (members == 1 and held.total > held.budget):
+        return held
+    return held._replace(budget=held.budget + max(more, held.budget // REPLACES_SHARE))
+
+
+def refused(held: BudgetHeld, more: int, me: HostId, lenders: Collection[HostId], members: int = 1) -> str:
+    """Why a lender does not lend so many bytes more, a slab of so many members, on this account now; empty: it does.
+    `lenders`: hosts with room."""
+    if why := over_budget(held, more):
+        return why
+    hosts = {*lenders, me}
+    left = held.budget - held.total + held.fresh
+    if held.fresh + more <= left // len(hosts):
+        return ""
+    if not held.fresh and me in in_turn(held, more, hosts, members):
+        return ""
+    has = f"{held.account.words} has {format_size(held.total)} of {format_size(held.budget)}"
+    return f"{has}: so near its budget each host lends its share of what is left every {FRESH_S:g} s; ask again"
+
+
+def in_turn(held: BudgetHeld, more: int, hosts: Collection[HostId], members: int = 1) -> set[HostId]:
+    """Hosts that may lend so many bytes once more on this account: all of them while the share of each suffices, else
+    the first ones, in an order that is the same on every host and another one for each account."""
+    left = held.budget - held.total + held.fresh
+    if not hosts or more <= 0 or left // len(hosts) >= more:
+        return set(hosts)
+    count = max(0, left // more) + members
+    return set(ordered(held.account, hosts)[:count])
+
+
+def ordered(account: BudgetAccount, hosts: Collection[HostId]) -> list[HostId]:
+    """The same on every host."""
+    return sorted(hosts, key=lambda host: (zlib.crc32(f"{account.number}/{host}".encode()), host))
+
+
+def to_take_back(held: BudgetHeld, me: HostId, unit: int, rounds: int) -> int:
+    """Bytes that this lender takes back of an account that is over its budget. All lenders cut the same excess, in
+    units (slabs), by what each holds: with equal views the parts add up to it. `rounds`: how often that was done and
+    did not suffice; then each takes one unit at least, since some cannot take back what they should."""
+    excess = held.total - held.budget
+    if excess <= 0 or held.mine <= 0:
+        return 0
+    units, total, before = -(-excess // unit), held.total, 0
+    shares = {**held.others, me: held.mine}
+    for host in ordered(held.account, shares):
+        if host == me:
+            break
+        before += shares[host]
+    mine = units * (before + held.mine) // total - units * before // total
+    return min(held.mine, max(mine, int(rounds >= PATIENT_ROUNDS)) * unit)
+
+
+def told(held: Mapping[BudgetAccount, int], budgets: Mapping[BudgetAccount, int]) -> tuple[int, ...]:
+    """What a lender gossips: number and units of each account, one after the other. Of more than `ACCOUNTS_TOLD` those
+    that have most of their budgets here."""
+
+    def used(account: BudgetAccount) -> tuple[float, int, BudgetAccount]:
+        budget = budgets.get(account)
+        share = -1.0 if budget is None else held[account] / max(1, budget)
+        return -share, -held[account], account
+
+    chosen = sorted((account for account in held if held[account]), key=used)[:ACCOUNTS_TOLD]
+    return tuple(each for account in chosen for each in (account.number, -(-held[account] // UNIT_BYTES)))
+
+
+def as_told(said: Sequence[int]) -> dict[int, int]:
+    """Number -> bytes, of what a lender gossips."""
+    return {number: units * UNIT_BYTES for number, units in zip(said[::2], said[1::2], strict=False)}

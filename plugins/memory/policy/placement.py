@@ -36,6 +36,8 @@ class LenderPeer(msgspec.Struct, frozen=True):
     """Size of the slabs it counts in; 0: of the one who asks."""
     rack: str = ""
     """What it says it stands in; empty: it has no label."""
+    lent: Mapping[int, int] | None = None
+    """What it says it lends on each account, bytes (`policy.budgets`); None: it does not say."""
 
 
 def activity(old: float, measured: float, alpha: float = ALPHA) -> float:

@@ -6,8 +6,10 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from covey.core import ID_PATTERN
 from covey.swapwire import HELPER_SOCKET
 from covey.units import GIB, format_size, parse_seconds, parse_size
+from plugins.memory.policy.budgets import SEAL_BYTES as SEAL_BYTES
 from plugins.memory.policy.budgets import budget_of
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
@@ -18,8 +20,6 @@ SLABS_MAX = 1 << 14
 slabs."""
 REQUEST_PAGES_MAX = 256
 """Pages in one request on either byte path."""
-SEAL_BYTES = 32
-"""What sealing adds to a page at its lender (`datapath.sealing`)."""
 PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
 """Bytes of the largest page at a lender."""
 DRAWN_MAX = 24
@@ -76,13 +76,16 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest volume; with pages of 1 KiB or less 683 GiB or less, which is what its log can tell apart."""
 
     budgets: dict[str, str] = {}
-    """Remote memory per tenant: the most that its volumes on this host have, and the most of this host's memory that is
-    lent to it."""
+    """Remote memory per tenant, over the whole rack: the most that its volumes have, a mirrored one twice. Alike on all
+    hosts: borrowers go by it, and lenders. The name "" stands for volumes that belong to no tenant."""
     default_budget: str = ""
     """That of a tenant without a budget of its own; empty: not limited."""
 
     def __post_init__(self) -> None:
         for tenant, budget in self.budgets.items():
+            if tenant and not re.fullmatch(ID_PATTERN, tenant):
+                why = "expected a name as jobs are submitted with, or '' for volumes of no tenant"
+                raise ValueError(f"budgets has {tenant!r}: {why}")
             _checked(f"budgets.{tenant}", budget, parse_size)
         if self.default_budget:
             _checked("default_budget", self.default_budget, parse_size)

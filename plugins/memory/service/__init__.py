@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import ID_PATTERN, Fact, Heard, HostId, JobId
+from covey.core import ID_PATTERN, Fact, Heard, HostId
 from covey.errors import Refused
 from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
@@ -19,6 +19,7 @@ from plugins.facts import HostAway, HostGone, JobPlaced, JobUnplaced, SecondPass
 from plugins.memory.datapath.control import PageCounts
 from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender_events import BorrowerAway
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     SlabsAre,
     SlabsHeld,
@@ -34,8 +35,8 @@ from plugins.memory.service.forming import NOBODY, Kind, Payer
 from plugins.memory.service.lending import Lending
 from plugins.memory.service.open_volume import lacking, stalls
 from plugins.memory.service.record import SlabRecord
-from plugins.memory.service.views import swap_told
-from plugins.views import SlabView, VolumeView
+from plugins.memory.service.views import account_views, swap_told
+from plugins.views import AccountView, SlabView, VolumeView
 
 ASK_S = 2.0
 """How long other hosts may take to list their slabs."""
@@ -50,11 +51,10 @@ class MemoryService(PluginService):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         settings = self._settings = host.settings(MemorySettings)
-        self._tenants: dict[JobId, str] = {}
-        """Of jobs that run."""
+        self.accounts = RackAccounts(host.id, settings.lease_s, settings.budget_bytes)
         self._record = SlabRecord(self.env.disk)
-        self.borrowing = Borrowing(host, settings, self._record, self.perform)
-        self.lending = Lending(host, settings, self._record, self.perform)
+        self.borrowing = Borrowing(host, settings, self._record, self.perform, self.accounts)
+        self.lending = Lending(host, settings, self._record, self.perform, self.accounts)
         self._second_passes = False
 
     async def start(self) -> None:
@@ -71,9 +71,10 @@ class MemoryService(PluginService):
                     self._second_passes = True
                     self.env.spawn("memory second", self._second())
             case JobPlaced():
-                self._tenants[fact.job] = fact.tenant
+                self.accounts.placed(fact.job, fact.tenant, fact.remote_memory)
             case JobUnplaced():
-                self._tenants.pop(fact.job, None)
+                if fact.ended:
+                    self.accounts.over(fact.job)
             case HostAway():
                 self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
             case HostGone():
@@ -84,6 +85,7 @@ class MemoryService(PluginService):
     async def _second(self) -> None:
         """One at a time: a process that is slow to answer makes seconds longer, not more."""
         try:
+            self.accounts.heard(self.borrowing.peers(), self.env.clock.now_s())
             await self.lending.second()
             await self.borrowing.second()
         finally:
@@ -121,7 +123,8 @@ class MemoryService(PluginService):
 
     async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
         """It counts against the budget of the job's tenant."""
-        account = NOBODY if peer.job is None else Payer(self._tenants.get(peer.job, ""), peer.job)
+        job = self.accounts.jobs.get(peer.job) if peer.job is not None else None
+        account = NOBODY if peer.job is None else Payer("" if job is None else job.tenant, peer.job)
         name = _volume_name(frame.volume)
         volume = await self.borrowing.attach(
             name, frame.size_bytes, peer.uid, kind=Kind(frame.mirror, frame.parity), by=account
@@ -141,6 +144,7 @@ class MemoryService(PluginService):
             "give_up": self._give_up,
             "volumes": self._volumes,
             "slabs": self._slabs,
+            "accounts": self._accounts,
         }
 
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
@@ -187,8 +191,11 @@ class MemoryService(PluginService):
 
     async def _volumes(self, arguments: Mapping[str, Any]) -> list[VolumeView]:
         views = self.borrowing.volume_views()
-        budget = self._settings.budget_bytes
-        return [measured.completed(view, self.borrowing.volumes[view.volume], budget(view.tenant)) for view in views]
+        return [measured.completed(view, self.borrowing.volumes[view.volume], self.accounts) for view in views]
+
+    async def _accounts(self, arguments: Mapping[str, Any]) -> list[AccountView]:
+        """What tenants and jobs have of the rack's memory, as this host hears it."""
+        return account_views(self.accounts, self.borrowing.volumes.values(), self._settings.budgets)
 
     async def _slabs(self, arguments: Mapping[str, Any]) -> list[SlabView]:
         """This host's; with `all` those of every host that answers."""
@@ -225,6 +232,8 @@ class MemoryService(PluginService):
         volumes = self.borrowing.volumes.values()
         counted = one_sided.metrics(self._counts())
         accounts = measured.accounts(volumes, self.lending.machine.lent.values())
+        rows = account_views(self.accounts, volumes, self._settings.budgets)
+        accounts |= measured.account_metrics(rows, self.borrowing.refused_for_budget)
         found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
         return {**found, **counted, **accounts, **stalls(self._counts())}
 

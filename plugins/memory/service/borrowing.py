@@ -11,7 +11,6 @@ from covey.errors import Refused
 from covey.ports import ProcessId
 from covey.units import format_size
 from plugins.base import Host
-from plugins.facts import Spare
 from plugins.memory.datapath import control, vold
 from plugins.memory.datapath.control import (
     ClientRefused,
@@ -29,6 +28,7 @@ from plugins.memory.machine import borrower_events as events
 from plugins.memory.machine.borrower import ANSWER_S, OPEN_S, Borrower
 from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
 from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
@@ -61,6 +61,7 @@ class Borrowing:
         settings: MemorySettings,
         record: SlabRecord,
         perform: Callable[[Any, Callable[[Any], None]], None],
+        accounts: RackAccounts,
     ) -> None:
         self._host, self._env, self._settings, self._record = host, host.env, settings, record
         self._perform_shared = perform
@@ -72,7 +73,11 @@ class Borrowing:
             settings.lease_s,
             cold_share=settings.cold_share,
             drawn=settings.drawn,
+            accounts=accounts,
         )
+        self.accounts = accounts
+        self.refused_for_budget = 0
+        """Volumes that were not attached since a tenant or a job would have been over its budget."""
         self.volumes: dict[str, OpenVolume] = {}
         self.doors = Doors(host, settings.swap_helper, record, self.volumes)
         self._changing = asyncio.Lock()
@@ -121,7 +126,7 @@ class Borrowing:
         found.known = msgspec.structs.replace(found.known, formed=True)
         await self._record.set_volume(found.known)
         name = found.known.volume
-        if why := forming.shared_racks(self.machine.volumes.get(name), self._peers()):
+        if why := forming.shared_racks(self.machine.volumes.get(name), self.peers()):
             self._host.note(f"volume/{name}", "racks shared", why)
 
     def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
@@ -149,12 +154,20 @@ class Borrowing:
                 members=count,
                 parity=parity,
             )
-            forming.refuse_over_budget(settings, self.volumes.values(), account.tenant, known.taken_bytes, what)
+            self._check_budgets(account, known.taken_bytes, what)
             return known
         known = found.known
         forming.check_owner(known, owner, what)
         forming.check_same(known, size_bytes, (count, parity) if any(kind) else None, what)
         return known
+
+    def _check_budgets(self, payer: Payer, more_bytes: int, what: str) -> None:
+        """Refused: its tenant or its job would be over."""
+        try:
+            forming.refuse_over_budget(self.accounts, self.volumes.values(), self.machine, payer, more_bytes, what)
+        except Refused:
+            self.refused_for_budget += 1
+            raise
 
     async def detach(self, name: str, uid: int) -> None:
         """Forget it, on this host and at its lenders. Refused when there is none."""
@@ -237,7 +250,7 @@ class Borrowing:
         if process.starts > 1:
             self._host.note(f"volume/{known.volume}", "started again", "its process is back")
         sizes = (slabs, known.lent_slab_bytes, known.lent_page_bytes)
-        self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members, known.tenant))
+        self.dispatch(events.VolumeFound(known.volume, *sizes, tuple(places), known.members, known.tenant, known.job))
 
     def _opens(self, name: str, why: str) -> None:
         if name in self.volumes and self.volumes[name].opens(why):
@@ -281,7 +294,7 @@ class Borrowing:
                 empty[name] = volume.empty()
                 self._tell_trouble(volume, counts)
                 await self.doors.look(volume, counts.swap)
-        self.dispatch(events.BorrowerTick(requests, self._peers(), links, empty))
+        self.dispatch(events.BorrowerTick(requests, self.peers(), links, empty))
         self._ask_about_slabs()
 
     async def _count(self, volume: OpenVolume) -> PageCounts | None:
@@ -362,14 +375,9 @@ class Borrowing:
             self._host.note(f"volume/{name}", "given up", views.given_up_told(place, volume.known.members))
         return given_up
 
-    def _peers(self) -> tuple[LenderPeer, ...]:
-        peers: list[LenderPeer] = []
-        for view in self._host.hosts():
-            if view.host != self._host.id:
-                spare = view.value("spare", Spare)
-                known = (spare.slabs_free, spare.slab_bytes, spare.rack) if isinstance(spare, Spare) else (None, 0, "")
-                peers.append(LenderPeer(view.host, view.state, *known))
-        return tuple(peers)
+    def peers(self) -> tuple[LenderPeer, ...]:
+        """The other hosts, as gossip shows them."""
+        return views.peers(self._host.hosts(), self._host.id)
 
     async def _open(self, action: OpenSlab) -> None:
         place, volume = action.place, self.volumes.get(action.volume)

@@ -9,12 +9,14 @@ from covey.core import HostId
 from covey.errors import Refused
 from covey.ports import Clock
 from covey.units import format_size
+from plugins.memory.machine.borrower import Borrower
+from plugins.memory.machine.borrower_budgets import places_of
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedVolume
 from plugins.memory.policy import mirroring, parity
-from plugins.memory.policy.budgets import over_budget
+from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS
 from plugins.memory.policy.placement import LenderPeer
-from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownVolume
 
@@ -45,13 +47,21 @@ NOBODY, AS_IS = Payer(), Kind()
 
 
 def refuse_over_budget(
-    settings: MemorySettings, volumes: Iterable[OpenVolume], tenant: str, more_bytes: int, what: str
+    accounts: RackAccounts, volumes: Iterable[OpenVolume], borrower: Borrower, by: Payer, more: int, what: str
 ) -> None:
-    """Refused: the tenant's volumes on this host would have more than its budget."""
-    has = (volume.known.taken_bytes for volume in volumes if volume.known.tenant == tenant)
-    if why := over_budget(tenant, has, more_bytes, settings.budget_bytes(tenant)):
-        step = f"detach one of its volumes (agentctl memory), or raise budgets.{tenant} in agent.toml"
-        raise Refused(4, what, why, step)
+    """Refused: the tenant or the job would have more than its budget, with all that its volumes on this host may take
+    and all that the rack lends to those of other hosts."""
+    mine = [volume.known for volume in volumes]
+    for account, budget in accounts.limited(by.tenant, by.job):
+        of = [known for known in mine if account.name == (known.tenant if account.kind == "tenant" else known.job)]
+        places = places_of(borrower.volumes.values(), account)
+        others = {host: max(0, size - places[host]) for host, size in accounts.used(account).items()}
+        held = BudgetHeld(account, budget, 0, others, asked=sum(known.taken_bytes for known in of))
+        if why := over_budget(held, more):
+            step = f"raise budgets.{by.tenant} in agent.toml of all hosts"
+            if account.kind == "job":
+                step = "submit it with more --remote-memory"
+            raise Refused(4, what, why, f"detach one of its volumes (agentctl memory), or {step}")
 
 
 def checked_members(kind: Kind, what: str) -> tuple[int, bool]:

@@ -10,7 +10,7 @@ from covey.addresses import joined, reached_at
 from covey.core import HostId
 from covey.ports import MemoryNow, ProcessId
 from plugins.base import Host
-from plugins.facts import Spare, SpareChanged, is_drained
+from plugins.facts import LentNow, Spare, SpareChanged, is_drained
 from plugins.memory.datapath import control, slab_keeper
 from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
@@ -18,6 +18,7 @@ from plugins.memory.machine import lender_events as machine
 from plugins.memory.machine.lender import Lender, react_s
 from plugins.memory.machine.lender_events import FreeSlab, LenderEvent, RegisterSlab
 from plugins.memory.machine.loan import LoanedSlab
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import SlabRef
 from plugins.memory.policy import headroom
 from plugins.memory.policy.settings import MemorySettings
@@ -38,6 +39,7 @@ class Lending:
         settings: MemorySettings,
         record: SlabRecord,
         perform: Callable[[Any, Callable[[Any], None]], None],
+        accounts: RackAccounts,
     ) -> None:
         self._host, self._env, self._settings, self._record = host, host.env, settings, record
         self._perform_shared = perform
@@ -49,10 +51,11 @@ class Lending:
             self.lend_bytes,
             settings.grace_s,
             settings.lease_s,
-            settings.budget_bytes,
+            accounts,
         )
         self.process: ByteProcess | None = None
         self._published: Spare | None = None
+        self._told_accounts: tuple[int, ...] | None = None
         self._touched_bytes = 0
         self._told: SlabList | None = None
         self.rdma = RdmaLent()
@@ -225,6 +228,17 @@ class Lending:
             self._published = spare
             self._host.spread("spare", spare)
             self._host.publish(SpareChanged(spare_bytes))
+        self._tell_accounts()
+
+    def _tell_accounts(self) -> None:
+        """Once it is known whose everything is that is lent: until then the others count what this host told last."""
+        accounts = self.machine.told_accounts()
+        if accounts is not None and accounts != self._told_accounts:
+            try:
+                self._host.spread("lent", LentNow(accounts))
+                self._told_accounts = accounts
+            except ValueError as error:  # the other values of this host are too long
+                self._env.log.warning("budgets are not told", why=str(error))
 
     def notes(self) -> list[str]:
         """What the slab process may not have."""
@@ -245,6 +259,7 @@ class Lending:
             'covey_memory_processor_waits_total{process="slabd"}': said.waits,
             'covey_memory_processor_wait_longest_seconds{process="slabd"}': said.wait_s_longest,
             "covey_spare_bytes": self.machine.spare_bytes(),
+            'covey_memory_budget_refused_total{by="lender"}': self.machine.refused_for_budget,
             "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
             **{
                 f'covey_slab_evictions_total{{reason="{reason}"}}': count

@@ -7,18 +7,24 @@ import msgspec
 
 from plugins.memory.datapath.control import LatencyCounts
 from plugins.memory.machine.loan import Lent
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.policy import latencies
+from plugins.memory.policy.budgets import BudgetAccount
 from plugins.memory.service.open_volume import OpenVolume
-from plugins.views import LatencyView, LinksView, VolumeView
+from plugins.views import AccountView, LatencyView, LinksView, VolumeView
 
 FAMILIES = {"read": "covey_memory_read_seconds", "write": "covey_memory_write_seconds"}
 """Histograms, by what was asked for."""
 LINK_STATES = ("open", "reopening", "recovering", "leaving")
 
 
-def completed(view: VolumeView, volume: OpenVolume, budget_bytes: int | None) -> VolumeView:
+def completed(view: VolumeView, volume: OpenVolume, accounts: RackAccounts) -> VolumeView:
     return msgspec.structs.replace(
-        view, latencies=latency_views(volume), links=links_view(volume), budget_bytes=budget_bytes
+        view,
+        latencies=latency_views(volume),
+        links=links_view(volume),
+        budget_bytes=accounts.budget(BudgetAccount("tenant", view.tenant)),
+        job_budget_bytes=accounts.budget(BudgetAccount("job", view.job)),
     )
 
 
@@ -31,6 +37,18 @@ def accounts(volumes: Iterable[OpenVolume], lent: Iterable[Lent]) -> dict[str, f
         found[slab.tenant, "lent"] += slab.size_bytes
     family = "covey_memory_tenant_bytes"
     return {f'{family}{{tenant="{who}",role="{role}"}}': size for (who, role), size in found.items() if who}
+
+
+def account_metrics(rows: Iterable[AccountView], refused: int) -> dict[str, float]:
+    """What accounts that this host can name have on the rack, and what they may have."""
+    found: dict[str, float] = {'covey_memory_budget_refused_total{by="borrower"}': refused}
+    for row in rows:
+        if row.kind:
+            labels = f'{{{row.kind}="{row.name}"}}'
+            found[f"covey_memory_rack_bytes{labels}"] = row.used_bytes
+            if row.budget_bytes is not None:
+                found[f"covey_memory_budget_bytes{labels}"] = row.budget_bytes
+    return found
 
 
 def latency_views(volume: OpenVolume) -> tuple[LatencyView, ...]:

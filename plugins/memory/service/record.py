@@ -61,8 +61,8 @@ class KnownVolume(msgspec.Struct, frozen=True):
 
     @property
     def taken_bytes(self) -> int:
-        """Of other hosts' memory, when all of it is there."""
-        return -(-self.size_bytes // self.data) * self.members
+        """Of other hosts' memory, when all of it is there, in whole slabs."""
+        return self.slabs * self.slab_bytes * self.members
 
     @property
     def lent_page_bytes(self) -> int:

@@ -6,11 +6,58 @@ from collections.abc import Iterable, Sequence
 from covey.core import HostId
 from covey.swapwire import SwapCounts
 from covey.units import format_size
+from plugins.facts import HostView, LentNow, Spare
 from plugins.memory.datapath.control import OpenPlace, SlabCounts
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import mirroring
+from plugins.memory.policy.budgets import BudgetAccount, as_told
+from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.service.open_volume import OpenVolume
-from plugins.views import SlabView, SwapView, VolumeView, WaitView
+from plugins.views import AccountView, SlabView, SwapView, VolumeView, WaitView
+
+
+def peers(hosts: Iterable[HostView], me: HostId) -> tuple[LenderPeer, ...]:
+    """The others, as a borrower sees them. What a host of another version says is as if it had not said it."""
+    found: list[LenderPeer] = []
+    for view in hosts:
+        if view.host != me:
+            spare, lent = view.value("spare", Spare), view.value("lent", LentNow)
+            room: tuple[int | None, int, str] = (None, 0, "")
+            if isinstance(spare, Spare):
+                room = spare.slabs_free, spare.slab_bytes, spare.rack
+            told = as_told(lent.accounts) if isinstance(lent, LentNow) else None
+            found.append(LenderPeer(view.host, view.state, *room, told))
+    return tuple(found)
+
+
+def account_views(accounts: RackAccounts, volumes: Iterable[OpenVolume], named: Iterable[str]) -> list[AccountView]:
+    """Every account that this host can name and that something is lent on, has volumes here, or has a budget of its own
+    (`named` tenants); and those of which it knows the number alone."""
+    mine: Counter[BudgetAccount] = Counter()
+    for known in (volume.known for volume in volumes):
+        for account in (BudgetAccount("tenant", known.tenant), BudgetAccount("job", known.job)):
+            if account.name:
+                mine[account] += known.taken_bytes
+    jobs = {job: known.tenant for job, known in accounts.jobs.items()}
+    found = {*mine, *accounts.here, *(BudgetAccount("tenant", tenant) for tenant in (*named, *jobs.values()) if tenant)}
+    found |= {BudgetAccount("job", job) for job in jobs}
+    rows = [
+        AccountView(
+            kind=account.kind,
+            name=account.name,
+            tenant=jobs.get(account.name, "") if account.kind == "job" else account.name,
+            budget_bytes=accounts.budget(account),
+            used_bytes=sum(lenders.values()),
+            lenders=lenders,
+            volumes_bytes=mine[account],
+        )
+        for account in sorted(found)
+        if (lenders := accounts.used(account)) or mine[account] or accounts.budget(account) is not None
+    ]
+    for number, lenders in accounts.unnamed({account.number for account in found}).items():
+        rows.append(AccountView("", f"{number:08x}", "", None, sum(lenders.values()), lenders, 0))
+    return rows
 
 
 def volume_view(
@@ -36,6 +83,7 @@ def volume_view(
         trouble=volume.trouble,
         tenant=known.tenant,
         job=known.job,
+        taken_bytes=known.taken_bytes,
         members=known.members,
         slabs_whole=volume.formed() if known.members > 1 else 0,
         parity=known.parity,

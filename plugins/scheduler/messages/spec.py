@@ -87,6 +87,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     gpu_memory: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """Device memory that each rank asks for on each of its GPUs, bytes; 0: not said. Where GPUs are shared, a host that
     has less does not take it."""
+    remote_memory: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    """Most memory of other hosts that its volumes have, all its hosts together, bytes; 0: not limited."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
     attach: bool = True
@@ -168,6 +170,7 @@ EXPECTED: dict[str, str] = {
     "retries_again": "a whole number from 0 to 1000000",
     "retries_preempted": "a whole number from 0 to 1000000, or nothing for no limit",
     "gpu_memory": "a whole number of bytes from 0, where 0 says nothing",
+    "remote_memory": "a whole number of bytes from 0, where 0 is no limit",
     "bind_gpus": "true or false",
     "attach": "true or false",
 }

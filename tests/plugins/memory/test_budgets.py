@@ -15,30 +15,36 @@ from covey.units import GIB, MIB
 from covey.wire import Attach
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced
+from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.lender import Lender
 from plugins.memory.machine.lender_events import LenderTick, SlabRegistered, StoreFound
+from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
-from plugins.memory.policy.budgets import budget_of, over_budget
+from plugins.memory.policy.budgets import BudgetAccount, BudgetHeld, budget_of, over_budget
 from plugins.memory.policy.lending import Headroom
-from plugins.memory.service.forming import refuse_over_budget
+from plugins.memory.service.forming import Payer, refuse_over_budget
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.plugins.memory.rack import SETTINGS, MemoryRack
 from tests.plugins.memory.tale import sent
-from tests.plugins.memory.test_service import a_rack, keep_hot
+from tests.plugins.memory.test_service import a_rack
 
 H1 = HostId("h1")
+ANN = BudgetAccount("tenant", "ann")
 LIMITED = msgspec.structs.replace(SETTINGS, budgets={"ann": "256 KiB"}, default_budget="64 KiB")
 
 
 def test_a_tenant_has_its_budget_or_the_default_and_nobody_has_none() -> None:
     budgets = {"ann": 5}
     assert [budget_of(who, budgets, 7) for who in ("ann", "bob", "")] == [5, 7, None]
-    assert budget_of("bob", budgets, None) is None
-    assert over_budget("ann", [3], 2, 5) == "" and over_budget("ann", [], 10**9, None) == ""
-    assert over_budget("ann", [3 * MIB, MIB], 2 * MIB, 5 * MIB) == (
+    assert budget_of("bob", budgets, None) is None and budget_of("", {"": 0}, None) == 0
+    assert over_budget(BudgetHeld(ANN, 5, 3, {}), 2) == ""
+    assert over_budget(BudgetHeld(ANN, 5 * MIB, 4 * MIB, {}), 2 * MIB) == (
         "tenant ann has 4 MiB of 5 MiB, and this is 2 MiB more"
     )
+    assert over_budget(
+        BudgetHeld(BudgetAccount("job", "j1"), 5 * MIB, 0, {H1: 3 * MIB, HostId("h2"): 2 * MIB}), MIB
+    ) == ("job j1 has 5 MiB of 5 MiB on 2 hosts, and this is 1 MiB more")
 
 
 def attach(rack: MemoryRack, volume: str, size: str, tenant: str, mirror: int = 0) -> Any:
@@ -84,9 +90,10 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
 
 
 def a_lender() -> Lender:
+    accounts = RackAccounts(HostId("h2"), 60.0, lambda tenant: 3 * MIB if tenant == "ann" else None)
+    accounts.heard((), -10.0)
     lender = Lender(
-        random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0,
-        lambda tenant: 3 * MIB if tenant == "ann" else None,
+        random.Random(1), lambda n: b"s" * n, Headroom(fraction=0.125), 64 * GIB, 10.0, 60.0, accounts
     )  # fmt: skip
     lender.handle(StoreFound("127.0.0.1:1", ()), 0.0)
     lender.handle(LenderTick(MemoryNow(64 * GIB, 60 * GIB, 0.0), 0), 0.0)
@@ -123,20 +130,11 @@ def test_a_lender_that_began_anew_learns_from_renewals_whose_slabs_it_holds() ->
     assert asked(lender, 3, "ann") != "", "who does not say whose it is changes nothing"
 
 
-def test_the_lenders_of_a_volume_know_whose_it_is() -> None:
-    with a_rack(2, settings=LIMITED) as rack:
-        attach(rack, "data", "128 KiB", "ann")
-        keep_hot(rack, "h1", "data", slabs=2)
-        rack.run(30)
-        lent = rack.agents["h2"].lending.machine.lent
-        assert [slab.tenant for slab in lent.values()] == ["ann", "ann"]
-        found = rack.agents["h2"].metrics()['covey_memory_tenant_bytes{tenant="ann",role="lent"}']
-        assert found == sum(slab.size_bytes for slab in lent.values())
-
-
 def test_a_mirrored_volume_counts_twice_for_what_comes_after_it() -> None:
-    known = KnownVolume("one", 96 << 10, 4096, 64 << 10, b"", -1, KnownProcess(b""), tenant="ann", members=2)
+    known = KnownVolume("one", 64 << 10, 4096, 64 << 10, b"", -1, KnownProcess(b""), tenant="ann", members=2)
     volumes = [cast(OpenVolume, SimpleNamespace(known=known))]
-    refuse_over_budget(LIMITED, volumes, "ann", 64 << 10, "cannot attach")
+    accounts, borrower = RackAccounts(H1, 60.0, LIMITED.budget_bytes), Borrower(H1, random.Random(1), 1, 20.0, 60.0)
+    refuse_over_budget(accounts, volumes, borrower, Payer("ann"), 128 << 10, "cannot attach")
     with pytest.raises(Refused, match="cannot attach"):
-        refuse_over_budget(LIMITED, volumes, "ann", 128 << 10, "cannot attach")
+        refuse_over_budget(accounts, volumes, borrower, Payer("ann"), 192 << 10, "cannot attach")
+    assert msgspec.structs.replace(known, size_bytes=1).taken_bytes == 128 << 10, "slabs are lent whole"

@@ -144,7 +144,8 @@ def test_a_lender_asks_about_a_member_that_nobody_renews() -> None:
     assert not sent(lender.handle(le.LenderTick(MEMORY, 0), 22.0), Unrenewed), "once in a third of a lease"
     tale = Members()
     (first, epoch), _ = tale.both()
-    assert sent(tale.hear(first, Unrenewed("v", 0, epoch)), Renew) == [(first, Renew((SlabRef("v", 0, epoch),), 2))]
+    renewed = Renew((SlabRef("v", 0, epoch),), 2, page_bytes=PAGE)
+    assert sent(tale.hear(first, Unrenewed("v", 0, epoch)), Renew) == [(first, renewed)]
     assert sent(tale.hear(first, Unrenewed("v", 0, epoch - 1)), Done) == [(first, Done("v", 0, epoch - 1))]
     assert sent(tale.hear(first, Unrenewed("other", 0, 1)), Done) == [(first, Done("other", 0, 1))]
 

@@ -35,6 +35,7 @@ GOOD: dict[str, Any] = {
     "retries_again": 7,
     "retries_preempted": 9,
     "gpu_memory": 8 << 30,
+    "remote_memory": 16 << 30,
     "bind_gpus": True,
     "attach": False,
 }
@@ -71,7 +72,7 @@ def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
         ("env", {"A": 1}), ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
         ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
         ("grace_s", float("nan")), ("hang_s", 0), ("hang_s", float("nan")),
-        ("grace_s", 10**9), ("bind_gpus", 1), ("pack", "all"),
+        ("grace_s", 10**9), ("bind_gpus", 1), ("remote_memory", -1), ("remote_memory", "8GiB"), ("pack", "all"),
     ],
 )  # fmt: skip
 def test_every_error_names_the_field_what_was_found_and_what_was_expected(field: str, value: Any) -> None:

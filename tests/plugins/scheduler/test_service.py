@@ -78,7 +78,7 @@ def test_a_job_that_was_forgotten_is_not_waited_for() -> None:
 
 def test_every_host_tells_its_plugins_once_where_a_job_is_and_when_it_is_over() -> None:
     async def story(rack: Rack) -> None:
-        await submit(rack)
+        await submit(rack, remote_memory=8 << 30)
         await until(lambda: rack.job("j1").state == "running")
         await asyncio.sleep(3)
         rack.finish("j1")
@@ -88,6 +88,7 @@ def test_every_host_tells_its_plugins_once_where_a_job_is_and_when_it_is_over() 
             placed = [fact for fact in host.told if isinstance(fact, JobPlaced)]
             over = [fact for fact in host.told if isinstance(fact, JobUnplaced)]
             assert [(fact.job, fact.epoch, fact.world_size) for fact in placed] == [("j1", 1, 4)]
+            assert placed[0].remote_memory == 8 << 30
             assert [(fact.job, fact.epoch, fact.ended) for fact in over] == [("j1", 1, True)]
 
     on_a_rack(story)
