@@ -305,7 +305,7 @@ def test_pages_for_what_is_no_socket_are_an_error_and_no_descriptor_stays(tmp_pa
         asyncio.run(lend())
     os.close(reads)
     os.close(file)
-    assert open_files() == before
+    assert open_files() <= before, "what earlier tests left may go meanwhile"
 
 
 @given(sizes=st.lists(st.integers(1, 100_000), max_size=6), takes=st.integers(500, 1 << 18))
