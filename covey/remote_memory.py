@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from covey import frames, wire
+from covey.core import JobId
 from covey.headers import Op
 from covey.units import format_size, parse_size
 from covey.version import VERSION
@@ -54,7 +55,8 @@ class RemoteMemory:
                 "start the script with agentctl submit, or give agent_socket=",
             )
         size_bytes = parse_size(size) if isinstance(size, str) else size
-        memory = cls(_ask_agent(path, wire.Attach(volume, size_bytes, mirror, parity), wire.VolumeAt), path)
+        wanted = wire.Attach(volume, size_bytes, mirror, parity, *_of_job(path))
+        memory = cls(_ask_agent(path, wanted, wire.VolumeAt), path)
         memory._connect()
         return memory
 
@@ -220,6 +222,14 @@ class RemoteMemory:
             what = f"{what} of {pages} pages at page {page} of {self.volume} failed"
             next_step = f"see agentctl volumes and agentctl why volume/{self.volume}, and try again"
             raise RemoteMemoryError(what, failed[0], next_step)
+
+
+def _of_job(path: str) -> tuple[JobId | None, int, str]:
+    """Job, epoch and token by which the agent at `path` knows this process; of one outside any job no job."""
+    job, epoch, token = (os.environ.get(f"COVEY_{name}", "") for name in ("JOB_ID", "EPOCH", "TOKEN"))
+    if path != os.environ.get("COVEY_SOCKET") or not job or not epoch.isdecimal():
+        return None, 0, ""
+    return JobId(job), int(epoch), token
 
 
 def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:

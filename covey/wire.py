@@ -230,6 +230,11 @@ class Attach(Frame, frozen=True, tag="Attach"):
     """2: without a disk, each slab on two other hosts; 0: as it is, or with a disk."""
     parity: str = ""
     """`K+1`: without a disk, each slab divided among K other hosts, and its parity on one more."""
+    job: JobId | None = None
+    """Of which it is, when it did not join as one of its ranks: the volume counts against it. None: of none."""
+    epoch: int = 0
+    token: str = ""
+    """COVEY_TOKEN of the job's ranks on this host."""
 
 
 class VolumeAt(Frame, frozen=True, tag="VolumeAt"):

@@ -282,7 +282,11 @@ class JobPeer(Protocol):
 
     @property
     def job(self) -> JobId | None:
-        """Whose rank it is; None of a tool outside any job."""
+        """Whose rank it is; None of a tool."""
+
+    @property
+    def of_job(self) -> JobId | None:
+        """Of which job it is, by its token, also when it speaks for none of the ranks; None of a tool outside any."""
 
     @property
     def rank(self) -> int:

@@ -14,6 +14,7 @@ class ConnectedProcess:
 
     def __init__(self, join: Join, uid: int, stream: ByteStream) -> None:
         self.pid, self.job, self.uid = join.pid, join.job, uid
+        self.of_job = join.job
         self.rank, self.epoch = join.rank, join.epoch
         self.kernel = plain(join.kernel, KERNEL_MAX)
         self.attached: tuple[str, str] | None = None

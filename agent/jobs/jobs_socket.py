@@ -33,6 +33,7 @@ from covey.version import VERSION
 from covey.wire import (
     PROTOCOL,
     AskPages,
+    Attach,
     Attached,
     ExtendGrace,
     Frame,
@@ -176,17 +177,22 @@ class JobSocket:
         return ConnectedProcess(first, stream.uid, stream)
 
     def _check_rank(self, join: Join, job: JobId) -> None:
-        token, spec = self._runner.token(job, join.epoch), self._runner.spec(job, join.epoch)
         what = f"rank {join.rank} cannot join job {job}"
+        spec = self._check_token(what, job, join.epoch, join.token)
+        if all(rank.rank != join.rank for rank in spec.ranks):
+            raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
+
+    def _check_token(self, what: str, job: JobId, epoch: int, said: str) -> RanksSpec:
+        """Of the job's ranks here. Refused to whoever is not of the job."""
+        token, spec = self._runner.token(job, epoch), self._runner.spec(job, epoch)
         if token is None or spec is None:
-            why = f"epoch {join.epoch} of {job} does not run on {self._env.host}"
+            why = f"epoch {epoch} of {job} does not run on {self._env.host}"
             raise Refused(3, what, why, f"agentctl job {job}")
-        if not hmac.compare_digest(token.encode(), join.token.encode(errors="replace")):
+        if not hmac.compare_digest(token.encode(), said.encode(errors="replace")):
             raise Refused(
                 4, what, "its COVEY_TOKEN is wrong", "start it with agentctl submit, and keep its environment"
             )
-        if all(rank.rank != join.rank for rank in spec.ranks):
-            raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
+        return spec
 
     def _welcome(self, peer: ConnectedProcess) -> Joined:
         spec = self._runner.spec(peer.job, peer.epoch) if peer.job is not None else None
@@ -280,6 +286,10 @@ class JobSocket:
             if isinstance(frame, ExtendGrace):
                 await self._extend(peer, frame)
             else:
+                if isinstance(frame, Attach) and frame.job is not None:
+                    what = f"cannot attach {plain(frame.volume, 80)} for job {plain(frame.job, 80)}"
+                    self._check_token(what, frame.job, frame.epoch, frame.token)
+                    peer.of_job = frame.job
                 await self._deliver(peer, frame)
         except Refused as refused:
             peer.send(Refusal(refused.what, refused.why, refused.next))

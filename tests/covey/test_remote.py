@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from covey import headers, remote_memory, volume_link, volumewire, wire
-from covey.core import HostId
+from covey.core import HostId, JobId
 from covey.frames import read_frame, write_frame
 from covey.ports import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError
@@ -180,6 +180,18 @@ async def test_detach_asks_the_agent_to_forget_it() -> None:
         assert (agent.asked[0], agent.asked[-1]) == (wire.Attach("data", SIZE), wire.Detach("data"))
         with pytest.raises(ValueError, match="closed here"):
             memory.read(0, 1)
+
+
+async def test_a_volume_that_a_process_of_a_job_opens_is_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with an_agent() as agent:
+        for name, value in {"JOB_ID": "j1", "EPOCH": "3", "TOKEN": "secret", "SOCKET": agent.path}.items():
+            monkeypatch.setenv(f"COVEY_{name}", value)
+        await in_a_thread(lambda: RemoteMemory.open("data", SIZE).close())
+        assert agent.asked[0] == wire.Attach("data", SIZE, job=JobId("j1"), epoch=3, token="secret")
+        agent.asked.clear()
+        monkeypatch.setenv("COVEY_SOCKET", "/of/another/agent")
+        await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path).close())
+        assert agent.asked[0] == wire.Attach("data", SIZE), "whose jobs that agent does not know"
 
 
 async def test_a_refusal_says_what_why_and_what_next() -> None:

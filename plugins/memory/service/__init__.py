@@ -123,8 +123,8 @@ class MemoryService(PluginService):
 
     async def _attach_for(self, peer: JobPeer, frame: Attach) -> VolumeAt:
         """It counts against the budget of the job's tenant."""
-        job = self.accounts.jobs.get(peer.job) if peer.job is not None else None
-        account = NOBODY if peer.job is None else Payer("" if job is None else job.tenant, peer.job)
+        job = self.accounts.jobs.get(peer.of_job) if peer.of_job is not None else None
+        account = NOBODY if peer.of_job is None else Payer("" if job is None else job.tenant, peer.of_job)
         name = _volume_name(frame.volume)
         volume = await self.borrowing.attach(
             name, frame.size_bytes, peer.uid, kind=Kind(frame.mirror, frame.parity), by=account

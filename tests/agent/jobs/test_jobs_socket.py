@@ -186,6 +186,31 @@ async def test_who_is_no_rank_of_this_epoch_here_is_refused_with_the_next_step(
         assert found.socket.counters["refused"] == 1
 
 
+@pytest.mark.parametrize(
+    ("job", "epoch", "token", "whose", "why"),
+    [
+        (J1, 3, "secret", J1, ""),
+        (None, 0, "", None, ""),
+        (J1, 3, "guess", None, "COVEY_TOKEN is wrong"),
+        (J1, 2, "secret", None, "epoch 2 of j1 does not run on h1"),
+        (JobId("j9"), 3, "secret", None, "epoch 3 of j9 does not run on h1"),
+    ],
+)
+async def test_a_volume_counts_against_a_job_by_its_token_alone(
+    short: str, job: JobId | None, epoch: int, token: str, whose: JobId | None, why: str
+) -> None:
+    async with door(short) as found:
+        stream, _ = await found.say(Join(pid=1), Attach("data", 1 << 20, job=job, epoch=epoch, token=token))
+        if why:
+            answer = await read_frame(stream, decoder)
+            assert isinstance(answer, Refusal) and why in answer.why and "attach data" in answer.what
+            assert found.heard == []
+        else:
+            await until(lambda: found.heard)
+            assert [peer.of_job for peer, _ in found.heard] == [whose]
+        assert (found.facts, found.socket.peers(J1)) == ([], []), "it is no rank of it"
+
+
 async def test_a_rank_that_joins_late_hears_too_that_it_is_to_end_and_may_ask_for_time(short: str) -> None:
     async with door(short) as found:
         early, _ = await found.say(GOOD)

@@ -77,7 +77,7 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
         service, said = rack.agents["h1"], list[Any]()
         service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, ()))
         for job, volume, size in ((JobId("j1"), "of-a-job", 128), (JobId("j1"), "more", 256), (None, "a-tool", 512)):
-            peer = cast(JobPeer, SimpleNamespace(job=job, uid=1000, send=said.append))
+            peer = cast(JobPeer, SimpleNamespace(of_job=job, uid=1000, send=said.append))
             rack.do("h1", partial(service.frame, peer, Attach(volume, size << 10)))
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         view = next(view for view in rack.command("h1", "volumes") if view.volume == "of-a-job")

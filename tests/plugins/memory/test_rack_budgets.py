@@ -335,7 +335,7 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
     with a_rack(2) as rack:
         service, said = rack.agents["h1"], list[Any]()
         service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 192 << 10))
-        job = cast(JobPeer, SimpleNamespace(job=JobId("j1"), uid=1000, send=said.append))
+        job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=said.append))
         for volume, size in (("one", 128), ("two", 128), ("three", 64)):
             rack.do("h1", partial(service.frame, job, Attach(volume, size << 10)))
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
