@@ -444,7 +444,7 @@ async def test_a_read_waits_however_long_for_a_lender_that_may_hold_a_newer_page
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         reading = asyncio.ensure_future(read(again, 0, 3))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5 * SLOW)
         assert not reading.done()
         assert again.counts(1).places[0].state == "recovering"
         assert "no welcome from h2" in again.counts(1).places[0].why
@@ -649,7 +649,7 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
 
 async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
     async with a_bench() as bench:
-        volume = await bench.volume(deadline_s=0.05 * SLOW)
+        volume = await bench.volume(deadline_s=0.2 * SLOW)
         await placed(volume, bench.register(0))
         link = volume.slabs[0].link
         assert link is not None
