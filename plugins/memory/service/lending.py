@@ -56,6 +56,8 @@ class Lending:
         self.process: ByteProcess | None = None
         self._published: Spare | None = None
         self._told_accounts: tuple[int, ...] | None = None
+        self._untold = ""
+        """Why the others are not told what is lent to whom; empty: they are."""
         self._touched_bytes = 0
         self._told: SlabList | None = None
         self.rdma = RdmaLent()
@@ -234,15 +236,19 @@ class Lending:
         """Once it is known whose everything is that is lent: until then the others count what this host told last."""
         accounts = self.machine.told_accounts()
         if accounts is not None and accounts != self._told_accounts:
+            untold, self._untold = self._untold, ""
             try:
                 self._host.spread("lent", LentNow(accounts))
                 self._told_accounts = accounts
             except ValueError as error:  # the other values of this host are too long
-                self._env.log.warning("budgets are not told", why=str(error))
+                self._untold = str(error)
+                if not untold:  # said once: it is tried again each second
+                    self._env.log.warning("budgets are not told", why=self._untold)
 
     def notes(self) -> list[str]:
-        """What the slab process may not have."""
-        return [] if self._told is None or not self._told.lacks else [f"slabd: {self._told.lacks}"]
+        """What the slab process may not have, and what the others are not told."""
+        lacks = [f"slabd: {self._told.lacks}"] if self._told is not None and self._told.lacks else []
+        return [*lacks, f"others do not hear to whom it lends: {self._untold}"] if self._untold else lacks
 
     def metrics(self) -> dict[str, float]:
         lent = self.machine.lent.values()

@@ -354,6 +354,23 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 
+def test_what_does_not_fit_beside_a_hosts_other_values_is_noted_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_rack(2) as rack:
+        lending, told, whys = rack.agents["h1"].lending, list[object](), ["too long", "too long", ""]
+
+        def spread(key: str, value: object) -> None:
+            if why := whys.pop(0):
+                raise ValueError(why)
+            told.append(value)
+
+        monkeypatch.setattr(lending.machine, "told_accounts", lambda: (7, 1))
+        monkeypatch.setattr(lending._host, "spread", spread)
+        for left in (1, 1, 0):
+            lending._tell_accounts()
+            assert len([note for note in lending.notes() if "too long" in note]) == left
+        assert told == [LentNow((7, 1))]
+
+
 # ---- at the borrower -------------------------------------------------------------------------------------------------
 
 
