@@ -2,15 +2,16 @@
 
     python bench/tensors_moves.py [--models AlexNet,VGG19,AWD-LM,BERT] [--kinds grad,model] [--moves 10] [--json FILE]
 
-Four hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables, each on one of
-these hosts. `agentctl tensors --move` gives both to the two other hosts, then back, again and again (AutoPS, table
-4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in which it compares each
-element with what it must be. *grad*: an aggregator keeps nothing between two rounds. *model*: the new one needs the
-parameters. PAUSE: of the eight rounds after a move, how much longer than their median the longest one took, ms: the
-median of all moves, and the worst. NOISE: the same after the same commands to hosts that have the tables already, which
-are refused, since commands need processors too. BROUGHT: how long the owner before took to bring a table to the next
-one, ms, from when it sent ranks away: the median of all tables that moved; and how many of these tables it brought
-whole. (Needs root and iproute2.)
+Six hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables. `agentctl tensors
+--move` gives both to two hosts without ranks, then to the two others, and back, again and again (AutoPS, table 4.3),
+while the script trains: it pushes all tensors, waits for all, and computes for a while, in which it compares each
+element with what it must be. (The first move, from the ranks' own hosts, which they reach by a unix socket, does not
+count: over TCP each round takes longer, wherever it is added.) *grad*: an aggregator keeps nothing between two rounds.
+*model*: the new one needs the parameters. *adam*: and their moments; the ranks push gradients. PAUSE: of the eight
+rounds after a move, how much longer than their median the longest one took, ms: the median of all moves, and the worst.
+NOISE: the same after the same commands to hosts that have the tables already, which are refused, since commands need
+processors too. BROUGHT: how long the owner before took to bring a table to the next one, ms, from when it sent ranks
+away: the median of all tables that moved; and how many of these tables it brought whole. (Needs root and iproute2.)
 """
 
 import json
@@ -29,7 +30,7 @@ from bench.live_command import json_option, keep, options, print_head  # noqa: E
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
 from chaos.rack.hosts import Host, Laboratory  # noqa: E402
 
-HOSTS, RANKS = 4, 2
+HOSTS, RANKS = 6, 2
 AFTER = 8
 """Rounds that are looked at after a move."""
 FIRST = 4
@@ -64,16 +65,17 @@ TRAIN = """
 import sys, time
 import numpy as np
 import covey
+from covey.update_steps import take_step
 
 kind, computes_s, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
 with covey.join() as job, open(f"{sys.argv[4]}{job.rank}", "w") as log:
     names = [f"t{at}" for at in range(len(sizes))]
     given = [np.full(size, 1 + job.rank, np.float32) for size in sizes]  # and more in each round: an old sum is wrong
     held = [np.zeros(size, np.float32) for size in sizes]
-    if kind == "model":
+    if kind != "grad":
         for name, array in zip(names, held):
-            job.tensors.model(name, array)
-    round, wanted = 0, 0
+            job.tensors.model(name, array, update=covey.Adam() if kind == "adam" else None)
+    round, wanted, few = 0, 0, [np.zeros(16, np.float32) for _ in range(3)]
     while not job.stopping:
         began = time.monotonic()
         for handle in [job.tensors.push(*each[:2], out=each[2]) for each in zip(names, given, held)]:
@@ -81,6 +83,10 @@ with covey.join() as job, open(f"{sys.argv[4]}{job.rank}", "w") as log:
         ended = time.monotonic()
         round += 1
         wanted = wanted + 3 * round if kind == "model" else 3 * round
+        if kind == "adam":
+            new = [np.full(16, wanted, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)]
+            take_step(covey.Adam(), round, covey.Adam().rate, few, new)
+            few, wanted = new, new[0][0]
         wrong = sum(int(np.count_nonzero(array != wanted)) for array in held)
         for array in given:
             array.fill((round + 1) * (1 + job.rank))
@@ -140,10 +146,9 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
         job = str(submitted.stdout.split()[0])
         lines = wait(lambda: files(rack), lambda: told(rack, job), 60.0)
         wait(lambda: len(rounds(lines)) >= FIRST + AFTER, lambda: told(rack, job), 20 * ROUND_S)
-        here = owners(rack, job)
-        others = [host.name for host in rack.hosts if host.name not in here.values()]
-        homes = {table: (home, others.pop()) for table, home in here.items()}
-        moved = [move(rack, job, lines, homes, number) for number in range(moves)]
+        homes = places(rack, job)
+        move(rack, job, lines, homes, 0)
+        moved = [move(rack, job, lines, homes, number + 1) for number in range(moves)]
         rack.hosts[0].shell(f"agentctl cancel {job}")
         rack.hosts[0].shell(f"agentctl wait {job}", timeout_s=END_S)
         return {**pauses_of(rounds(lines), moved), "brought_s": brought(rack)}
@@ -193,6 +198,13 @@ def owners(rack: AgentRack, job: str) -> dict[str, str]:
     return found
 
 
+def places(rack: AgentRack, job: str) -> dict[str, tuple[str, str]]:
+    """Of each table, the two hosts between which it moves: none of them has a rank."""
+    here = owners(rack, job)
+    others = [host.name for host in rack.hosts if host.name not in here.values()]
+    return {table: (others.pop(), others.pop()) for table in here}
+
+
 def move(
     rack: AgentRack, job: str, lines: Sequence[Path], homes: dict[str, tuple[str, str]], number: int
 ) -> tuple[float, float]:
@@ -203,11 +215,11 @@ def move(
         before = len(rounds(lines))
         began.append(time.monotonic())
         for table, home in homes.items():
-            said = first.shell(f"agentctl tensors --move {table} {home[1 - number % 2]}")
+            said = first.shell(f"agentctl tensors --move {table} {home[number % 2]}")
             if said.returncode != code:
                 raise SystemExit(said.stdout + said.stderr)
         wait(lambda least=before + AFTER + 1: len(rounds(lines)) > least, lambda: told(rack, job), AFTER * ROUND_S)
-        if owners(rack, job) != {table: home[1 - number % 2] for table, home in homes.items()}:
+        if owners(rack, job) != {table: home[number % 2] for table, home in homes.items()}:
             raise SystemExit("the tables did not move\n" + told(rack, job))
     print(f"  move {number + 1}", file=sys.stderr, flush=True)
     return began[0], began[1]

@@ -159,6 +159,20 @@ def test_a_version_that_no_rank_holds_is_forgotten_wherever_it_is(brought: int) 
     assert next.tensor.version == 5 and next.state == bytes([3]) * 16
 
 
+def test_one_that_asks_hears_whether_there_is_memory_for_so_much() -> None:
+    """One of before does not, and would take the answer for a mistake."""
+    next = Next(5)
+    assert next.say(TensorOp.PING, round=7) == [] and next.owner.expects == 0
+    next.copies = IncomingCopies(next.owner, answers=True)
+    for ready in (False, True):
+        next.owner.is_ready = ready
+        head, _ = frame(TensorOp.PING, HASH, 1 << 32, rank=OWNER, round=7)
+        (said,) = next.copies.heard(parse(head), b"")
+        answer = parse(said[0])
+        assert (answer.op, answer.round, answer.rank) == (TensorOp.PONG, int(ready), OWNER)
+    assert next.owner.expects == 7 << 20
+
+
 def test_what_was_not_said_to_come_is_asked_of_ranks_at_once() -> None:
     next = Next(5)
     assert next.owner.asked == []
