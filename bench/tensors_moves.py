@@ -191,7 +191,7 @@ def owners(rack: AgentRack, job: str) -> dict[str, str]:
 
     def all_there() -> dict[str, str]:
         said = rack.hosts[0].shell("agentctl tensors").stdout
-        each = re.findall(rf"^({job}(?:/\d+)?) +(\S+)", said, re.MULTILINE)
+        each = re.findall(rf"^({job}(?:/\d+)?) +(\S+) +\d", said, re.MULTILINE)  # not "was refused"
         return dict(each) if len(each) == RANKS else {}
 
     found: dict[str, str] = wait(all_there, lambda: told(rack, job), 30.0)
