@@ -27,8 +27,9 @@ BUFFERS_BYTES_MAX = 128 << 20
 READY_BUFFER_BYTES = Sizes().most_bytes
 """Of part buffers that are got ready: as Blocks of large tensors have, or a little less, where a job has several
 tables. (Of a job with one, which is on one host and shares memory there, mostly nothing comes here.)"""
-RESTS = 9.0
-"""Getting memory ready rests for so many times as long as it works: it takes a tenth of a core."""
+RESTS, RESTS_LATER, LATER_S = 19.0, 9.0, 5.0
+"""Getting memory ready rests for so many times as long as it works: it takes a twentieth of a core, since rounds are
+under way beside it; and a tenth once it has taken so long, seconds."""
 TOUCH_BYTES = 1 << 20
 """At a time: others run in between."""
 ALIGNED = 64
@@ -192,11 +193,12 @@ class MemoryInAdvance:
         self._stopped = True
 
     async def _write(self) -> None:
-        began_s = self._env.clock.cpu_s()
+        began_s, later_s = self._env.clock.cpu_s(), self._env.clock.now_s() + LATER_S
         while self._waiting and not self._stopped:
             if next(self._waiting[0], self) is self:
                 self._waiting.popleft()
-            await asyncio.sleep(RESTS * (self._env.clock.cpu_s() - began_s))
+            rests = RESTS if self._env.clock.now_s() < later_s else RESTS_LATER
+            await asyncio.sleep(rests * (self._env.clock.cpu_s() - began_s))
             began_s = self._env.clock.cpu_s()
         self._running = False
 

@@ -18,8 +18,10 @@ from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
 from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.memory import (
     ALIGNED,
+    LATER_S,
     READY_BUFFER_BYTES,
     RESTS,
+    RESTS_LATER,
     TOUCH_BYTES,
     Arena,
     Buffers,
@@ -298,11 +300,11 @@ def test_memory_in_advance_leaves_time_to_others_and_ends_with_its_job() -> None
             tasks.append(loop.create_task(work))
 
         tasks: list[asyncio.Task[Any]] = []
-        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written))
+        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written), now_s=loop.time)
         advance = MemoryInAdvance(cast(Env, SimpleNamespace(clock=clock, spawn=spawn)), "test")
         advance.add(pieces())
         advance.add(pieces())
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
         took_s = written[-1] - written[0]
         advance.add(pieces())
         await asyncio.sleep(0.01)
@@ -313,6 +315,29 @@ def test_memory_in_advance_leaves_time_to_others_and_ends_with_its_job() -> None
 
     took_s, written = play(story())
     assert took_s == pytest.approx(5 * RESTS * 0.01) and written == 7
+
+
+def test_memory_in_advance_that_takes_long_takes_more_of_a_core() -> None:
+    """Ranks are waiting for it to be ready, for a while."""
+
+    async def story() -> float:
+        loop = asyncio.get_running_loop()
+        written: list[float] = []
+
+        def pieces() -> Iterator[None]:
+            for _ in range(60):
+                written.append(loop.time())
+                yield
+
+        tasks: list[asyncio.Task[Any]] = []
+        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written), now_s=loop.time)
+        spawn: Any = lambda name, work: tasks.append(loop.create_task(work))  # noqa: E731
+        MemoryInAdvance(cast(Env, SimpleNamespace(clock=clock, spawn=spawn)), "test").add(pieces())
+        await asyncio.gather(*tasks)
+        return written[-1] - written[0]
+
+    slowly = -int(-LATER_S // (0.01 * RESTS))
+    assert play(story()) == pytest.approx(0.01 * (slowly * RESTS + (59 - slowly) * RESTS_LATER), abs=0.2)
 
 
 def test_buffers_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
