@@ -2,16 +2,17 @@
 
     python bench/tensors_moves.py [--models AlexNet,VGG19,AWD-LM,BERT] [--kinds grad,model] [--moves 10] [--json FILE]
 
-Six hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables. `agentctl tensors
---move` gives both to two hosts without ranks, then to the two others, and back, again and again (AutoPS, table 4.3),
-while the script trains: it pushes all tensors, waits for all, and computes for a while, in which it compares each
-element with what it must be. (The first move, from the ranks' own hosts, which they reach by a unix socket, does not
-count: over TCP each round takes longer, wherever it is added.) *grad*: an aggregator keeps nothing between two rounds.
-*model*: the new one needs the parameters. *adam*: and their moments; the ranks push gradients. PAUSE: of the eight
-rounds after a move, how much longer than their median the longest one took, ms: the median of all moves, and the worst.
-NOISE: the same after the same commands to hosts that have the tables already, which are refused, since commands need
-processors too. BROUGHT: how long the owner before took to bring a table to the next one, ms, from when it sent ranks
-away: the median of all tables that moved; and how many of these tables it brought whole. (Needs root and iproute2.)
+Six hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables. What `agentctl
+tensors --move` asks of an agent gives both to two hosts without ranks, then to the two others, and back, again and
+again (AutoPS, table 4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in
+which it compares each element with what it must be. (The first move, from the ranks' own hosts, which they reach by a
+unix socket, does not count: over TCP each round takes longer, wherever it is added.) *grad*: an aggregator keeps
+nothing between two rounds. *model*: the new one needs the parameters. *adam*: and their moments; the ranks push
+gradients. PAUSE: of the rounds from when a move is asked for until four after both tables were handed over, how much
+longer than their median the longest one took, ms: the median of all moves, and the worst. NOISE: likewise, of eight
+rounds after asking for a move to the hosts that have the tables already, which is refused. BROUGHT: how long the owner
+before took to bring a table to the next one, ms, from when it sent ranks away: the median of all tables that moved; and
+how many of these tables it brought whole. (Needs root and iproute2.)
 """
 
 import json
@@ -28,11 +29,12 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
-from chaos.rack.hosts import Host, Laboratory  # noqa: E402
+from chaos.rack.hosts import Laboratory  # noqa: E402
+from cli.client import AgentctlError  # noqa: E402
 
 HOSTS, RANKS = 6, 2
-AFTER = 8
-"""Rounds that are looked at after a move."""
+AFTER, HANDED = 8, 4
+"""Rounds that are looked at where nothing moves, and after a table was handed over."""
 FIRST = 4
 """Rounds that do not count, since all memory is new."""
 ROUND_S, END_S = 120.0, 300.0
@@ -205,37 +207,71 @@ def places(rack: AgentRack, job: str) -> dict[str, tuple[str, str]]:
     return {table: (others.pop(), others.pop()) for table in here}
 
 
+class Window(NamedTuple):
+    """Rounds that are looked at: those that end after `began_s`, until so many of them end after `least_s`."""
+
+    began_s: float
+    least_s: float
+    rounds: int
+
+    def of(self, all_rounds: Sequence[Round]) -> list[Round]:
+        late = [one.ended_s for one in all_rounds if one.ended_s > self.least_s][: self.rounds]
+        return [one for one in all_rounds if self.began_s < one.ended_s <= late[-1]] if late else []
+
+    def is_whole(self, all_rounds: Sequence[Round]) -> bool:
+        return sum(1 for one in all_rounds if one.ended_s > self.least_s) >= self.rounds
+
+
 def move(
     rack: AgentRack, job: str, lines: Sequence[Path], homes: dict[str, tuple[str, str]], number: int
-) -> tuple[float, float]:
-    """All tables, there and back in turn; when, and when the commands were given once more."""
-    first: Host = rack.hosts[0]
-    began = []
-    for code in (0, 4):
-        before = len(rounds(lines))
-        began.append(time.monotonic())
-        for table, home in homes.items():
-            said = first.shell(f"agentctl tensors --move {table} {home[number % 2]}")
-            if said.returncode != code:
-                raise SystemExit(said.stdout + said.stderr)
-        wait(lambda least=before + AFTER + 1: len(rounds(lines)) > least, lambda: told(rack, job), AFTER * ROUND_S)
-        if owners(rack, job) != {table: home[number % 2] for table, home in homes.items()}:
+) -> tuple[Window, Window]:
+    """All tables, there and back in turn; and asked for once more."""
+    to = {table: home[number % 2] for table, home in homes.items()}
+    windows = []
+    for least in (HANDED, AFTER):
+        before, began_s = handed_over(rack), time.monotonic()
+        ask(rack, to, refused=least == AFTER)
+        if least == HANDED:
+            wait(lambda most=before + len(to): handed_over(rack) >= most, lambda: told(rack, job), AFTER * ROUND_S)
+        window = Window(began_s, time.monotonic(), least)
+        wait(lambda of=window: of.is_whole(rounds(lines)), lambda: told(rack, job), AFTER * ROUND_S)
+        windows.append(window)
+        if owners(rack, job) != to:
             raise SystemExit("the tables did not move\n" + told(rack, job))
     print(f"  move {number + 1}", file=sys.stderr, flush=True)
-    return began[0], began[1]
+    return windows[0], windows[1]
 
 
-def pauses_of(all_rounds: Sequence[Round], moved: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def ask(rack: AgentRack, to: dict[str, str], refused: bool) -> None:
+    """By the API: a command needs as much of a processor as a round."""
+    agent = rack.agent(rack.hosts[0])
+    rows = {row["job"]: row for row in agent.get("tensors").data}
+    for table, host in to.items():
+        body = {"job": table, "epoch": rows[table]["epoch"], "from": rows[table]["host"], "to": host}
+        try:
+            agent.post("tensors", "move", body=body)
+        except AgentctlError as error:
+            if not refused:
+                raise SystemExit(str(error)) from error
+
+
+def handed_over(rack: AgentRack) -> int:
+    """How many tables were, so far."""
+    logs = [path for host in rack.hosts for path in host.folder.rglob("aggd.log")]
+    return sum(path.read_text(errors="replace").count("job handed over") for path in logs)
+
+
+def pauses_of(all_rounds: Sequence[Round], moved: Sequence[tuple[Window, Window]]) -> dict[str, Any]:
     """The median round, and by how much the longest of those after each move, and after no move, was longer."""
-    usual_s = statistics.median(one.took_s for one in all_rounds[FIRST:])
 
-    def longest(after_s: float) -> float:
-        these = [one.took_s for one in all_rounds if one.ended_s > after_s][:AFTER]
+    def longest(window: Window) -> float:
+        these = [one.took_s for one in window.of(all_rounds)]
         return max(these) - statistics.median(these)
 
     pauses, noise = ([longest(each[at]) for each in moved] for at in (0, 1))
-    wrong = sum(one.wrong for one in all_rounds)
     took = [one.took_s for one in all_rounds]
+    usual_s = statistics.median(one.took_s for each in moved for one in each[1].of(all_rounds))
+    wrong = sum(one.wrong for one in all_rounds)
     return {"round_s": usual_s, "pauses_s": pauses, "noise_s": noise, "wrong": wrong, "took_s": took}
 
 
