@@ -2,15 +2,17 @@
 
     python bench/tensors_moves.py [--models AlexNet,VGG19,AWD-LM,BERT] [--kinds grad,model] [--moves 10] [--json FILE]
 
-Four hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables, each on one of
-these hosts. `agentctl tensors --move` gives both to the two other hosts, then back, again and again (AutoPS, table
-4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in which it compares each
-element with what it must be. *grad*: an aggregator keeps nothing between two rounds. *model*: the new one needs the
-parameters. PAUSE: of the eight rounds after a move, how much longer than their median the longest one took, ms: the
-median of all moves, and the worst. NOISE: the same after the same commands to hosts that have the tables already, which
-are refused, since commands need processors too. BROUGHT: how long the owner before took to bring a table to the next
-one, ms, from when it sent ranks away: the median of all tables that moved; and how many of these tables it brought
-whole. (Needs root and iproute2.)
+Six hosts (network namespaces) with real agents; a job has one rank on each of two, and so two tables. What `agentctl
+tensors --move` asks of an agent gives both to two hosts without ranks, then to the two others, and back, again and
+again (AutoPS, table 4.3), while the script trains: it pushes all tensors, waits for all, and computes for a while, in
+which it compares each element with what it must be. (The first move, from the ranks' own hosts, which they reach by a
+unix socket, does not count: over TCP each round takes longer, wherever it is added.) *grad*: an aggregator keeps
+nothing between two rounds. *model*: the new one needs the parameters. *adam*: and their moments; the ranks push
+gradients. PAUSE: of the rounds from when a move is asked for until four after both tables were handed over, how much
+longer than their median the longest one took, ms: the median of all moves, and the worst. NOISE: likewise, of eight
+rounds after asking for a move to the hosts that have the tables already, which is refused. BROUGHT: how long the owner
+before took to bring a table to the next one, ms, from when it sent ranks away: the median of all tables that moved; and
+how many of these tables it brought whole. (Needs root and iproute2.)
 """
 
 import json
@@ -27,11 +29,12 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head  # noqa: E402
 from chaos.rack.agents import AgentRack, wait  # noqa: E402
-from chaos.rack.hosts import Host, Laboratory  # noqa: E402
+from chaos.rack.hosts import Laboratory  # noqa: E402
+from cli.client import AgentctlError  # noqa: E402
 
-HOSTS, RANKS = 4, 2
-AFTER = 8
-"""Rounds that are looked at after a move."""
+HOSTS, RANKS = 6, 2
+AFTER, HANDED = 8, 4
+"""Rounds that are looked at where nothing moves, and after a table was handed over."""
 FIRST = 4
 """Rounds that do not count, since all memory is new."""
 ROUND_S, END_S = 120.0, 300.0
@@ -64,16 +67,17 @@ TRAIN = """
 import sys, time
 import numpy as np
 import covey
+from covey.update_steps import take_step
 
 kind, computes_s, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
 with covey.join() as job, open(f"{sys.argv[4]}{job.rank}", "w") as log:
     names = [f"t{at}" for at in range(len(sizes))]
     given = [np.full(size, 1 + job.rank, np.float32) for size in sizes]  # and more in each round: an old sum is wrong
     held = [np.zeros(size, np.float32) for size in sizes]
-    if kind == "model":
+    if kind != "grad":
         for name, array in zip(names, held):
-            job.tensors.model(name, array)
-    round, wanted = 0, 0
+            job.tensors.model(name, array, update=covey.Adam() if kind == "adam" else None)
+    round, wanted, few = 0, 0, [np.zeros(16, np.float32) for _ in range(3)]
     while not job.stopping:
         began = time.monotonic()
         for handle in [job.tensors.push(*each[:2], out=each[2]) for each in zip(names, given, held)]:
@@ -81,6 +85,10 @@ with covey.join() as job, open(f"{sys.argv[4]}{job.rank}", "w") as log:
         ended = time.monotonic()
         round += 1
         wanted = wanted + 3 * round if kind == "model" else 3 * round
+        if kind == "adam":
+            new = [np.full(16, wanted, np.float32), np.empty(16, np.float32), np.empty(16, np.float32)]
+            take_step(covey.Adam(), round, covey.Adam().rate, few, new)
+            few, wanted = new, new[0][0]
         wrong = sum(int(np.count_nonzero(array != wanted)) for array in held)
         for array in given:
             array.fill((round + 1) * (1 + job.rank))
@@ -140,10 +148,9 @@ def measure(model: Model, kind: str, moves: int) -> dict[str, Any]:
         job = str(submitted.stdout.split()[0])
         lines = wait(lambda: files(rack), lambda: told(rack, job), 60.0)
         wait(lambda: len(rounds(lines)) >= FIRST + AFTER, lambda: told(rack, job), 20 * ROUND_S)
-        here = owners(rack, job)
-        others = [host.name for host in rack.hosts if host.name not in here.values()]
-        homes = {table: (home, others.pop()) for table, home in here.items()}
-        moved = [move(rack, job, lines, homes, number) for number in range(moves)]
+        homes = places(rack, job)
+        move(rack, job, lines, homes, 0)
+        moved = [move(rack, job, lines, homes, number + 1) for number in range(moves)]
         rack.hosts[0].shell(f"agentctl cancel {job}")
         rack.hosts[0].shell(f"agentctl wait {job}", timeout_s=END_S)
         return {**pauses_of(rounds(lines), moved), "brought_s": brought(rack)}
@@ -186,44 +193,85 @@ def owners(rack: AgentRack, job: str) -> dict[str, str]:
 
     def all_there() -> dict[str, str]:
         said = rack.hosts[0].shell("agentctl tensors").stdout
-        each = re.findall(rf"^({job}(?:/\d+)?) +(\S+)", said, re.MULTILINE)
+        each = re.findall(rf"^({job}(?:/\d+)?) +(\S+) +\d", said, re.MULTILINE)  # not "was refused"
         return dict(each) if len(each) == RANKS else {}
 
     found: dict[str, str] = wait(all_there, lambda: told(rack, job), 30.0)
     return found
 
 
+def places(rack: AgentRack, job: str) -> dict[str, tuple[str, str]]:
+    """Of each table, the two hosts between which it moves: none of them has a rank."""
+    here = owners(rack, job)
+    others = [host.name for host in rack.hosts if host.name not in here.values()]
+    return {table: (others.pop(), others.pop()) for table in here}
+
+
+class Window(NamedTuple):
+    """Rounds that are looked at: those that end after `began_s`, until so many of them end after `least_s`."""
+
+    began_s: float
+    least_s: float
+    rounds: int
+
+    def of(self, all_rounds: Sequence[Round]) -> list[Round]:
+        late = [one.ended_s for one in all_rounds if one.ended_s > self.least_s][: self.rounds]
+        return [one for one in all_rounds if self.began_s < one.ended_s <= late[-1]] if late else []
+
+    def is_whole(self, all_rounds: Sequence[Round]) -> bool:
+        return sum(1 for one in all_rounds if one.ended_s > self.least_s) >= self.rounds
+
+
 def move(
     rack: AgentRack, job: str, lines: Sequence[Path], homes: dict[str, tuple[str, str]], number: int
-) -> tuple[float, float]:
-    """All tables, there and back in turn; when, and when the commands were given once more."""
-    first: Host = rack.hosts[0]
-    began = []
-    for code in (0, 4):
-        before = len(rounds(lines))
-        began.append(time.monotonic())
-        for table, home in homes.items():
-            said = first.shell(f"agentctl tensors --move {table} {home[1 - number % 2]}")
-            if said.returncode != code:
-                raise SystemExit(said.stdout + said.stderr)
-        wait(lambda least=before + AFTER + 1: len(rounds(lines)) > least, lambda: told(rack, job), AFTER * ROUND_S)
-        if owners(rack, job) != {table: home[1 - number % 2] for table, home in homes.items()}:
+) -> tuple[Window, Window]:
+    """All tables, there and back in turn; and asked for once more."""
+    to = {table: home[number % 2] for table, home in homes.items()}
+    windows = []
+    for least in (HANDED, AFTER):
+        before, began_s = handed_over(rack), time.monotonic()
+        ask(rack, to, refused=least == AFTER)
+        if least == HANDED:
+            wait(lambda most=before + len(to): handed_over(rack) >= most, lambda: told(rack, job), AFTER * ROUND_S)
+        window = Window(began_s, time.monotonic(), least)
+        wait(lambda of=window: of.is_whole(rounds(lines)), lambda: told(rack, job), AFTER * ROUND_S)
+        windows.append(window)
+        if owners(rack, job) != to:
             raise SystemExit("the tables did not move\n" + told(rack, job))
     print(f"  move {number + 1}", file=sys.stderr, flush=True)
-    return began[0], began[1]
+    return windows[0], windows[1]
 
 
-def pauses_of(all_rounds: Sequence[Round], moved: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def ask(rack: AgentRack, to: dict[str, str], refused: bool) -> None:
+    """By the API: a command needs as much of a processor as a round."""
+    agent = rack.agent(rack.hosts[0])
+    rows = {row["job"]: row for row in agent.get("tensors").data}
+    for table, host in to.items():
+        body = {"job": table, "epoch": rows[table]["epoch"], "from": rows[table]["host"], "to": host}
+        try:
+            agent.post("tensors", "move", body=body)
+        except AgentctlError as error:
+            if not refused:
+                raise SystemExit(str(error)) from error
+
+
+def handed_over(rack: AgentRack) -> int:
+    """How many tables were, so far."""
+    logs = [path for host in rack.hosts for path in host.folder.rglob("aggd.log")]
+    return sum(path.read_text(errors="replace").count("job handed over") for path in logs)
+
+
+def pauses_of(all_rounds: Sequence[Round], moved: Sequence[tuple[Window, Window]]) -> dict[str, Any]:
     """The median round, and by how much the longest of those after each move, and after no move, was longer."""
-    usual_s = statistics.median(one.took_s for one in all_rounds[FIRST:])
 
-    def longest(after_s: float) -> float:
-        these = [one.took_s for one in all_rounds if one.ended_s > after_s][:AFTER]
+    def longest(window: Window) -> float:
+        these = [one.took_s for one in window.of(all_rounds)]
         return max(these) - statistics.median(these)
 
     pauses, noise = ([longest(each[at]) for each in moved] for at in (0, 1))
-    wrong = sum(one.wrong for one in all_rounds)
     took = [one.took_s for one in all_rounds]
+    usual_s = statistics.median(one.took_s for each in moved for one in each[1].of(all_rounds))
+    wrong = sum(one.wrong for one in all_rounds)
     return {"round_s": usual_s, "pauses_s": pauses, "noise_s": noise, "wrong": wrong, "took_s": took}
 
 

@@ -26,7 +26,8 @@ An owner that hands its Blocks over brings them to the next one on a connection 
 the place of a rank, under the next one's epoch and secret:
 
     owner before                      next owner
-      PING                            ->      until no round is under way
+      PING(megabytes)                 ->      until no round is under way
+                                       <- PONG(there is memory for them), to one that has asked in HELLO
       OPEN(key, version)              ->      of every Block that it brings, then
       COPIES                          ->      others come from ranks
       STATE(key, version, part) ...   ->      one Block after the other

@@ -44,7 +44,7 @@ from plugins.aggregator.datapath.links import WorkerLink
 from plugins.aggregator.datapath.memory import Buffers, Memory
 from plugins.aggregator.datapath.owner_links import OwnerLink
 from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.state_carrier import StateCarrier
+from plugins.aggregator.datapath.state_carrier import READY_BYTES_S, StateCarrier
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
@@ -52,8 +52,6 @@ MISSING_MAX = 16
 """So many ranks that have not pushed are named."""
 TOLD_S = 0.2
 """Ranks are told of the next owner before the present one ends their connections; seconds."""
-READY_BYTES_S = 50 << 20
-"""As fast as the next owner gets memory for the tensors ready, bytes/s; it was told of them first."""
 
 
 class AggdConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,12 +192,13 @@ class Aggd:
             self.env.spawn(f"aggd hands {order.job} over", self._hand_over(known, order))
 
     async def _hand_over(self, job: JobSums, order: DropJob) -> None:
-        carrier = None if order.to is None else StateCarrier(self.env, job.hash, order.instead, order.to)
-        if carrier is not None:
+        began_s, size, within_s, carrier = self.env.clock.now_s(), job.state_bytes, order.within_s, None
+        ready_s = TOLD_S + size / READY_BYTES_S
+        if order.to is not None:
+            ready, ready_s = job.rounds_here.next_is_ready, within_s  # it is called then
+            carrier = StateCarrier(self.env, job.hash, order.instead, order.to, size, ready)
             self.env.spawn(f"aggd brings {order.job} to its next owner", carrier.run())
-        began_s = self.env.clock.now_s()
-        ready_s = min(TOLD_S + job.state_bytes / READY_BYTES_S, order.within_s / 2)
-        why = await job.rounds_here.until_between(ready_s, order.within_s)
+        why = await job.rounds_here.until_between(min(ready_s, within_s / 2), within_s, TOLD_S)
         self._leaving.remove(job)
         if self.jobs.get(job.job) is job:
             self.env.log.info("job handed over", job=job.job, why=why, after_s=self.env.clock.now_s() - began_s)
@@ -286,7 +285,7 @@ class Aggd:
             await self._refuse(stream, head.job, 0)
             return None
         if head.rank == OWNER:
-            return OwnerLink(job, stream)
+            return OwnerLink(job, stream, head.round)
         newest = job.newest[head.rank] = max(head.round, job.newest.get(head.rank, 0))
         if head.round < newest:  # it was lost to its host, and does not know it
             await self._refuse(stream, head.job, job.epoch, newest)

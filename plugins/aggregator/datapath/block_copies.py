@@ -1,6 +1,8 @@
 """Blocks go from the owner that hands them over to the next one: what both say, without sockets (AutoPS §4.5.2.2).
 
     owner before            next owner                                  ranks
+      PING, bytes       -->  is there memory for so much?
+                        <--  PONG: not yet, yes
       no round is under way: it sends ranks away                          | --OPEN--> the version that they hold
       OPEN of each Block  -->  all ranks hold this version?               |
       STATE, in parts     -->  into the Block's state                     | compute, forward and backward
@@ -36,6 +38,8 @@ from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 COPIES_MAX = 4
 """Blocks that one owner has on their way to another at once."""
+MEGABYTE = 20
+"""Bits: PING has in `round` how many of these the tensors have."""
 
 
 class TakesCopies(Protocol):
@@ -45,6 +49,9 @@ class TakesCopies(Protocol):
     epoch: int
     tensors: dict[int, TensorSum]
 
+    @property
+    def is_ready(self) -> bool: ...
+    def expect(self, state_bytes: int) -> None: ...
     def declare(self, key: int, declared: Declared) -> TensorSum | str: ...
     def heard(self, key: int, tensor: TensorSum, actions: Sequence[StateTransfer]) -> None: ...
 
@@ -117,8 +124,9 @@ class OutgoingCopies:
 class IncomingCopies:
     """Of one job, at its next owner: of one connection of the owner before."""
 
-    def __init__(self, job: TakesCopies) -> None:
-        self._job = job
+    def __init__(self, job: TakesCopies, answers: bool = False) -> None:
+        """`answers`: who brings wants to know whether there is memory for the job, and asks by PING."""
+        self._job, self._answers = job, answers
         self._versions: dict[int, int] = {}
         """Of Blocks that are to come, or have come."""
         self._next: dict[int, int] = {}
@@ -161,6 +169,9 @@ class IncomingCopies:
                 self._announced()
             case TensorOp.STATE if header.key not in self._refused:
                 return self._came(header)
+            case TensorOp.PING if self._answers:
+                self._job.expect(header.round << MEGABYTE)
+                return (self._answer(TensorOp.PONG, header, ready=self._job.is_ready),)
             case _:
                 pass
         return ()
@@ -219,10 +230,10 @@ class IncomingCopies:
         self.copied += 1
         return (self._answer(TensorOp.COPIED, header),)
 
-    def _answer(self, op: TensorOp, header: Header, why: str = "") -> Frame:
-        job = self._job
+    def _answer(self, op: TensorOp, header: Header, why: str = "", ready: bool = False) -> Frame:
+        job, round = self._job, int(ready) if op is TensorOp.PONG else header.round
         payload = why.encode()[:FAULT_BYTES_MAX]
-        return frame(op, job.hash, job.epoch, key=header.key, rank=OWNER, round=header.round, payload=payload)
+        return frame(op, job.hash, job.epoch, key=header.key, rank=OWNER, round=round, payload=payload)
 
     def _aside(self, size: int) -> memoryview:
         """For bytes that nobody needs."""

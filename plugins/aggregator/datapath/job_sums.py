@@ -85,6 +85,8 @@ class JobSums:
         self._arena = Arena(min(2 * order.size_bytes, shared.memory.free), shared.source)
         self._in_advance = MemoryInAdvance(env, f"aggd gets memory ready for {order.job}")
         self._in_advance.add(self._arena.touch())
+        early = (order.workers - 1) * order.size_bytes  # what may come before the last rank pushes
+        self._in_advance.add(self.buffers.ready(min(early, shared.memory.free)))
         self.links: dict[int, RankLink] = {}
         self.newest: dict[int, int] = {}
         """Of each rank, the newest process that was connected: its incarnation."""
@@ -103,6 +105,16 @@ class JobSums:
         """An iteration, as of `SetPace`."""
         self.additions = shared.additions
         self.rounds_here = RoundsUnderWay(env.clock)
+
+    @property
+    def is_ready(self) -> bool:
+        """It has memory for its rounds."""
+        return self._in_advance.is_over
+
+    def expect(self, state_bytes: int) -> None:
+        """Its tensors have so much, says its owner before, with moments."""
+        if self._arena.grow(min(2 * state_bytes, self._memory.free)):
+            self._in_advance.add(self._arena.touch())
 
     @property
     def rounds(self) -> int:

@@ -2,7 +2,8 @@
 
 The kernel gives a page of new memory when it is first written, which costs up to twenty times as much as the addition
 that it is for. So buffers are kept, and the memory of a job that another host summed until now is written before its
-ranks come (`Arena`): all pages of a model at once, in its first round here, would be a pause.
+ranks come (`Arena`), and as many buffers as they may need: all pages of a model at once, in its first round here, would
+be a pause. Pages are large where the kernel has large ones: 2 MB cost little more than 4 KB.
 """
 
 import asyncio
@@ -15,16 +16,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from covey.blocks import Sizes
 from covey.ports import Env
 from covey.splicing import LEAST_BYTES
 from covey.tensorwire import Payload
 
 BUFFER_BYTES_MIN = 1 << 16
-BUFFER_SIZES_MAX = 32
 BUFFERS_BYTES_MAX = 128 << 20
-"""Part buffers kept for use again: how many sizes, and bytes in all."""
-RESTS = 4.0
-"""Getting memory ready rests for so many times as long as it works: it takes a fifth of a core."""
+"""Part buffers kept for use again, in all."""
+READY_BUFFER_BYTES = Sizes().most_bytes
+"""Of part buffers that are got ready: as Blocks of large tensors have, or a little less, where a job has several
+tables. (Of a job with one, which is on one host and shares memory there, mostly nothing comes here.)"""
+RESTS, RESTS_LATER, LATER_S = 19.0, 9.0, 5.0
+"""Getting memory ready rests for so many times as long as it works: it takes a twentieth of a core, since rounds are
+under way beside it; and a tenth once it has taken so long, seconds."""
 TOUCH_BYTES = 1 << 20
 """At a time: others run in between."""
 ALIGNED = 64
@@ -53,42 +58,64 @@ class Memory:
 
 
 class Buffers:
-    """Part buffers to be used again: new memory costs more than the addition that it is for."""
+    """Part buffers to be used again: new memory costs more than the addition that it is for. A large one lies in a
+    power of two of bytes, so that one of another tensor will do."""
 
     def __init__(self, source: Source | None = None) -> None:
         """`source`: of large ones."""
         self._free: dict[int, list[Payload]] = {}
+        """By size, a power of two."""
         self._kept = 0
         """Bytes."""
         self._source, self._slab, self._cut = source, np.empty(0, np.uint8), 0
 
     def take(self, size: int) -> Payload:
         """One that may be written."""
-        free = self._free.get(size)
-        if not free:
-            return bytearray(size) if self._source is None or size < BUFFER_BYTES_MIN else self._from_slab(size)
-        self._kept -= size
-        return free.pop()
+        if size < BUFFER_BYTES_MIN:
+            return bytearray(size)
+        whole = 1 << (size - 1).bit_length()
+        free = self._free.get(whole)
+        if free:
+            self._kept -= whole
+            found = free.pop()
+        else:
+            found = self._new(whole)
+        return found if size == whole else memoryview(found)[:size]
 
-    def _from_slab(self, size: int) -> memoryview:
-        assert self._source is not None
-        if self._cut + size > len(self._slab):
-            self._slab, self._cut = self._source(max(size, SLAB_BYTES)), 0
-        first, self._cut = self._cut, self._cut + -(-size // ALIGNED) * ALIGNED
-        return self._slab[first : first + size].data
+    def give(self, buffer: Payload) -> None:
+        """It was taken here, and nobody uses it any more; what was not is left alone."""
+        whole = buffer.obj if isinstance(buffer, memoryview) else buffer
+        if self._source is not None and isinstance(whole, np.ndarray):
+            self._keep(buffer if len(buffer) == len(whole) else whole.data)
+        elif self._source is None and isinstance(whole, bytearray):
+            self._keep(whole)
+
+    def ready(self, size: int) -> Iterator[None]:
+        """Has so many bytes of them there, with those that are, as far as they are kept; a buffer at a time."""
+        for _ in range((min(size, BUFFERS_BYTES_MAX) - self._kept) // READY_BUFFER_BYTES):
+            made = self._new(READY_BUFFER_BYTES)
+            np.frombuffer(made, np.uint8).fill(0)
+            self._keep(made)
+            yield
 
     def clear(self) -> None:
         self._free.clear()
         self._kept = 0
         self._slab, self._cut = np.empty(0, np.uint8), 0
 
-    def give(self, buffer: Payload) -> None:
-        mine = bytearray if self._source is None else (bytearray, memoryview)
-        if isinstance(buffer, mine) and len(buffer) >= BUFFER_BYTES_MIN:
-            free = self._free.setdefault(len(buffer), [])
-            if self._kept + len(buffer) <= BUFFERS_BYTES_MAX and len(self._free) <= BUFFER_SIZES_MAX:
-                free.append(buffer)
-                self._kept += len(buffer)
+    def _keep(self, whole: Payload) -> None:
+        size = len(whole)
+        if size >= BUFFER_BYTES_MIN and not size & (size - 1) and self._kept + size <= BUFFERS_BYTES_MAX:
+            self._free.setdefault(size, []).append(whole)
+            self._kept += size
+
+    def _new(self, size: int) -> Payload:
+        if self._source is None:
+            return bytearray(size)
+        if self._cut + size > len(self._slab):
+            self._slab, self._cut = self._source(max(size, SLAB_BYTES)), 0
+        first, self._cut = self._cut, self._cut + size
+        return self._slab[first : first + size].data
 
 
 class Arena:
@@ -96,15 +123,25 @@ class Arena:
 
     def __init__(self, size: int = 0, source: Source | None = None) -> None:
         self._source = source or mapped
+        self._memory = np.empty(0, np.uint8)
+        self._given = self._touched = 0
+        self.grow(size)
+
+    def grow(self, size: int) -> bool:
+        """More is needed than was thought. False: it has as much, it has given of what it has, or there is no more."""
+        if self._given or size <= len(self._memory):
+            return False
+        self._memory = np.empty(0, np.uint8)
         try:
-            self._memory = self._source(size)
+            self._memory, self._touched = self._source(size), 0
         except MemoryError:
-            self._memory = np.empty(0, np.uint8)  # each tensor then asks for its own
-        self._given = 0
+            return False  # each tensor then asks for its own
+        return True
 
     def touch(self) -> Iterator[None]:
         """Writes what is not given yet, a piece at a time: in what is, there may be parameters already."""
-        for first in range(0, len(self._memory), TOUCH_BYTES):
+        while (first := self._touched) < len(self._memory):
+            self._touched += TOUCH_BYTES
             self._memory[max(first, self._given) : first + TOUCH_BYTES] = 0
             yield
 
@@ -124,7 +161,7 @@ def mapped(size: int) -> npt.NDArray[np.uint8]:
     if size < LEAST_BYTES:
         return np.empty(size, np.uint8)
     try:
-        found = mmap.mmap(-1, size)
+        found = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones have small pages alone
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -147,15 +184,21 @@ class MemoryInAdvance:
             self._running = True
             self._env.spawn(self._name, self._write())
 
+    @property
+    def is_over(self) -> bool:
+        """All of it was written."""
+        return not self._waiting
+
     def stop(self) -> None:
         self._stopped = True
 
     async def _write(self) -> None:
-        began_s = self._env.clock.cpu_s()
+        began_s, later_s = self._env.clock.cpu_s(), self._env.clock.now_s() + LATER_S
         while self._waiting and not self._stopped:
             if next(self._waiting[0], self) is self:
                 self._waiting.popleft()
-            await asyncio.sleep(RESTS * (self._env.clock.cpu_s() - began_s))
+            rests = RESTS if self._env.clock.now_s() < later_s else RESTS_LATER
+            await asyncio.sleep(rests * (self._env.clock.cpu_s() - began_s))
             began_s = self._env.clock.cpu_s()
         self._running = False
 

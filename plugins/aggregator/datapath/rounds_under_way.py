@@ -22,6 +22,7 @@ class RoundsUnderWay:
         """When the present iteration began, as far as can be seen: at the end of the last round of the one before."""
         self._away: set[int] = set()
         """Workers that were here."""
+        self._next_is_ready = False
 
     @property
     def is_quiet(self) -> bool:
@@ -64,10 +65,18 @@ class RoundsUnderWay:
         self._away.add(rank)
         self._tell()
 
-    async def until_between(self, ready_s: float, within_s: float) -> str:
-        """For `ready_s`, and then until an iteration ends, for `within_s` at most; after half of that time, until no
-        round is under way for a moment. A worker that is away ends all of it. What it was, for people."""
-        if not await self._left_within(ready_s):
+    def next_is_ready(self) -> None:
+        """The next owner is, as far as is known."""
+        if not self._next_is_ready:
+            self._next_is_ready = True
+            self._tell()
+
+    async def until_between(self, ready_s: float, within_s: float, least_s: float = 0.0) -> str:
+        """Until the next owner is ready, for `ready_s` at most and for `least_s` in any case, and then until an
+        iteration ends, for `within_s` at most; after half of that time, until no round is under way for a moment. A
+        worker that is away ends all of it. What it was, for people."""
+        least_s = min(least_s, ready_s)
+        if not await self._left_within(least_s, False) and not await self._left_within(ready_s - least_s, True):
             end_s = self._clock.now_s() + within_s
             while (left_s := end_s - self._clock.now_s()) > 0 and not self._away:
                 try:
@@ -83,11 +92,11 @@ class RoundsUnderWay:
                     return "no round was under way"
         return "a worker left" if self._away else "a round was always under way"
 
-    async def _left_within(self, seconds: float) -> bool:
+    async def _left_within(self, seconds: float, until_ready: bool) -> bool:
         """Whether a worker left."""
         try:
             async with asyncio.timeout(seconds):
-                while not self._away:
+                while not self._away and not (until_ready and self._next_is_ready):
                     await self._changed.wait()
         except TimeoutError:
             pass

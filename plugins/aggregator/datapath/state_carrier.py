@@ -1,11 +1,13 @@
 """Brings the Blocks of a job that was handed over to its next owner (`block_copies`): the connection, at who begins it.
 
 It connects before ranks are sent away, so that the next owner knows that somebody brings what it would else ask ranks
-for, and says every second that it is there.
+for, and says every second that it is there. Before, it asks whether there is memory for the job: ranks stay until then,
+since they would wait for it there.
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 
 from covey import handshake
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES
@@ -22,7 +24,7 @@ from covey.tensorwire import (
     parse,
     verify,
 )
-from plugins.aggregator.datapath.block_copies import OutgoingCopies
+from plugins.aggregator.datapath.block_copies import MEGABYTE, OutgoingCopies
 from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.messages import NextOwner
 
@@ -30,16 +32,31 @@ COPY_SILENT_S = 3.0
 """Either end gives up when the other one says, or takes, nothing for so long; ranks have the state too."""
 TOGETHER_BYTES = 1 << 16
 """Small frames are written together."""
-HERE_S = 1.0
-"""How often it says that it is there."""
+HERE_S, ASKS_S = 1.0, 0.1
+"""How often it says that it is there; and until the next owner is ready."""
+READY_BYTES_S = 50 << 20
+"""As fast as a next owner that does not say so gets memory ready, bytes/s: one that was started by an older Covey."""
+ASKS_SINCE = 1
+"""What both say of themselves, in HELLO and in WELCOME: PING is answered, with whether there is memory. 0: it is not,
+nothing is said of memory."""
 
 
 class StateCarrier:
     """Of one job. Runs as a task until all was brought, or cannot be."""
 
-    def __init__(self, env: Env, job: int, epoch: int, to: NextOwner) -> None:
-        """`job`, as in headers; `epoch` of the next owner."""
+    def __init__(
+        self,
+        env: Env,
+        job: int,
+        epoch: int,
+        to: NextOwner,
+        state_bytes: int,
+        ready: Callable[[], None],
+    ) -> None:
+        """`job`, as in headers; `epoch` of the next owner. `ready` is called once that has memory for so many bytes of
+        tensors, or when it will never say so."""
         self._env, self._job, self._epoch, self._to = env, job, epoch, to
+        self._state_bytes, self._ready = state_bytes, ready
         self._tensors: Mapping[int, TensorSum] = {}
         self._begun = asyncio.Event()
         self.over = asyncio.Event()
@@ -56,8 +73,8 @@ class StateCarrier:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 stream = await self._env.bytes.connect(self._to.address)
-                await self._enter(stream)
-            await self._wait(stream)
+                answers = await self._enter(stream)
+            await self._wait(stream, answers)
             began_s, copies = self._env.clock.now_s(), OutgoingCopies(self._job, self._epoch, self._tensors)
             await self._bring(stream, copies)
         except (OSError, TimeoutError) as error:
@@ -65,6 +82,7 @@ class StateCarrier:
         finally:
             if stream is not None:
                 stream.close()
+            self._ready()
             self.over.set()
         took_s = self._env.clock.now_s() - began_s
         figures = (copies.copied, copies.refused, copies.sent_bytes) if copies is not None else (0, 0, 0)
@@ -72,9 +90,9 @@ class StateCarrier:
         whole = copies is not None and copies.is_over
         self._env.log.info("state brought", to=self._to.address, why=why, whole=whole, took_s=took_s, **said)
 
-    async def _enter(self, stream: ByteStream) -> None:
-        """Both prove that they know the secret of the next owner's assignment."""
-        head, nonce = self._frame(TensorOp.HELLO, self._env.entropy(NONCE_BYTES))
+    async def _enter(self, stream: ByteStream) -> bool:
+        """Both prove that they know the secret of the next owner's assignment. Whether that answers PING."""
+        head, nonce = self._frame(TensorOp.HELLO, self._env.entropy(NONCE_BYTES), ASKS_SINCE)
         hello, secret = bytes(head) + bytes(nonce), self._to.secret
         await stream.write(hello)
         _, found = await self._hear(stream, TensorOp.CHALLENGE)
@@ -82,16 +100,25 @@ class StateCarrier:
         if not handshake.is_proof(challenge.proof, handshake.proof_of_server(secret, hello, challenge.nonce)):
             raise TensorWireError("does not know the secret of its assignment")
         await stream.write(*self._frame(TensorOp.PROOF, handshake.proof_of_client(secret, hello, challenge.nonce)))
-        await self._hear(stream, TensorOp.WELCOME)
+        welcome, _ = await self._hear(stream, TensorOp.WELCOME)
+        return welcome.round >= ASKS_SINCE
 
-    async def _wait(self, stream: ByteStream) -> None:
+    async def _wait(self, stream: ByteStream, answers: bool) -> None:
         """Until there is something to bring."""
+        pause_s, began_s = ASKS_S, self._env.clock.now_s()
         while not self._begun.is_set():
-            try:
-                async with asyncio.timeout(HERE_S):
+            await self._say(stream, self._frame(TensorOp.PING, round=-(-self._state_bytes >> MEGABYTE)))
+            is_ready = self._env.clock.now_s() - began_s >= self._state_bytes / READY_BYTES_S
+            if answers:
+                async with asyncio.timeout(COPY_SILENT_S):
+                    pong, _ = await self._hear(stream, TensorOp.PONG)
+                is_ready = pong.round > 0
+            if is_ready:
+                self._ready()
+                pause_s = HERE_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
                     await self._begun.wait()
-            except TimeoutError:
-                await self._say(stream, self._frame(TensorOp.PING))
 
     async def _bring(self, stream: ByteStream, copies: OutgoingCopies) -> None:
         first = bytearray()
@@ -127,5 +154,5 @@ class StateCarrier:
             raise TensorWireError(f"says {header.op.name}, about epoch {header.epoch}")
         return header, bytes(payload)
 
-    def _frame(self, op: TensorOp, payload: Payload = b"") -> Frame:
-        return frame(op, self._job, self._epoch, rank=OWNER, payload=payload)
+    def _frame(self, op: TensorOp, payload: Payload = b"", round: int = 0) -> Frame:
+        return frame(op, self._job, self._epoch, rank=OWNER, round=round, payload=payload)

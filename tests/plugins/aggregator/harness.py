@@ -141,7 +141,11 @@ class Owner:
         """Keys of Blocks that a rank was asked for."""
         self.hash = job_hash(JOB)
         self.before: IncomingCopies | None = None
+        self.is_ready, self.expects = True, 0
         """What the owner before brings."""
+
+    def expect(self, state_bytes: int) -> None:
+        self.expects = state_bytes
 
     def declare(self, key: int, declared: Declared) -> TensorSum | str:
         if key not in self.tensors:

@@ -96,9 +96,9 @@ def test_either_side_dies_after_each_frame_in_turn(dies: str) -> None:
 class Next:
     """The next owner of one Block, which three ranks have opened at this version but for those of `late`."""
 
-    def __init__(self, version: int, late: tuple[int, ...] = ()) -> None:
+    def __init__(self, version: int, late: tuple[int, ...] = (), answers: bool = False) -> None:
         self.owner = Owner(1 << 32, 3)
-        self.copies = self.owner.before = IncomingCopies(self.owner)
+        self.copies = self.owner.before = IncomingCopies(self.owner, answers)
         tensor = self.owner.declare(KEY, DECLARED)
         assert isinstance(tensor, TensorSum)
         self.tensor = tensor
@@ -159,6 +159,20 @@ def test_a_version_that_no_rank_holds_is_forgotten_wherever_it_is(brought: int) 
     assert next.tensor.version == 5 and next.state == bytes([3]) * 16
 
 
+def test_one_that_asks_hears_whether_there_is_memory_for_so_much() -> None:
+    """One of before does not, and would take the answer for a mistake."""
+    next = Next(5)
+    assert next.say(TensorOp.PING, round=7) == [] and next.owner.expects == 0
+    next = Next(5, answers=True)
+    for ready in (False, True):
+        next.owner.is_ready = ready
+        head, _ = frame(TensorOp.PING, HASH, 1 << 32, rank=OWNER, round=7)
+        (said,) = next.copies.heard(parse(head), b"")
+        answer = parse(said[0])
+        assert (answer.op, answer.round, answer.rank) == (TensorOp.PONG, int(ready), OWNER)
+    assert next.owner.expects == 7 << 20
+
+
 def test_what_was_not_said_to_come_is_asked_of_ranks_at_once() -> None:
     next = Next(5)
     assert next.owner.asked == []
@@ -209,7 +223,7 @@ def test_whatever_an_owner_says_a_sum_stays_sound(
     said: list[tuple[TensorOp, int, int, int, int]], late: tuple[int, ...]
 ) -> None:
     """Frames in any order, of any part and version: they are refused, or of no effect, or the state of a version."""
-    next = Next(5, late)
+    next = Next(5, late, answers=len(said) % 2 == 0)
     for op, key, part, version, which in said:
         payload = {TensorOp.OPEN: DECLARATIONS[which], TensorOp.STATE: bytes([version]) * 8}.get(op, b"")
         try:

@@ -1,23 +1,33 @@
 """When an aggregator may hand a job over: the end of an iteration, as its rounds show it; and memory that is ready."""
 
 import asyncio
+import resource
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from covey.core import JobId
 from covey.ports import Clock, Env
 from covey.tensorwire import Payload
+from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
+from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.memory import (
     ALIGNED,
+    LATER_S,
+    READY_BUFFER_BYTES,
     RESTS,
+    RESTS_LATER,
     TOUCH_BYTES,
     Arena,
     Buffers,
+    Memory,
     MemoryInAdvance,
+    mapped,
     touched,
 )
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
@@ -123,6 +133,37 @@ def test_it_goes_on_while_the_next_owner_gets_ready() -> None:
     assert play(story()) == pytest.approx(3.55, abs=0.01), "not at 2.55"
 
 
+@pytest.mark.parametrize(("ready_s", "ends_s"), [(2.2, 2.55), (2.7, 3.55), (1.9, 2.55)])
+def test_it_goes_on_until_the_next_owner_says_that_it_is_ready(ready_s: float, ends_s: float) -> None:
+    """But for as long as ranks take to hear of it in any case."""
+
+    async def story() -> float:
+        job = TrainingJob()
+        training = asyncio.create_task(job.train(9))
+        asyncio.get_running_loop().call_later(ready_s, job.rounds.next_is_ready)
+        await asyncio.sleep(2.1)
+        await job.rounds.until_between(15.0, 30.0, 0.2)
+        ended_s = job.now_s() - job.began_s
+        await training
+        return ended_s
+
+    assert play(story()) == pytest.approx(ends_s, abs=0.01)
+
+
+def test_ranks_hear_of_the_next_owner_first_however_soon_that_is_ready() -> None:
+    async def story() -> float:
+        job = TrainingJob()
+        training = asyncio.create_task(job.train(9))
+        job.rounds.next_is_ready()
+        await asyncio.sleep(2.1)
+        await job.rounds.until_between(15.0, 30.0, 0.5)
+        ended_s = job.now_s() - job.began_s
+        await training
+        return ended_s
+
+    assert play(story()) == pytest.approx(3.55, abs=0.01), "not at 2.55"
+
+
 def test_a_job_that_pushes_nothing_is_not_waited_for() -> None:
     async def story() -> tuple[str, float]:
         job = TrainingJob()
@@ -212,6 +253,31 @@ def test_a_host_that_has_not_so_much_memory_gets_none_ready() -> None:
     assert not list(arena.touch()) and len(arena.take(10, np.dtype("<f4"))) == 10
 
 
+def test_an_arena_of_which_nothing_was_given_can_grow() -> None:
+    """All of it is written then, also what was before."""
+    arena = Arena(2 * TOUCH_BYTES)
+    pieces = arena.touch()
+    next(pieces)
+    assert not arena.grow(TOUCH_BYTES) and not arena.grow(1 << 60)
+    arena = Arena(2 * TOUCH_BYTES)
+    pieces = arena.touch()
+    next(pieces)
+    assert arena.grow(4 * TOUCH_BYTES) and len(list(pieces)) == 4 and not list(arena.touch())
+    first = arena.take(TOUCH_BYTES // 8, np.dtype("<f8"))
+    last = arena.take(3 * TOUCH_BYTES // 8, np.dtype("<f8"))
+    assert last.base is first.base and not arena.grow(8 * TOUCH_BYTES), "what was given stays where it is"
+
+
+def test_large_memory_has_large_pages() -> None:
+    """Where the kernel has them: 4 MB of small ones are a thousand faults."""
+    offers = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not offers.exists() or "[never]" in offers.read_text():
+        pytest.skip("this kernel has no large pages")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    mapped(32 << 20).fill(1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < (32 << 20) // 4096 // 2
+
+
 def test_memory_is_touched_a_piece_at_a_time() -> None:
     array = np.ones(700_000, np.float32)
     pieces = touched(array)
@@ -234,11 +300,11 @@ def test_memory_in_advance_leaves_time_to_others_and_ends_with_its_job() -> None
             tasks.append(loop.create_task(work))
 
         tasks: list[asyncio.Task[Any]] = []
-        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written))
+        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written), now_s=loop.time)
         advance = MemoryInAdvance(cast(Env, SimpleNamespace(clock=clock, spawn=spawn)), "test")
         advance.add(pieces())
         advance.add(pieces())
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
         took_s = written[-1] - written[0]
         advance.add(pieces())
         await asyncio.sleep(0.01)
@@ -249,6 +315,29 @@ def test_memory_in_advance_leaves_time_to_others_and_ends_with_its_job() -> None
 
     took_s, written = play(story())
     assert took_s == pytest.approx(5 * RESTS * 0.01) and written == 7
+
+
+def test_memory_in_advance_that_takes_long_takes_more_of_a_core() -> None:
+    """Ranks are waiting for it to be ready, for a while."""
+
+    async def story() -> float:
+        loop = asyncio.get_running_loop()
+        written: list[float] = []
+
+        def pieces() -> Iterator[None]:
+            for _ in range(60):
+                written.append(loop.time())
+                yield
+
+        tasks: list[asyncio.Task[Any]] = []
+        clock = SimpleNamespace(cpu_s=lambda: 0.01 * len(written), now_s=loop.time)
+        spawn: Any = lambda name, work: tasks.append(loop.create_task(work))  # noqa: E731
+        MemoryInAdvance(cast(Env, SimpleNamespace(clock=clock, spawn=spawn)), "test").add(pieces())
+        await asyncio.gather(*tasks)
+        return written[-1] - written[0]
+
+    slowly = -int(-LATER_S // (0.01 * RESTS))
+    assert play(story()) == pytest.approx(0.01 * (slowly * RESTS + (59 - slowly) * RESTS_LATER), abs=0.2)
 
 
 def test_buffers_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,3 +353,55 @@ def test_buffers_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     buffers.give(again[0])
     buffers.clear()
     assert buffers.take(1 << 16) is not again[0]
+
+
+def test_a_buffer_of_one_tensor_will_do_for_another() -> None:
+    buffers = Buffers()
+    first = buffers.take(500_000)
+    assert isinstance(first, memoryview) and first.nbytes == 500_000
+    whole = first.obj
+    buffers.give(first)
+    second = buffers.take(READY_BUFFER_BYTES)
+    assert second is whole and len(second) == READY_BUFFER_BYTES
+    buffers.give(second)
+    assert memoryview(buffers.take(300_000)).obj is whole and len(buffers.take(300_000)) == 300_000
+
+
+def test_buffers_are_made_ready_with_those_that_are_there_and_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("plugins.aggregator.datapath.memory.BUFFERS_BYTES_MAX", 3 * READY_BUFFER_BYTES)
+    buffers = Buffers()
+    assert not list(buffers.ready(0))
+    assert len(list(buffers.ready(2 * READY_BUFFER_BYTES))) == 2
+    assert len(list(buffers.ready(1 << 40))) == 1
+    taken = [buffers.take(READY_BUFFER_BYTES) for _ in range(3)]
+    assert not list(buffers.ready(0)) and all(len(each) == READY_BUFFER_BYTES for each in taken)
+
+
+def test_a_job_that_comes_has_memory_for_its_first_round() -> None:
+    """For sums and states with what its owner before says of moments, and for what may be pushed before the last rank
+    does; not more than there is."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[Any]] = []
+        clock = SimpleNamespace(now_s=loop.time, cpu_s=lambda: 0.0)
+        spawn: Any = lambda name, work: tasks.append(loop.create_task(work))  # noqa: E731
+        env = cast(Env, SimpleNamespace(clock=clock, spawn=spawn))
+        buffers = Buffers()
+        shared = SharedByJobs(Memory(1 << 30), Counters(), buffers, cast(Any, None))
+        job = JobSums(env, Serve(JobId("j1"), 1 << 32, 3, b"sixteen bytes !!", 4 << 20), shared)
+        assert not job.is_ready
+        job.expect(12 << 20)
+        await asyncio.gather(*tasks)
+        assert job.is_ready and not list(buffers.ready(2 * 4 << 20)), "of two ranks"
+        first = job._arena.take(12 << 20, np.dtype(np.uint8))
+        assert job._arena.take(12 << 20, np.dtype(np.uint8)).base is first.base
+        small = SharedByJobs(Memory(1 << 20), Counters(), Buffers(), cast(Any, None))
+        JobSums(env, Serve(JobId("j1"), 1 << 32, 3, b"sixteen bytes !!", 4 << 20), small).expect(12 << 20)
+        await asyncio.gather(*tasks)
+        assert not list(small.buffers.ready(1 << 20))
+        assert len(list(small.buffers.ready(2 << 20))) == 2
+
+    play(story())
