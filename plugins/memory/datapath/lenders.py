@@ -180,8 +180,8 @@ class Lenders(LenderTasks[SlabMemory]):
         while slab.reopening is place:
             left_s = give_up_s - self._env.clock.now_s()
             try:
-                link = await self._connect(place, max(left_s / 2, PAUSE_S))
-                versions = await link.versions()
+                async with self._linked(place, max(left_s / 2, PAUSE_S)) as link:
+                    self._reopened(slab, place, link, await link.versions())
             except (SlabGone, OSError) as gone:
                 if slab.reopening is place and (isinstance(gone, SlabStale) or left_s <= pause_s):
                     slab.reopening = None
@@ -189,15 +189,14 @@ class Lenders(LenderTasks[SlabMemory]):
                 await asyncio.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
             else:
-                self._reopened(slab, place, link, versions)
                 return
 
     def _reopened(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab, versions: Versions) -> None:
         if slab.reopening is not place:
             link.fail("closed while it was opened again")
             return
-        slab.reopening = None
         self._holds(slab, link, versions)
+        slab.reopening = None
         self.reopened += 1
         self._env.log.info("a link is open again", slab=slab.index, lender=place.lender, epoch=place.epoch)
         self._use(slab, link)
@@ -289,8 +288,8 @@ class Lenders(LenderTasks[SlabMemory]):
         pause_s = PAUSE_S
         while (unsure := slab.unsure.get(place.epoch)) is not None:
             try:
-                link = await self._connect(place, None)
-                await self._copy_back(slab, link)
+                async with self._linked(place, None) as link:
+                    await self._copy_back(slab, link)
             except (SlabGone, OSError) as error:  # a refusal too: whoever refuses did not authenticate
                 unsure.why = str(error)
                 slab.touch()
@@ -310,22 +309,18 @@ class Lenders(LenderTasks[SlabMemory]):
 
     async def _copy_back(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """Into the queue, which is read before the disk. OSError when it is full and the disk takes nothing."""
-        try:
-            versions = await link.versions()
-            size = self._page_bytes
-            buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
-            for at in range(0, slab.pages, STEP_PAGES):
-                for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
-                    got, wrong = await link.read_what_is_ours(run_at, buffer[: count * size])
-                    for position in wrong:
-                        got[position] = 0  # older than anything
-                    link.lied = link.lied or bool(wrong)
-                    await self._spill.room(count)
-                    self._put(slab, slab.first + run_at, got, buffer)
-                await asyncio.sleep(0)
-        except OSError as error:
-            link.fail(str(error))
-            raise
+        versions = await link.versions()
+        size = self._page_bytes
+        buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
+        for at in range(0, slab.pages, STEP_PAGES):
+            for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
+                got, wrong = await link.read_what_is_ours(run_at, buffer[: count * size])
+                for position in wrong:
+                    got[position] = 0  # older than anything
+                link.lied = link.lied or bool(wrong)
+                await self._spill.room(count)
+                self._put(slab, slab.first + run_at, got, buffer)
+            await asyncio.sleep(0)
         self._holds(slab, link, versions)
 
     def _newer(self, slab: SlabMemory, versions: Versions, at: int, count: int) -> list[tuple[int, int]]:

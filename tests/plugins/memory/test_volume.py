@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from typing import Any
 
 import msgspec
 import pytest
@@ -645,6 +646,28 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
         await asyncio.sleep(0.05)
         await volume.flush()
         assert await read(volume, 0, 1) == [1]
+
+
+async def test_a_slab_whose_opening_failed_unforeseen_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No link of the try that failed stays behind: its lender would call the place open."""
+    monkeypatch.setattr("plugins.memory.datapath.lender_tasks.PAUSE_MAX_S", 0.02)
+    async with a_volume() as (bench, volume):
+        await placed(volume, bench.register(0))
+        holds, tries = volume.lenders._holds, list[int]()
+
+        def once(*what: Any) -> None:
+            tries.append(1)
+            if len(tries) == 1:
+                raise KeyError("a fault of this program")
+            holds(*what)
+
+        monkeypatch.setattr(volume.lenders, "_holds", once)
+        bench.break_links()
+        await soon(lambda: volume.lenders.reopened == 1)
+        await write(volume, 0, 4)
+        assert len(tries) == 2 and not any(isinstance(told, SlabLost) for told in bench.told)
 
 
 async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
