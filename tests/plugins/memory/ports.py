@@ -6,7 +6,7 @@ import random
 import tempfile
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -195,8 +195,11 @@ def one_sided_first(links: LenderLinks, seen: Callable[[RemoteSlab], None] = lam
     async def open(place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
         slab, why = await opened(place, within_s), links.verbs.why
         link = links._links[place.address]
-        await soon(lambda: slab.one_sided or slab.why or link.pairing.waits or links.verbs.why != why, 20.0)
-        assert slab.one_sided or slab.why or not RDMA, links.verbs.why
+        with ExitStack() as undo:
+            undo.callback(slab.fail, "it did not go one-sided")  # whoever tries again finds nothing open
+            await soon(lambda: slab.one_sided or slab.why or link.pairing.waits or links.verbs.why != why, 20.0)
+            assert slab.one_sided or slab.why or not RDMA, links.verbs.why
+            undo.pop_all()
         seen(slab)
         return slab
 
