@@ -325,7 +325,8 @@ async def test_a_silent_lender_is_left_at_the_deadline_and_its_place_opened_agai
         await each.open()
         first = each.link()
         each.bench.ignore_requests()
-        await write(each.volume, 3, 7)
+        async with asyncio.timeout(5):
+            await write(each.volume, 3, 7)
         assert "did not answer within" in first.why and each.volume.spill.is_on_disk(3)
         await soon(lambda: each.volume.slabs[0].link is not None)
         again = each.asked()
