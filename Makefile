@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -128,6 +128,10 @@ gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan'
 	@$(BIN)/python -m covey.attach.build
 	@$(BIN)/pytest -m gpu tests
 	@$(BIN)/python bench/device_memory.py
+
+compiled: $(READY) ## compile the byte path of remote memory for this environment, and run its tests so (a compiler; some minutes)
+	@$(BIN)/python -m agent.compiled
+	@COVEY_COMPILED=1 $(BIN)/pytest -n 2 --dist loadgroup $(BYTE_PATH_TESTS)
 
 rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.main $(ARGS)

@@ -105,6 +105,8 @@ class HostAgent:
         self._said_of_voters: dict[HostId, str] = {}
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
+        self.installation = ""
+        """What is wrong with it, for people; likewise."""
 
     # ---- life ----
 
@@ -420,6 +422,7 @@ class HostAgent:
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,
             "notes": [
+                *([self.installation] if self.installation else []),
                 *self.log.changes.notes(self.config.source),
                 *(note for service in self.plugins.values() for note in service.notes()),
             ],

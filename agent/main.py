@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from agent import keys
+from agent import compiled, keys
 from agent import log as logs
 from agent.advertise import settle
 from agent.api.http import HttpApi
@@ -89,6 +89,7 @@ class Daemon:
             loop.add_signal_handler(number, self._asked_to_stop, away_s)
         env = self._env()
         agent = HostAgent(env, self._config, self._keys)
+        agent.installation = compiled.trouble()
         http = HttpApi(agent, f"{self._config.run_dir}/agent.sock", self._config.http.bind)
         try:
             await self._devices.start_up()

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import msgspec
 
-from agent.ports.bytes import SocketBytes
+from agent.compiled import use as use_compiled
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
 from agent.ports.devices.nvml import NvmlDevices
@@ -120,6 +120,8 @@ class NoLinks:
 
 def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
     """A program's ports on this machine."""
+    from agent.ports.bytes import SocketBytes  # compiled, or not: `main` says which, before anything imports it
+
     return Env(
         host=HostId(base.host),
         clock=RealClock(),
@@ -195,6 +197,7 @@ def main() -> None:
         sys.exit(2)
     base = start.base
     log = JsonLog(sys.stderr, base.log_level, host=base.host, program=base.program, instance=base.instance)
+    compiled = use_compiled(base.program)
     try:
         program = program_named(base.program)
         config = msgspec.msgpack.decode(start.config, type=program.config)
@@ -208,6 +211,8 @@ def main() -> None:
     except ImportError:
         loop_factory = None
     say_loaded()
+    if compiled:
+        log.info("the byte path runs compiled")
     gc.freeze()  # a full collection of what was imported stopped a volume for 15 ms; now it looks at what came since
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         code = runner.run(run(program, base, config, log))

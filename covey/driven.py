@@ -2,7 +2,7 @@
 
 `ByteStream` suits a handshake. After it both ends of a connection hand it over to a `Driven`, which is asked where the
 next bytes belong and told when they are there; what it sends is queued and never waited for. The same machines are
-driven by sockets (`agent.ports.bytes`) and by the simulator (`chaos.world.driven`).
+driven by sockets (`agent.ports.stream`) and by the simulator (`chaos.world.driven`).
 """
 
 from collections.abc import Sequence

@@ -28,6 +28,10 @@ class WireError(ConnectionError):
     """The peer sent something else; the connection is of no more use."""
 
 
+class OtherVersion(WireError):
+    """It speaks another version of the protocol."""
+
+
 class Op(IntEnum):
     READ = 1
     WRITE = 2

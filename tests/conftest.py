@@ -6,7 +6,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from agent.compiled import folder, install
 from tests.limits import CPU_S, within_cpu
+
+if os.environ.get("COVEY_COMPILED") and not install(folder()):
+    raise SystemExit("the byte path was not compiled from these sources; next: make compiled")
 
 settings.register_profile(
     "noisy",

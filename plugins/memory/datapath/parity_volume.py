@@ -138,7 +138,8 @@ class ParityVolume(MembersVolume[ParitySlab]):
         """Under the next version. Whether it is acknowledged."""
         if slab.unrecorded and not await self._is_recorded(slab):
             return False  # whoever the disk does not call whole is none to rely on
-        written, era, missing = self._laid_out(slab, first, count, pages), slab.era, slab.missing()
+        written, era = self._laid_out(slab, first, count, pages), slab.era
+        missing: int | None = slab.missing()
         slots = await self._slots(slab, written, missing)
         if slab.era != era or slab.missing() != missing:
             return False

@@ -32,16 +32,16 @@ what is there. Version 0: never written.
 """
 
 import struct
-from array import array
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from covey import headers
 from covey.handshake import NONCE_BYTES, PROOF_BYTES, proof_of_client, proof_of_server
-from covey.headers import WireError
+from covey.headers import OtherVersion, WireError
 from covey.verbs import GID_BYTES, MTU_MAX, NUMBER_BITS, PairPlace
+from plugins.memory.policy.log_records import Versions as Versions
 from plugins.memory.policy.settings import PAGE_BYTES_MAX, REQUEST_PAGES_MAX
 
 MAGIC = b"coveysl4"
@@ -63,10 +63,6 @@ PAIRED_BYTES = _PAIRED.size
 _REGION = struct.Struct(f"<IIQQ{WHY_BYTES}s")
 LENT_REGION_BYTES = _REGION.size
 
-if TYPE_CHECKING:
-    Versions = array[int]
-else:
-    Versions = array  # Python 3.11 cannot subscript it
 VERSION_BYTES = 8
 VERSIONS_MAX = 1 << 15
 """Versions asked for at once."""
@@ -98,10 +94,6 @@ _ABOUT_NO_PAGES = {SlabOp.ATTACH: PROOF_BYTES, SlabOp.DETACH: 0, SlabOp.PAIR: PA
 """Bytes that each brings along."""
 _OPS = {op.value: op for op in SlabOp}
 _STATUSES = {status.value: status for status in SlabStatus}
-
-
-class OtherSlabVersion(WireError):
-    """A hello of this protocol in another version."""
 
 
 class SlabHello(NamedTuple):
@@ -162,7 +154,7 @@ def hello(data: bytes | bytearray) -> SlabHello:
     magic, borrower, volume, index, epoch, session, nonce = _HELLO.unpack(data)
     if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
         theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
-        raise OtherSlabVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
+        raise OtherVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
     if magic != MAGIC:
         raise WireError("not a slab connection")
     return SlabHello(_name(borrower), _name(volume), index, epoch, session, nonce)

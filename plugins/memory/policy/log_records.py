@@ -13,6 +13,7 @@ The head carries a number drawn for the log (`salt`): a page whose content looks
 """
 
 import struct
+from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = NDArray[Any]
+    Versions = array[int]
 else:
     Rows = Any
+    Versions = array  # Python 3.11 cannot subscript it
 
 MAGIC = b"coveylg1"
 """The last byte is the version of the format."""

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.ports.bytes import DIRECT_BYTES, SPILL_BYTES, SocketBytes
+from agent.ports.bytes import SocketBytes
+from agent.ports.stream import DIRECT_BYTES, SPILL_BYTES
 from agent.program import JsonLog
 from covey.ports import ByteStream, Listener
 from tests.agent.here import LOOPS, Lines, both_loops, run_on, until

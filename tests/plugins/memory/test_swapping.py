@@ -161,7 +161,7 @@ class StandIn:
 
 
 async def kernel_with(descriptor: int) -> Client:
-    from agent.ports.bytes import SocketStream
+    from agent.ports.stream import SocketStream
 
     plain = socket.socket(fileno=descriptor)
     plain.setblocking(False)
