@@ -131,7 +131,7 @@ gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan'
 
 compiled: $(READY) ## compile the byte path of remote memory for this environment, and run its tests so (a compiler; some minutes)
 	@$(BIN)/python -m agent.compiled
-	@COVEY_COMPILED=1 $(BIN)/pytest -n 2 --dist loadgroup $(BYTE_PATH_TESTS)
+	@COVEY_COMPILED=1 $(BIN)/pytest -n 2 --dist loadgroup tests/plugins/memory tests/agent/ports/test_bytes.py tests/agent/ports/test_driven.py
 
 rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.main $(ARGS)

@@ -28,7 +28,7 @@ class WireError(ConnectionError):
     """The peer sent something else; the connection is of no more use."""
 
 
-class OtherVersion(WireError):
+class OtherProtocolVersion(WireError):
     """It speaks another version of the protocol."""
 
 

@@ -16,7 +16,6 @@ import mmap
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from covey.ports import Env
@@ -60,15 +59,16 @@ class RingBytes:
         self._begin = upto
 
 
-@dataclass(frozen=True, slots=True)
 class PairRequest:
-    there: LentRegion
-    first: int
-    count: int
-    versions: bytes
-    """To be written; empty: this is a read."""
-    pages: memoryview
-    answered: Answered
+    """A run of pages of a slab. `versions`: to be written; empty: this is a read."""
+
+    __slots__ = ("answered", "count", "first", "pages", "there", "versions")
+
+    def __init__(
+        self, there: LentRegion, first: int, count: int, versions: bytes, pages: memoryview, answered: Answered
+    ) -> None:
+        self.there, self.first, self.count = there, first, count
+        self.versions, self.pages, self.answered = versions, pages, answered
 
 
 class PostedRequest(NamedTuple):

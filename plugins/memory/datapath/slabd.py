@@ -84,7 +84,7 @@ class SlabServer:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 slab, greeting = await self._proven(stream)
-        except headers.OtherVersion:
+        except headers.OtherProtocolVersion:
             await stream.write(headers.pack_welcome(Welcome(Status.VERSION, 0, 0)))
             raise
         except TimeoutError as error:

@@ -39,7 +39,7 @@ import msgspec
 
 from covey import headers
 from covey.handshake import NONCE_BYTES, PROOF_BYTES, proof_of_client, proof_of_server
-from covey.headers import OtherVersion, WireError
+from covey.headers import OtherProtocolVersion, WireError
 from covey.verbs import GID_BYTES, MTU_MAX, NUMBER_BITS, PairPlace
 from plugins.memory.policy.log_records import Versions as Versions
 from plugins.memory.policy.settings import PAGE_BYTES_MAX, REQUEST_PAGES_MAX
@@ -154,7 +154,7 @@ def hello(data: bytes | bytearray) -> SlabHello:
     magic, borrower, volume, index, epoch, session, nonce = _HELLO.unpack(data)
     if magic[:-1] == MAGIC[:-1] and magic != MAGIC:
         theirs, ours = magic[-1:].decode("ascii", "replace"), MAGIC[-1:].decode()
-        raise OtherVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
+        raise OtherProtocolVersion(f"it speaks version {theirs} of the slab protocol, this process {ours}")
     if magic != MAGIC:
         raise WireError("not a slab connection")
     return SlabHello(_name(borrower), _name(volume), index, epoch, session, nonce)

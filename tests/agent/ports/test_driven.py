@@ -1,4 +1,4 @@
-"""How a real connection drives a machine (`covey.driven`): a part of what came in each turn, and all of it in the end."""
+"""How a real connection drives a machine (`covey.driven`): a part of what came in each turn, all of it in the end."""
 
 import asyncio
 

@@ -12,7 +12,7 @@ from plugins.memory.machine.mirror import Out
 from plugins.memory.policy import mirroring
 
 from .members import Striped
-from .ports import PAGE, a_bench, soon
+from .ports import PAGE, a_bench, replaces_a_method, soon
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +99,7 @@ async def test_a_crash_while_a_member_is_missing_costs_nothing(step: str, monkey
         await made.write(0, 1, 2, 3, 4)
         made.free(0)
         await made.write(1, 5)
+        replaces_a_method()
         monkeypatch.setattr(made.volume, step, lambda *a: asyncio.Event().wait())
         writing = asyncio.create_task(made.write(3, 6))
         await asyncio.sleep(0.1)
@@ -115,6 +116,7 @@ async def test_the_write_hole_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
     for lost in (None, 0):
         async with striped() as made:
             await made.write(0, 1, 2, 3, 4)
+            replaces_a_method()
             monkeypatch.setattr(made.volume, "_send_slots", lambda *a: asyncio.Event().wait())
             writing = asyncio.create_task(made.write(1, 5))
             await asyncio.sleep(0.1)
