@@ -226,8 +226,8 @@ class LenderLinks:
         try:
             for lane, greeting in zip(link.lanes, link.greetings, strict=True):
                 await self._attach_over(lane, greeting, slab)
-        except SlabGone as gone:
-            slab.fail(str(gone))
+        except (SlabGone, asyncio.CancelledError) as gone:
+            slab.fail(str(gone) or "given up")
             raise
         return slab
 

@@ -4,7 +4,8 @@ and of one without (`mirror_lenders`) have in common."""
 import asyncio
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -96,6 +97,16 @@ class LenderTasks(ABC, Generic[P]):
         """False: it failed in a way that is this slab's trouble, and no other's."""
 
     # ---- the same for all ----
+
+    @asynccontextmanager
+    async def _linked(self, place: OpenPlace, within_s: float | None) -> AsyncIterator[RemoteSlab]:
+        """A link, closed again when what is done with it fails, whatever it is: a place that is open cannot be opened
+        another time. SlabGone."""
+        link = await self._connect(place, within_s)
+        with ExitStack() as undo:
+            undo.callback(link.fail, "what was begun with it failed")
+            yield link
+            undo.pop_all()
 
     def shut(self) -> None:
         """Close every link."""

@@ -36,6 +36,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slab import SlabMemory, Slabs, Unsure
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill
+from plugins.memory.policy import copying
 from plugins.memory.policy.settings import REQUEST_PAGES_MAX
 
 STEP_PAGES = 4096
@@ -45,7 +46,7 @@ Fetch = Callable[[SlabMemory, int, memoryview], Awaitable[Versions]]
 
 class Lenders(LenderTasks[SlabMemory]):
     """`connect` opens a link, `fetch` reads pages from wherever they are newest, `tell` is called
-    when a slab is lost or copied."""
+    when a slab is lost or copied. `requested`: bytes that were read and written ever, by requests."""
 
     def __init__(
         self,
@@ -57,9 +58,16 @@ class Lenders(LenderTasks[SlabMemory]):
         connect: Connect,
         fetch: Fetch,
         tell: Callable[[Told], None],
+        requested: Callable[[], int],
     ) -> None:
         super().__init__(env, places, slabs, page_bytes, connect, fetch, tell)
-        self._spill = spill
+        self._spill, self._requested = spill, requested
+        self._copying: dict[RemoteSlab, SlabMemory] = {}
+        """Links that are given what they lack."""
+        self._copied_s = 0.0
+        """When the next piece may be copied."""
+        self._seen = 0
+        """Of `requested`, after the last piece."""
         self._began_s = env.clock.now_s()
 
     # ---- opening and closing ----
@@ -180,8 +188,8 @@ class Lenders(LenderTasks[SlabMemory]):
         while slab.reopening is place:
             left_s = give_up_s - self._env.clock.now_s()
             try:
-                link = await self._connect(place, max(left_s / 2, PAUSE_S))
-                versions = await link.versions()
+                async with self._linked(place, max(left_s / 2, PAUSE_S)) as link:
+                    self._reopened(slab, place, link, await link.versions())
             except (SlabGone, OSError) as gone:
                 if slab.reopening is place and (isinstance(gone, SlabStale) or left_s <= pause_s):
                     slab.reopening = None
@@ -189,15 +197,14 @@ class Lenders(LenderTasks[SlabMemory]):
                 await asyncio.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
             else:
-                self._reopened(slab, place, link, versions)
                 return
 
     def _reopened(self, slab: SlabMemory, place: OpenPlace, link: RemoteSlab, versions: Versions) -> None:
         if slab.reopening is not place:
             link.fail("closed while it was opened again")
             return
-        slab.reopening = None
         self._holds(slab, link, versions)
+        slab.reopening = None
         self.reopened += 1
         self._env.log.info("a link is open again", slab=slab.index, lender=place.lender, epoch=place.epoch)
         self._use(slab, link)
@@ -236,19 +243,23 @@ class Lenders(LenderTasks[SlabMemory]):
         for ever. What a disk cannot read now is tried again: until it is copied, a slab that moves keeps its old place.
         """
         pause_s = PAUSE_S
-        while link.usable:
-            try:
-                await self._copy_missing(slab, link)
-            except SlabGone:
-                return  # `_ended` was called
-            except OSError as error:
-                self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
-            else:
-                if link.usable:
-                    self._tell(SlabCopiedFrame(slab.index, link.place.epoch))
-                return
+        self._copying[link] = slab
+        try:
+            while link.usable:
+                try:
+                    await self._copy_missing(slab, link)
+                except SlabGone:
+                    return  # `_ended` was called
+                except OSError as error:
+                    self._env.log.warning("cannot copy a slab to its lender", slab=slab.index, why=str(error))
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(TROUBLE_MAX_S, 2 * pause_s)
+                else:
+                    if link.usable:
+                        self._tell(SlabCopiedFrame(slab.index, link.place.epoch))
+                    return
+        finally:
+            del self._copying[link]
 
     async def _copy_missing(self, slab: SlabMemory, link: RemoteSlab) -> None:
         size = self._page_bytes
@@ -257,11 +268,23 @@ class Lenders(LenderTasks[SlabMemory]):
             for run_at, count in self._missing(slab, link, at, min(STEP_PAGES, slab.pages - at)):
                 if not link.usable:
                     return
-                first = slab.first + run_at
+                first, began_s = slab.first + run_at, self._env.clock.now_s()
                 versions = await self._fetch(slab, first, buffer[: count * size])
                 await link.write(run_at, versions, buffer[: count * size])
                 self.acknowledged(slab, link, first, versions)
+                await self._make_way(self._env.clock.now_s() - began_s, count * size)
             await asyncio.sleep(0)  # requests get their turn
+
+    async def _make_way(self, took_s: float, copied_bytes: int) -> None:
+        """For requests, after a piece; all slabs that are copied share the time that is left."""
+        waiting = sum(max(0, slab.written - link.held.count) for link, slab in self._copying.items())
+        requested = self._requested()
+        busy, self._seen = requested != self._seen, requested
+        pause_s = copying.pause_s(took_s, copied_bytes, waiting * self._page_bytes, busy)
+        if pause_s:
+            now_s = self._env.clock.now_s()
+            self._copied_s = max(now_s, self._copied_s) + pause_s
+            await asyncio.sleep(self._copied_s - now_s)
 
     def _missing(self, slab: SlabMemory, link: RemoteSlab, at: int, count: int) -> list[tuple[int, int]]:
         """Runs of pages, counted from the first of the slab, whose newest content is not there."""
@@ -289,8 +312,8 @@ class Lenders(LenderTasks[SlabMemory]):
         pause_s = PAUSE_S
         while (unsure := slab.unsure.get(place.epoch)) is not None:
             try:
-                link = await self._connect(place, None)
-                await self._copy_back(slab, link)
+                async with self._linked(place, None) as link:
+                    await self._copy_back(slab, link)
             except (SlabGone, OSError) as error:  # a refusal too: whoever refuses did not authenticate
                 unsure.why = str(error)
                 slab.touch()
@@ -310,22 +333,18 @@ class Lenders(LenderTasks[SlabMemory]):
 
     async def _copy_back(self, slab: SlabMemory, link: RemoteSlab) -> None:
         """Into the queue, which is read before the disk. OSError when it is full and the disk takes nothing."""
-        try:
-            versions = await link.versions()
-            size = self._page_bytes
-            buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
-            for at in range(0, slab.pages, STEP_PAGES):
-                for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
-                    got, wrong = await link.read_what_is_ours(run_at, buffer[: count * size])
-                    for position in wrong:
-                        got[position] = 0  # older than anything
-                    link.lied = link.lied or bool(wrong)
-                    await self._spill.room(count)
-                    self._put(slab, slab.first + run_at, got, buffer)
-                await asyncio.sleep(0)
-        except OSError as error:
-            link.fail(str(error))
-            raise
+        versions = await link.versions()
+        size = self._page_bytes
+        buffer = memoryview(bytearray(REQUEST_PAGES_MAX * size))
+        for at in range(0, slab.pages, STEP_PAGES):
+            for run_at, count in self._newer(slab, versions, at, min(STEP_PAGES, slab.pages - at)):
+                got, wrong = await link.read_what_is_ours(run_at, buffer[: count * size])
+                for position in wrong:
+                    got[position] = 0  # older than anything
+                link.lied = link.lied or bool(wrong)
+                await self._spill.room(count)
+                self._put(slab, slab.first + run_at, got, buffer)
+            await asyncio.sleep(0)
         self._holds(slab, link, versions)
 
     def _newer(self, slab: SlabMemory, versions: Versions, at: int, count: int) -> list[tuple[int, int]]:

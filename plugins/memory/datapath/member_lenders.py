@@ -214,8 +214,8 @@ class MemberLenders(LenderTasks[M]):
         while isinstance(slab.mirror.of(place.epoch), Unlinked | Behind):
             left_s = give_up_s - self._env.clock.now_s()
             try:
-                link = await self._connect(place, max(left_s / 2, PAUSE_S))
-                versions = await link.versions()
+                async with self._linked(place, max(left_s / 2, PAUSE_S)) as link:
+                    await self._reopened(slab, place, link, await link.versions())
             except (SlabGone, OSError) as gone:
                 final = isinstance(gone, SlabStale) or isinstance(gone.__cause__, ConnectionRefusedError)
                 if final or left_s <= pause_s:
@@ -224,7 +224,6 @@ class MemberLenders(LenderTasks[M]):
                 await asyncio.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
             else:
-                await self._reopened(slab, place, link, versions)
                 return
 
     async def _give_up_link(self, slab: M, place: OpenPlace, why: str) -> None:
@@ -297,8 +296,8 @@ class MemberLenders(LenderTasks[M]):
     async def _ask(self, slab: M, epoch: int) -> None:
         place = slab.places[epoch]
         try:
-            link = await self._connect(place, REOPEN_S / 2)
-            versions = await link.versions()
+            async with self._linked(place, REOPEN_S / 2) as link:
+                versions = await link.versions()
         except (SlabGone, OSError) as error:
             slab.why[epoch] = str(error)
             slab.touch()

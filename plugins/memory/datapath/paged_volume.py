@@ -167,6 +167,10 @@ class PagedVolume(ABC, Generic[V]):
         """The lender of this place has lost it. ValueError when there is no such slab."""
         await self.lenders.give_up(self.slab(number), epoch, why)
 
+    def _requested(self) -> int:
+        """Bytes read and written ever, by requests."""
+        return self._read_bytes + self._written_bytes
+
     async def _connect(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
         return await self._links.open(place, within_s)
 

@@ -58,7 +58,7 @@ class Volume(PagedVolume[SlabMemory]):
         super().__init__(env, shape, prefix, deadline_s, sealed, SlabMemory, spill)
         self.spill = spill
         self.lenders: Lenders = Lenders(
-            env, self.places, spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell
+            env, self.places, spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell, self._requested
         )
         self.opening = "it reads its log"
         self._ours = 0

@@ -154,6 +154,7 @@ class Borrower:
 
     def _second_passed(self, event: BorrowerTick, now_s: float) -> Actions:
         self._peers = event.peers
+        self._asked_for.learn_payers()
         actions: Actions = []
         if event.links is not None:
             for name, volume in self.volumes.items():

@@ -37,6 +37,12 @@ class BudgetsAsked:
         """Slabs that were asked for within `FRESH_S`: no lender tells of them yet."""
         self._fresh: Counter[BudgetAccount] = Counter()
 
+    def learn_payers(self) -> None:
+        """Once a second. A rank may open a volume before the log's word of its job is here: what it says counts from
+        when it comes."""
+        for volume in self._volumes.values():
+            volume.tenant = self.accounts.payer(volume.tenant, volume.job)
+
     def may_ask(
         self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
     ) -> tuple[dict[HostId, int], str, str]:

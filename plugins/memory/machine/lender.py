@@ -225,19 +225,22 @@ class Lender:
         return []
 
     def _overdue(self, now_s: float) -> Actions:
+        """Without a disk it may be the only copy: it does not go by force from a host that has headroom by now."""
+        lacks = self.budget is None or eviction.bytes_lacking(self.budget) > 0
         actions: Actions = []
         for lent in self.lent.values():
             if now_s < lent.expires_s:
                 continue
+            kept_s = mirroring.orphan_after_s(self._lease_s, lent.members)
+            kept_until_s = lent.expires_s - self._lease_s + kept_s
             if lent.state == "lent":
-                kept_s = mirroring.orphan_after_s(self._lease_s, lent.members)
-                if now_s >= lent.expires_s - self._lease_s + kept_s:
+                if now_s >= kept_until_s:
                     self.evictions["orphan"] += 1
                     actions += self._free(lent, "orphan", f"{lent.borrower} has not renewed it for {kept_s:g} s")
                 elif now_s >= lent.asked_s + self._lease_s / 3:
                     lent.asked_s, ref = now_s, lent.slab
                     actions.append(Send(lent.borrower, Unrenewed(ref.volume, ref.index, ref.epoch), ANSWER_S))
-            elif lent.state == "evicting" and now_s >= lent.deadline_s:
+            elif lent.state == "evicting" and now_s >= lent.deadline_s and (lacks or now_s >= kept_until_s):
                 self.evictions["forced"] += 1
                 why = f"{lent.borrower} did not let go in time; grace and lease are over"
                 actions += self._free(lent, "forced", why)

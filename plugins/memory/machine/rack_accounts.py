@@ -72,10 +72,12 @@ class RackAccounts:
             self.jobs[job].ended = True
 
     def lends(self, lent: Iterable[Lent]) -> None:
-        """Once a second: all that this host lends. Jobs that ended and have nothing here are forgotten."""
+        """Once a second: all that this host lends. Jobs that ended and have nothing here are forgotten. What was lent
+        before the log's word of its job was here counts from now on."""
         found: Counter[BudgetAccount] = Counter()
         nobodys = self.budget_of("") is not None
         for slab in lent:
+            slab.tenant = self.payer(slab.tenant, slab.job)
             if slab.tenant or (nobodys and slab.payer_known):
                 found[BudgetAccount("tenant", slab.tenant)] += slab.counted_bytes
             if slab.job:

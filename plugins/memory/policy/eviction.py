@@ -41,10 +41,15 @@ def bytes_to_free(budget: Budget, pressure_max: float = PRESSURE_MAX) -> int:
     """Bytes of lent slabs to take back, 0 to all that is lent: what headroom lacks, or what lies over the cap
     (Infiniswap §2.5.2); under memory pressure at least an eighth of what is lent, even with headroom intact, because
     tasks that wait for memory are what headroom is there to prevent (ours)."""
-    missing = math.ceil(budget.headroom_bytes - budget.free_at_best_bytes)
-    over = budget.lent_bytes - budget.lend_bytes
     pressed = -(-budget.lent_bytes // 8) if budget.pressure > pressure_max else 0
-    return min(budget.lent_bytes, max(0, missing, over, pressed))
+    return min(budget.lent_bytes, max(pressed, bytes_lacking(budget)))
+
+
+def bytes_lacking(budget: Budget) -> int:
+    """What headroom lacks, or what lies over the cap, bytes: that a host has to have back, whatever it costs. Tasks may
+    wait for memory because their own group may have no more, with much of the host's free."""
+    missing = math.ceil(budget.headroom_bytes - budget.free_at_best_bytes)
+    return max(0, missing, budget.lent_bytes - budget.lend_bytes)
 
 
 def candidates_for(

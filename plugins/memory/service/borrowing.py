@@ -287,6 +287,7 @@ class Borrowing:
         links: dict[str, dict[int, Link]] = {}
         empty: dict[str, list[int]] = {}
         for name, volume in list(self.volumes.items()):
+            await self._learn_payer(volume)
             counts = await self._count(volume)
             if counts is not None:
                 requests[name] = volume.take(counts)
@@ -296,6 +297,19 @@ class Borrowing:
                 await self.doors.look(volume, counts.swap)
         self.dispatch(events.BorrowerTick(requests, self.peers(), links, empty))
         self._ask_about_slabs()
+
+    async def _learn_payer(self, volume: OpenVolume) -> None:
+        """A rank may open a volume before the log's word of its job is here: it counts from when that comes."""
+        known = volume.known
+        tenant = self.accounts.payer(known.tenant, known.job)
+        if tenant == known.tenant or self.volumes.get(known.volume) is not volume:
+            return
+        volume.known = msgspec.structs.replace(known, tenant=tenant)
+        self._host.note(f"volume/{known.volume}", "payer", f"job {known.job} is of tenant {tenant}, whose it counts as")
+        try:
+            await self._record.set_volume(volume.known)
+        except OSError as error:  # the log says it again to the next agent
+            self._env.log.warning("cannot record whose a volume is", volume=known.volume, why=str(error))
 
     async def _count(self, volume: OpenVolume) -> PageCounts | None:
         if not volume.process.ready.is_set():

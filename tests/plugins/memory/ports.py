@@ -6,7 +6,7 @@ import random
 import tempfile
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -189,13 +189,18 @@ def borrowers_links(env: Env, deadline_s: float = 2.0, always: bool = RDMA) -> L
 
 
 def one_sided_first(links: LenderLinks, seen: Callable[[RemoteSlab], None] = lambda slab: None) -> None:
-    """A slab is open when its pages go one-sided, so that no test says something about TCP alone."""
+    """A slab is open when its pages go one-sided, so that no test says something about TCP alone. Why the link before
+    did not is no answer: `verbs.why` says that of a queue pair that failed until there is another one."""
     opened = links.open
 
     async def open(place: OpenPlace, within_s: float | None = None) -> RemoteSlab:
-        slab = await opened(place, within_s)
-        await soon(lambda: slab.one_sided or slab.why or links.verbs.why, 20.0)
-        assert slab.one_sided or slab.why or not RDMA, links.verbs.why
+        slab, why = await opened(place, within_s), links.verbs.why
+        link = links._links[place.address]
+        with ExitStack() as undo:
+            undo.callback(slab.fail, "it did not go one-sided")  # whoever tries again finds nothing open
+            await soon(lambda: slab.one_sided or slab.why or link.pairing.waits or links.verbs.why != why, 20.0)
+            assert slab.one_sided or slab.why or not RDMA, links.verbs.why
+            undo.pop_all()
         seen(slab)
         return slab
 

@@ -136,6 +136,28 @@ def test_a_short_lender_takes_a_member_back_after_grace_and_one_lease_like_any_o
     assert states[-2:] == ["evicting", "freeing"]
 
 
+def test_a_member_is_not_taken_by_force_from_a_host_that_has_headroom() -> None:
+    """Tasks wait for memory there since their own group may have no more: that is no reason to lose the only copy."""
+    pressed = MemoryNow(total_bytes=GIB, available_bytes=GIB, pressure_some_avg10=30.0)
+    short = MemoryNow(total_bytes=GIB, available_bytes=0, pressure_some_avg10=30.0)
+    found: dict[int, list[str]] = {1: [], 2: []}
+    for members, states in found.items():
+        lender = a_lender(members)
+        (lent,) = lender.lent.values()
+        for second, memory in ((1, pressed), (21, pressed), (199, pressed)):
+            lender.handle(le.LenderTick(memory, 0), float(second))
+            states.append(lent.state)
+    assert found == {1: ["evicting", "freeing", "freeing"], 2: ["evicting"] * 3}
+    for second in range(22, 42):
+        lender.handle(le.LenderTick(short, 0), float(second))
+    assert lent.state == "freeing", "but from one that has to have it"
+    lender = a_lender(2)
+    (lent,) = lender.lent.values()
+    for second in (1, 201):
+        lender.handle(le.LenderTick(pressed, 0), float(second))
+    assert lent.state == "freeing", "and where nobody asked for it for ten leases"
+
+
 def test_a_lender_asks_about_a_member_that_nobody_renews() -> None:
     lender = a_lender(2)
     assert not sent(lender.handle(le.LenderTick(MEMORY, 0), 19.0), Unrenewed)

@@ -87,13 +87,13 @@ class OneSidedBench:
 
 
 @asynccontextmanager
-async def a_one_sided_bench(sealed: bool | None = None) -> AsyncIterator[OneSidedBench]:
+async def a_one_sided_bench(sealed: bool | None = None, deadline_s: float = 5.0) -> AsyncIterator[OneSidedBench]:
     network = StandInNetwork()
     verbs = StandInVerbs(network)
     async with a_bench(verbs) as bench:
         bench.one_sided = True
         bench.sealed = bench.sealed if sealed is None else sealed
-        yield OneSidedBench(bench, network, verbs, await bench.volume())
+        yield OneSidedBench(bench, network, verbs, await bench.volume(deadline_s))
 
 
 async def test_pages_are_written_and_read_without_the_lenders_process() -> None:
@@ -315,6 +315,25 @@ async def test_a_failed_queue_pair_costs_its_link_and_no_page() -> None:
         again = each.asked()
         await each.volume.flush()
         await write(each.volume, 5, 9)
+        assert again == []
+
+
+async def test_a_silent_lender_is_left_at_the_deadline_and_its_place_opened_again() -> None:
+    """A peer that says nothing, neither over its queue pair nor over its connections: no page is lost, and the pages of
+    the next link go one-sided from the first on."""
+    async with a_one_sided_bench(deadline_s=0.05) as each:
+        await each.open()
+        first = each.link()
+        each.bench.ignore_requests()
+        async with asyncio.timeout(5):
+            await write(each.volume, 3, 7)
+        assert "did not answer within" in first.why and each.volume.spill.is_on_disk(3)
+        await soon(lambda: each.volume.slabs[0].link is not None)
+        again = each.asked()
+        assert each.link().one_sided and each.volume.lenders.reopened == 1
+        counts = each.volume.counts(1)
+        assert (counts.rdma_failed, counts.rdma_why, await read(each.volume, 3, 1)) == (1, "", [7])
+        await write(each.volume, 4, 8)
         assert again == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from covey.core import HostId
 from covey.ports import MemoryNow
 from covey.units import GIB, MIB
-from plugins.memory.policy import headroom, lending, placement, spilling
+from plugins.memory.policy import copying, headroom, lending, placement, spilling
 from plugins.memory.policy.headroom import HeadroomGrowth
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
 from plugins.memory.policy.placement import LenderPeer
@@ -273,3 +273,19 @@ def test_no_volume_is_larger_than_its_log_can_become(page: str) -> None:
     slots = spilling.PLACES_MAX // (spilling.STRIDE * length)
     assert slots * length >= spilling.TAKES_MOST * pages - length
     assert (settings.volume_max_bytes == 1 << 40) == (page in ("4 KiB", "64 KiB"))
+
+
+# ---- copies in the background ----------------------------------------------------------------------------------------
+
+
+def test_a_copy_takes_a_quarter_of_the_time_while_requests_come() -> None:
+    one, slab = 128 << 10, 64 << 20
+    assert copying.pause_s(0.0004, one, slab, busy=False) == 0.0
+    assert copying.pause_s(0.0004, one, slab, busy=True) == pytest.approx(0.0012)
+
+
+@given(took_s=st.floats(1e-5, 0.05), waiting=st.integers(0, 1 << 35), pieces=st.integers(1, 2000), busy=st.booleans())
+def test_no_copy_makes_way_for_longer_than_a_grace_allows(took_s: float, waiting: int, pieces: int, busy: bool) -> None:
+    pause_s = copying.pause_s(took_s, 1 << 17, waiting, busy)
+    assert 0.0 <= pause_s <= (copying.SHARE - 1) * took_s
+    assert pause_s == 0.0 or (took_s + pause_s) * waiting / (1 << 17) <= copying.DUE_S * 1.001

@@ -354,6 +354,27 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 
+def test_a_volume_that_was_opened_before_its_job_was_known_counts_once_it_is() -> None:
+    """Here, at its lender, and after a restart of the agent, to whom nobody says it again."""
+    with a_rack(2) as rack:
+        job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=list[Any]().append))
+        rack.do("h1", partial(rack.agents["h1"].frame, job, Attach("early", 128 << 10)))
+        rack.agents["h1"].on_fact(JobPlaced(JobId("j2"), 1, "bob", 1, (), 0))
+        keep_hot(rack, "h1", "early", 2)
+        assert [view.tenant for view in rack.command("h1", "volumes")] == [""]
+        for agent in rack.agents.values():
+            agent.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 0))
+        rack.run(3)
+        assert [view.tenant for view in rack.command("h1", "volumes")] == ["ann"]
+        assert rack.agents["h1"].borrowing.machine.volumes["early"].tenant == "ann"
+        assert rack.agents["h2"].accounts.here[ANN] == 128 << 10
+        assert [event for event, _ in rack.story("volume/early")].count("payer") == 1
+        rack.processes["h1"].signal(9)
+        rack.host("h1").start_agent()
+        rack.run(3)
+        assert [view.tenant for view in rack.command("h1", "volumes")] == ["ann"]
+
+
 def test_what_does_not_fit_beside_a_hosts_other_values_is_noted_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_rack(2) as rack:
         lending, told, whys = rack.agents["h1"].lending, list[object](), ["too long", "too long", ""]

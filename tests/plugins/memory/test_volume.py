@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -645,6 +647,60 @@ async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_ma
         await asyncio.sleep(0.05)
         await volume.flush()
         assert await read(volume, 0, 1) == [1]
+
+
+async def test_a_slab_whose_opening_failed_unforeseen_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No link of the try that failed stays behind: its lender would call the place open."""
+    monkeypatch.setattr("plugins.memory.datapath.lender_tasks.PAUSE_MAX_S", 0.02)
+    async with a_volume() as (bench, volume):
+        await placed(volume, bench.register(0))
+        holds, tries = volume.lenders._holds, list[int]()
+
+        def once(*what: Any) -> None:
+            tries.append(1)
+            if len(tries) == 1:
+                raise KeyError("a fault of this program")
+            holds(*what)
+
+        monkeypatch.setattr(volume.lenders, "_holds", once)
+        bench.break_links()
+        await soon(lambda: volume.lenders.reopened == 1)
+        await write(volume, 0, 4)
+        assert len(tries) == 2 and not any(isinstance(told, SlabLost) for told in bench.told)
+
+
+async def test_a_copy_in_the_background_makes_way_while_requests_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All slabs that are copied share the time that requests leave, and what nobody asks for goes at full speed."""
+    asked: list[tuple[int, int, bool]] = []
+
+    def pause_s(took_s: float, copied_bytes: int, waiting_bytes: int, busy: bool) -> float:
+        asked.append((copied_bytes // PAGE, waiting_bytes // PAGE, busy))
+        return 0.02 if busy else 0.0
+
+    monkeypatch.setattr("plugins.memory.policy.copying.pause_s", pause_s)
+    async with a_volume() as (bench, volume):
+        assert volume.lenders._requested == volume._requested
+        requests = itertools.count(1)
+        monkeypatch.setattr(volume.lenders, "_requested", lambda: next(requests))
+        for at in (0, 2, 4, 16, 18, 20):
+            await write(volume, at, 1)
+        began_s = bench.env.clock.now_s()
+        for index in (0, 1):
+            await placed(volume, bench.register(index))
+        await soon(lambda: len(asked) == 6)
+        assert bench.env.clock.now_s() - began_s > 0.07, "not each slab at full speed"
+        assert [(size, busy) for size, _, busy in asked] == [(1, True)] * 6
+        assert max(waiting for _, waiting, _ in asked) > 2 and asked[-1][1] == 0, "of both slabs"
+        await copied(bench)
+        asked.clear()
+        monkeypatch.setattr(volume.lenders, "_requested", lambda: 77)
+        bench.store.free("h1", "data", 0, 1)
+        await placed(volume, bench.register(0, epoch=2))
+        await copied(bench, epoch=2)
+        assert [busy for _, _, busy in asked][1:] == [False, False]
+        assert volume._requested() == 6 * PAGE, "copies are no requests"
 
 
 async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
