@@ -1,7 +1,8 @@
 """A page's way from a local NBD client to another host's memory, beside nbdkit's relay: both in one run, in turns.
 
     fio -> unix socket -> volume's process -> TCP -> slab process         each a process of its own; pages spill to disk
-    the same, `sealed`: pages are encrypted and authenticated in the volume's process
+    the same, `compiled`: both processes run the byte path as machine code, where `python -m agent.compiled` made it
+    the same, `sealed`: pages are encrypted and authenticated in the volume's process too, not compiled
     fio -> unix socket -> nbdkit nbd plugin -> TCP -> nbdkit memory       no disk behind it
 
     python bench/memory_path.py                        # every case, three rounds of two seconds
@@ -27,6 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from agent.compiled import folder, found, install
+
+if "--compiled" in sys.argv:
+    install(folder())  # before anything of it is imported
 
 from agent.ports.memory_lock import keep_heap
 from bench.memory_size import PAGE, SLAB, an_env
@@ -121,7 +127,7 @@ def wait_for(path: str) -> None:
 def ours(stack: ExitStack, directory: str, name: str) -> Side:
     directory = f"{directory}/{name}"
     os.mkdir(directory)
-    seals = ["--sealed"] if name == "sealed" else []
+    seals = [f"--{name}"] if name in ("sealed", "compiled") else []
     slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory, *seals))
     wait_for(f"{directory}/address")
     time.sleep(0.2)
@@ -177,7 +183,7 @@ def median(results: list[Result]) -> Result:
 def told(side: str, result: Result) -> str:
     cpu = " + ".join(f"{each:.1f}" for each in result.cpu_us)
     return (
-        f"  {side:<7} {result.iops:9,.0f}/s {result.mib_s:7.1f} MiB/s  p99 {result.p99_us:8,.0f} us  "
+        f"  {side:<8} {result.iops:9,.0f}/s {result.mib_s:7.1f} MiB/s  p99 {result.p99_us:8,.0f} us  "
         f"longest {result.max_ms:7.1f} ms  CPU {cpu} us"
     )
 
@@ -190,6 +196,7 @@ def main() -> None:
     parser.add_argument("--json", default="", help="write medians there")
     parser.add_argument("--serve", nargs=2, metavar=("WHAT", "DIRECTORY"), help=argparse.SUPPRESS)
     parser.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compiled", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
         import uvloop
@@ -201,7 +208,8 @@ def main() -> None:
     if missing:
         sys.exit(f"{' and '.join(missing)} not installed\nwhy: both sides are measured by fio\nnext: {INSTALL}")
     with tempfile.TemporaryDirectory(prefix="cv") as directory, ExitStack() as stack:
-        sides = (ours(stack, directory, "covey"), ours(stack, directory, "sealed"), theirs(stack, directory))
+        names = ["compiled"] * bool(found(folder())) + ["covey", "sealed"]
+        sides = (*(ours(stack, directory, name) for name in names), theirs(stack, directory))
         for side in sides:
             subprocess.run(
                 ["fio", "--name=fill", "--ioengine=nbd", f"--uri={side.uri}", "--rw=write", "--bs=1m", "--iodepth=4",
@@ -211,15 +219,15 @@ def main() -> None:
         for case in CASES:
             if not str(case).startswith(chosen.only):
                 continue
-            found: dict[str, list[Result]] = {side.name: [] for side in sides}
+            results: dict[str, list[Result]] = {side.name: [] for side in sides}
             for _ in range(chosen.rounds):
                 for side in sides:
                     time.sleep(0.3)
-                    found[side.name].append(fio(side, case, chosen.seconds))
-            medians = {name: median(results) for name, results in found.items()}
+                    results[side.name].append(fio(side, case, chosen.seconds))
+            medians = {name: median(each) for name, each in results.items()}
             report[str(case)] = medians
-            ratios = [f"{medians[name].iops / medians['nbdkit'].iops:.2f}x" for name in ("covey", "sealed")]
-            print(f"{case}: {ratios[0]}, sealed {ratios[1]}", flush=True)
+            ratios = [f"{name} {medians[name].iops / medians['nbdkit'].iops:.2f}x" for name in names]
+            print(f"{case}: {', '.join(ratios)}", flush=True)
             for name, result in medians.items():
                 print(told(name, result), flush=True)
         if chosen.json:
