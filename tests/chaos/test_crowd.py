@@ -37,7 +37,7 @@ def test_two_halves_of_a_crowd_that_meet_again_agree() -> None:
 
 
 @pytest.mark.cpu_seconds(300)  # a thousand hosts take half a minute on a busy machine
-@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [300, pytest.param(1000, marks=pytest.mark.long)])
 def test_many_borrowers_spread_their_slabs_evenly_and_leak_none(count: int) -> None:
     result = memory_story(1, count, slabs=2)
     assert result.mapped == result.slabs
