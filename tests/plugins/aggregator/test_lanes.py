@@ -76,7 +76,7 @@ def test_lanes_add_to_the_bits_of_one_process_and_end_with_it(tmp_path: Path) ->
         until(lambda: here.up == 2)
         started = [child._popen for child in cast(Any, job.owners[0].aggd.env.processes)._children.values()]
         job.share()
-        job.play(check(LARGE, 3, 8))
+        job.play(check(LARGE, 3, 40))
         assert here.cpu_s > 0 and {len(link.knows) > 0 for link in here._links} == {True}
         busy_us = job.jobs()[0].busy_us
         assert busy_us >= 1e6 * here.cpu_s * 0.9, "what lanes do is the job's work"
