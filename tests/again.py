@@ -5,18 +5,22 @@ promise, with too little patience for a busy machine. It is named, so that someb
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 MOST = 3
 """If more failed, the machine is not the reason."""
+GROUP = re.compile(r"@[^]@/:]*$")
+"""What pytest-xdist adds to the id of a test of a group."""
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
 def to_run_again(failed: Path) -> list[str]:
     """Ids of tests; none when there are none, or too many."""
-    found = sorted(json.loads(failed.read_text())) if failed.is_file() else []
+    told = json.loads(failed.read_text()) if failed.is_file() else ()
+    found = sorted({GROUP.sub("", id) for id in told})
     return found if len(found) <= MOST else []
 
 
