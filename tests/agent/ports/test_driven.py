@@ -53,13 +53,16 @@ async def driven_by_all(close: bool) -> Counting:
 
     listener = await PORT.listen("127.0.0.1:0", accept)
     near = await PORT.connect(listener.address)
-    await near.write(sent)
-    if close:
+    try:
+        await near.write(sent)
+        if close:
+            near.close()
+            await until(lambda: machine.over)
+        else:
+            await until(lambda: len(machine.came) == PIECES)
+    finally:
         near.close()
-        await until(lambda: machine.over)
-    await until(lambda: len(machine.came) == PIECES)
-    near.close()
-    await listener.close()
+        await listener.close()
     return machine
 
 
