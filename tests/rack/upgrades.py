@@ -89,6 +89,7 @@ class Upgrade:
         self.rack.agent().post("jobs", self.owner, "cancel")
         self._watch(began_s, began_s + self.tried.kill_s, HOSTS)
         self.rack.kill(self.tried.victim)
+        self.said[self.tried.victim] = False  # one that begins anew has to hear from the leader what is decided
         self._watch(began_s, time.monotonic() + WATCH_S, self.alive)
         self.tried.before = settled(lambda: self._words(self.alive), (GUARANTEED, OPPORTUNISTIC), AGREE_S)
         self._return()
