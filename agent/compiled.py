@@ -1,11 +1,11 @@
 """The byte path of remote memory, compiled: the same Python as ever, made into machine code by mypyc.
 
-    python -m agent.compiled        for this installation; prints where it lies (a minute of one core, once)
+    python -m agent.compiled        for this installation; prints where it lies (two minutes of one core, once)
 
 It lies under the environment's own prefix, in a folder named after the sources, the Python and the machine, so that
 nothing is ever loaded that was made from other sources: after an upgrade it is made again. Where it was not made, or
 somebody else could have written it, the modules are interpreted, and every promise is the same. A request for a page
-then costs half as much processor time again (`docs/results/memory.md`).
+then costs a half more processor time (`docs/results/memory.md`).
 """
 
 import hashlib
@@ -33,8 +33,10 @@ BYTE_PATH = (
 )  # fmt: skip
 MODULES = ("agent.ports.stream", *(f"plugins.memory.datapath.{name}" for name in BYTE_PATH))
 """Classes that inherit from one another are compiled together, or not at all."""
+IMPORTED = ("agent/ports", "covey", "plugins/memory")
+"""Where they lie, and all that they import."""
 TREES = ("agent", "covey", "gossip", "plugins")
-"""What these import."""
+"""What mypy looks at for that."""
 ROOT = Path(__file__).parent.parent
 SUFFIX = EXTENSION_SUFFIXES[0]
 BUILD_S = 900.0
@@ -59,15 +61,15 @@ class NotCompiled(Exception):
     """Why it was not, with what to do next."""
 
 
-def source(module: str) -> Path:
-    return ROOT / (module.replace(".", "/") + ".py")
+def sources() -> list[Path]:
+    """What the result depends on: these modules, and whatever they import of ours, whose types are compiled in."""
+    return sorted(file for part in IMPORTED for file in (ROOT / part).rglob("*.py"))
 
 
 def digest() -> str:
-    """Of all that the result depends on."""
-    found = hashlib.sha256("\n".join([sys.version, platform.machine(), SETUP, *MODULES]).encode())
-    for module in MODULES:
-        found.update(source(module).read_bytes())
+    found = hashlib.sha256("\n".join([sys.version, platform.machine(), SETUP, MYPY, *MODULES]).encode())
+    for file in sources():
+        found.update(file.read_bytes())
     return found.hexdigest()[:24]
 
 
@@ -93,7 +95,7 @@ def trouble() -> str:
     if found(folder()) or not home().is_dir():
         return ""
     return f"the byte path is interpreted: what lies in {home()} is for other sources, or open to others; next:" + (
-        f" {sys.executable} -m agent.compiled, then restart vold and slabd"
+        f" {sys.executable} -m agent.compiled, then restart vold, slabd and this agent"
     )
 
 

@@ -24,9 +24,16 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_every_module_has_a_source_and_belongs_to_a_tree_that_is_copied() -> None:
-    assert all(compiled.source(module).is_file() for module in compiled.MODULES)
-    assert {module.partition(".")[0] for module in compiled.MODULES} <= set(compiled.TREES)
+def test_every_module_and_what_it_imports_of_ours_is_looked_at() -> None:
+    """Types of what they import are compiled in: one that changed makes the result another one's."""
+    sources = {file.relative_to(compiled.ROOT).as_posix() for file in compiled.sources()}
+    for module in compiled.MODULES:
+        path = module.replace(".", "/") + ".py"
+        assert path in sources
+        words = (compiled.ROOT / path).read_text().split()
+        ours = {word for word in words if word.startswith(("agent.", "covey.", "gossip.", "plugins."))}
+        imported = [word for word in ours if (compiled.ROOT / (word.replace(".", "/") + ".py")).is_file()]
+        assert all(word.replace(".", "/") + ".py" in sources for word in imported), module
 
 
 def test_the_byte_path_runs_compiled_and_nothing_else_does(made: Path) -> None:
@@ -45,8 +52,8 @@ def test_what_was_made_from_other_sources_is_not_used_and_people_are_told(
 ) -> None:
     edited = tmp_path / "edited.py"
     edited.write_text("# newer\n")
-    source = compiled.source
-    monkeypatch.setattr(compiled, "source", lambda module: edited if module.endswith("volume") else source(module))
+    sources = compiled.sources()
+    monkeypatch.setattr(compiled, "sources", lambda: [*sources[1:], edited])
     assert compiled.folder() != made and not compiled.use("vold")
     assert "-m agent.compiled" in compiled.trouble()
 
