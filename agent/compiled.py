@@ -27,11 +27,16 @@ from covey.attach.build import is_ours
 PROGRAMS = ("slabd", "vold", "spill")
 """Those that use it."""
 BYTE_PATH = (
-    "asked_in_order", "latencies", "lender_lane", "lender_pair", "members_volume", "mirror_volume", "nbd_front",
-    "nbd_pages", "nbdwire", "page_table", "paged_volume", "parity_volume", "remote_slab", "slab", "slab_session",
-    "slabwire", "spill_ring", "volume", "write_buffers",
+    "asked_in_order", "latencies", "lender_lane", "lender_pair", "log_keeper", "members_volume", "mirror_volume",
+    "nbd_front", "nbd_pages", "nbdwire", "page_table", "paged_volume", "parity_volume", "remote_slab", "slab",
+    "slab_session", "slab_store", "slabwire", "spill", "spill_ring", "volume", "write_buffers",
 )  # fmt: skip
-MODULES = ("agent.ports.stream", *(f"plugins.memory.datapath.{name}" for name in BYTE_PATH))
+DECISIONS = ("machine.spill_log", "policy.spilling")
+MODULES = (
+    "agent.ports.stream",
+    *(f"plugins.memory.{name}" for name in DECISIONS),
+    *(f"plugins.memory.datapath.{name}" for name in BYTE_PATH),
+)
 """Classes that inherit from one another are compiled together, or not at all."""
 IMPORTED = ("agent/ports", "covey", "plugins/memory")
 """Where they lie, and all that they import."""

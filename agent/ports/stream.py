@@ -217,8 +217,7 @@ class SocketStream(asyncio.BufferedProtocol):
         while self._held_up():
             await self._wait_writable(first=again)
             again = True
-        if self._ended is not None:
-            raise self._ended
+        self._raise_if_ended()
         assert self._transport is not None
         self._transport.writelines([_octets(part) for part in parts if len(part)])
         try:
@@ -228,6 +227,10 @@ class SocketStream(asyncio.BufferedProtocol):
             self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
             self._transport.abort()
             raise
+        self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
+        """A method, since a check that is made again after a wait is taken for needless where types are compiled in."""
         if self._ended is not None:
             raise self._ended
 
@@ -236,8 +239,7 @@ class SocketStream(asyncio.BufferedProtocol):
         nothing back; what the kernel does not take of `data` goes the usual way."""
         while self._held_up():
             await self._wait_writable(first=False)
-        if self._ended is not None:
-            raise self._ended
+        self._raise_if_ended()
         assert self._transport is not None
         descriptors = [page.descriptor for page in pages]
         if min(descriptors) < 0:

@@ -6,7 +6,7 @@
 import contextlib
 import errno
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 import numpy as np
@@ -50,11 +50,6 @@ from plugins.memory.policy.log_records import BATCH_BITS, Rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Places = NDArray[np.uint32]
-else:
-    Places = Any
-
 
 LOOK_ROWS = 2048
 """Rows of a segment that are looked at in one go for those that live; a run of zeros may be 256 pages long."""
@@ -250,8 +245,8 @@ class LogKeeper:
         if order.sync is not None:
             self._synced_or_doubted(done)
 
-    def _places_of(self, start: int, count: int) -> Places:
-        found: Places = ((start + np.arange(count)) % self.ring.places + RING).astype(np.uint32)
+    def _places_of(self, start: int, count: int) -> "NDArray[np.uint32]":
+        found: NDArray[np.uint32] = ((start + np.arange(count)) % self.ring.places + RING).astype(np.uint32)
         return found
 
     async def _sync(self) -> None:

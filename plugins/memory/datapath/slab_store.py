@@ -5,7 +5,6 @@ it (`slab_keeper`)."""
 import asyncio
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from covey.ports import Pages, SharedRing
@@ -42,29 +41,24 @@ class Registered(Protocol):
         """Now."""
 
 
-@dataclass
 class HostedSlab:
     """The memory of one slab under one epoch."""
 
-    borrower: str
-    volume: str
-    index: int
-    epoch: int
-    secret: bytes
-    page_bytes: int
-    memory: memoryview
-    """Its pages."""
-    versions: memoryview
-    """Of each page, u64. A page that has no version now is being written."""
-    kept: SlabPages
-    users: list[SlabUser] = field(default_factory=list)
-    """All of one session."""
-    touched: int = 0
-    """Pages that have a version."""
-    live: bool = True
-    registered: Registered | None = None
-    on_touched: Callable[[int], None] = lambda bytes: None
-    """Called with the bytes of pages that were written for the first time."""
+    def __init__(self, kept: SlabPages, on_touched: Callable[[int], None]) -> None:
+        """`on_touched` is called with the bytes of pages that were written for the first time."""
+        of = kept.record
+        self.borrower, self.volume, self.index, self.epoch = of.borrower, of.volume, of.index, of.epoch
+        self.secret, self.page_bytes, self.kept = of.secret, of.page_bytes, kept
+        self.memory: memoryview = kept.pages
+        self.versions: memoryview = kept.versions
+        """Of each page, u64. A page that has no version now is being written."""
+        self.users: list[SlabUser] = []
+        """All of one session."""
+        self.touched = 0
+        """Pages that have a version."""
+        self.live = True
+        self.registered: Registered | None = None
+        self.on_touched = on_touched
 
     @property
     def pages(self) -> int:
@@ -165,10 +159,7 @@ class SlabStore:
 
     def _put(self, kept: SlabPages) -> HostedSlab:
         of = kept.record
-        slab = HostedSlab(
-            of.borrower, of.volume, of.index, of.epoch, of.secret, of.page_bytes, kept.pages, kept.versions, kept
-        )
-        slab.on_touched = self._touched
+        slab = HostedSlab(kept, self._touched)
         self.slabs[of.borrower, of.volume, of.index] = slab
         self.held_bytes += of.slab_bytes
         return slab
