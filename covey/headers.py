@@ -141,7 +141,7 @@ def reply(data: bytes | bytearray) -> Reply:
     return Reply(_status(status), count, tag)
 
 
-def expect(what: str, data: bytes | bytearray, size: int) -> None:
+def expect(what: str, data: bytes | bytearray | memoryview, size: int) -> None:
     """WireError when it has another size."""
     if len(data) != size:
         raise WireError(f"a {what} of {len(data)} bytes instead of {size}")

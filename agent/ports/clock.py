@@ -6,8 +6,8 @@ import time
 class RealClock:
     """`covey.ports.Clock`: never uvloop's cached `loop.time()`, which has millisecond steps."""
 
-    def now_s(self) -> float:
-        return time.monotonic()
+    now_s = staticmethod(time.monotonic)
+    """A page's way looks at it four times: without a function of Python's around it."""
 
     def wall_s(self) -> float:
         return time.time()

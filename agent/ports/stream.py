@@ -21,24 +21,24 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from agent.ports.datagrams import ip_port_text
 from agent.ports.page_lender import PageLender
 from covey.driven import Driven
 from covey.ports import Address, Handed
 
-SPILL_BYTES = 64 << 10
+SPILL_BYTES: Final = 64 << 10
 """Bytes that one connection may hold received and unread."""
-SPILL_BYTES_FIRST = 4 << 10
+SPILL_BYTES_FIRST: Final = 4 << 10
 """The same of a connection of which little was read: one that is not authenticated yet costs little memory."""
-DIRECT_BYTES = 16 << 10
+DIRECT_BYTES: Final = 16 << 10
 """A read with at least this much missing is filled by the kernel itself."""
 SILENCE_MS = 5000
 """TCP_USER_TIMEOUT: bytes that a peer's kernel leaves unacknowledged, or refuses for want of room, this long end the
 connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy host whose
 process is paused for a few seconds must keep its connections."""
-FILLS_MAX = 16
+FILLS_MAX: Final = 16
 """How often a driver is told in one turn that what it wanted is there. With many requests under way both ends would
 take turns otherwise: one handles all of them while the other waits."""
 BULK_BYTES = 1 << 20

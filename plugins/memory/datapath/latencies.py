@@ -3,7 +3,7 @@ appended; they are counted many at a time.
 """
 
 from array import array
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from plugins.memory.policy.latencies import BUCKETS
 
 Answerer = Literal["zeros", "ring", "lender", "disk"]
 """Nothing was ever there; memory on the way to the disk; another host; this host's disk."""
-GATHERED_MAX = 8192
+GATHERED_MAX: Final = 8192
 """Times that are kept before they are counted."""
 
 

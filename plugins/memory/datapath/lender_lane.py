@@ -7,7 +7,7 @@ together, and the deadline is one timer, over the oldest. An answer's bytes go s
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final
 
 from covey.driven import DrivenStream, Part
 from covey.headers import WireError
@@ -17,25 +17,38 @@ from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered, AskedI
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.slabwire import (
     ATTACHED_BYTES,
+    BAD,
+    DETACH,
+    GONE,
     LENT_REGION_BYTES,
     PAIRED_BYTES,
+    READ,
     REPLY_BYTES,
     VERSION_BYTES,
+    VERSIONS,
     SlabOp,
     SlabReply,
     SlabRequest,
     SlabStatus,
 )
 
-ANSWERS = {SlabOp.ATTACH: ATTACHED_BYTES, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: LENT_REGION_BYTES}
+ANSWERS: Final = {SlabOp.ATTACH: ATTACHED_BYTES, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: LENT_REGION_BYTES}
 """Bytes of an answer that has always as many."""
 
 
-class LaneRequest(NamedTuple):
-    request: SlabRequest
-    into: memoryview | None
-    answered: Answered
-    sent_s: float
+class LaneRequest:
+    """What was asked, and waits for its answer."""
+
+    __slots__ = ("answered", "into", "op", "pages", "sent_s", "tag")
+
+    def __init__(
+        self, op: SlabOp, pages: int, tag: int, into: memoryview | None, answered: Answered, sent_s: float
+    ) -> None:
+        self.op, self.pages, self.tag = op, pages, tag
+        self.into, self.answered, self.sent_s = into, answered, sent_s
+
+    def __repr__(self) -> str:
+        return f"{self.op.name} of {self.pages} pages, tag {self.tag}"
 
 
 class LenderLane(AskedInOrder):
@@ -52,6 +65,7 @@ class LenderLane(AskedInOrder):
     ) -> None:
         super().__init__(env, deadline_s, lost)
         self._stream, self._gone = stream, gone
+        self._now_s = env.clock.now_s
         self._waiting: deque[LaneRequest] = deque()
         self._tag = 0
         self._out: list[Part] = []
@@ -77,16 +91,17 @@ class LenderLane(AskedInOrder):
             answered(False, NO_VERSIONS)
             return
         self._tag += 1
-        size = sum([len(part) for part in parts])
+        size = 0
+        for part in parts:
+            size += len(part)
         request = SlabRequest(op, pages, place.index, page, size, place.epoch, self._tag, version)
-        now_s = self._env.clock.now_s()
-        self._waiting.append(LaneRequest(request, into, answered, now_s))
+        self._waiting.append(LaneRequest(op, pages, self._tag, into, answered, self._now_s()))
         self._send(slabwire.pack_request(request), *parts)
         self._watch()
 
     def detach(self, place: OpenPlace) -> None:
         if not self.why:
-            self._send(slabwire.pack_request(SlabRequest(SlabOp.DETACH, 0, place.index, 0, 0, place.epoch, 0, 0)))
+            self._send(slabwire.pack_request(SlabRequest(DETACH, 0, place.index, 0, 0, place.epoch, 0, 0)))
 
     def _send(self, *parts: Part) -> None:
         if not self._out:
@@ -123,7 +138,7 @@ class LenderLane(AskedInOrder):
     def filled(self) -> None:
         try:
             if self._target is None:
-                self._begin(slabwire.reply(bytes(self._header)))
+                self._begin(*slabwire.reply_fields(self._header))
             else:
                 self._go_on()
         except WireError as error:
@@ -135,36 +150,36 @@ class LenderLane(AskedInOrder):
     def ended(self, error: ConnectionError) -> None:
         self.end(f"connection: {error}")
 
-    def _begin(self, reply: SlabReply) -> None:
+    def _begin(self, status: SlabStatus, pages: int, slab: int, epoch: int, tag: int) -> None:
         self._answers += 1
-        if reply.tag == 0 and reply.status is SlabStatus.GONE:
-            self._gone(reply.slab, reply.epoch)
+        if tag == 0 and status is GONE:
+            self._gone(slab, epoch)
             return
         oldest = self._waiting[0] if self._waiting else None
-        if oldest is None or reply.tag != oldest.request.tag or reply.status is SlabStatus.BAD:
-            raise WireError(f"{reply} to {oldest and oldest.request}")
-        if reply.status is SlabStatus.GONE:
+        if oldest is None or tag != oldest.tag or status is BAD:
+            raise WireError(f"{SlabReply(status, pages, slab, epoch, tag)} to {oldest}")
+        if status is GONE:
             self._waiting.popleft()
-            self._gone(reply.slab, reply.epoch)
+            self._gone(slab, epoch)
             oldest.answered(False, NO_VERSIONS)
             return
-        if reply.pages != oldest.request.pages:
-            raise WireError(f"{reply} to {oldest.request}")
-        op = oldest.request.op
-        if op is SlabOp.READ or op is SlabOp.VERSIONS:
-            self._versions = array("Q", bytes(reply.pages * VERSION_BYTES))
+        if pages != oldest.pages:
+            raise WireError(f"{SlabReply(status, pages, slab, epoch, tag)} to {oldest}")
+        op = oldest.op
+        if op is READ or op is VERSIONS:
+            self._versions = array("Q", bytes(pages * VERSION_BYTES))
             self._target = memoryview(self._versions).cast("B")
-        elif op in ANSWERS:
-            assert oldest.into is not None and len(oldest.into) == ANSWERS[op]
-            self._target = oldest.into
-        else:
+        elif oldest.into is None:
             self._waiting.popleft()
             oldest.answered(True, NO_VERSIONS)
+        else:
+            assert len(oldest.into) == ANSWERS[op]
+            self._target = oldest.into
 
     def _go_on(self) -> None:
         """The versions are here, or all of the answer."""
         oldest = self._waiting[0]
-        if oldest.request.op is SlabOp.READ and self._target is not oldest.into:
+        if oldest.op is READ and self._target is not oldest.into:
             self._target = oldest.into
             return
         self._waiting.popleft()

@@ -223,18 +223,6 @@ class Lenders(LenderTasks[SlabMemory]):
                 held.add(page - slab.first)
         slab.touch()
 
-    def acknowledged_run(self, slab: SlabMemory, link: RemoteSlab, first: int, count: int, version: int) -> None:
-        """`acknowledged` of a run under one version."""
-        if count == 1:
-            if self._spill.version(first) == version:
-                link.held.add(first - slab.first)
-        elif (newest := self._spill.table.all_versions[first : first + count] == version).all():
-            link.held.add_run(first - slab.first, count)
-        else:
-            for at in np.flatnonzero(newest).tolist():
-                link.held.add(first - slab.first + at)
-        slab.touch()
-
     # ---- filling ----
 
     async def _copy_up(self, slab: SlabMemory, link: RemoteSlab) -> None:

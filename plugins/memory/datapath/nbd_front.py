@@ -17,6 +17,7 @@ import asyncio
 import errno
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from covey.driven import Part, driven
 from covey.headers import WireError
@@ -25,16 +26,21 @@ from plugins.memory.datapath import nbdwire
 from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.nbd_pages import NbdPages
 from plugins.memory.datapath.nbdwire import (
+    BLOCK_STATUS,
+    DISCONNECT,
     FAST_ZERO,
     FLAGS_BYTES,
+    FLUSH,
     FUA,
     LENGTH_MAX,
     NO_HOLE,
     OPTION_BYTES,
+    READ,
     REQ_ONE,
     REQUEST_BYTES,
+    TRIM,
+    WRITE,
     NbdAnswer,
-    NbdCommand,
     NbdError,
     NbdOption,
     NbdRequest,
@@ -42,11 +48,11 @@ from plugins.memory.datapath.nbdwire import (
 from plugins.memory.datapath.shape import Undecided
 from plugins.memory.datapath.write_buffers import LONG_BYTES
 
-UNDER_WAY_MAX = 256
+UNDER_WAY_MAX: Final = 256
 """Requests of one connection."""
-UNDER_WAY_BYTES_MAX = 64 << 20
+UNDER_WAY_BYTES_MAX: Final = 64 << 20
 """Bytes of them, of one connection."""
-GATHERED_MAX = 1 << 20
+GATHERED_MAX: Final = 1 << 20
 """Bytes that are gathered before they are sent: a client that does not take its answers is noticed by that."""
 AGAIN_S = 1.0
 """Between two tries of a read."""
@@ -255,14 +261,14 @@ class NbdFront:
 
     def _requested(self, data: memoryview) -> None:
         request = nbdwire.request(data)
-        if request.command is NbdCommand.WRITE:
+        if request.command is WRITE:
             if request.length > LENGTH_MAX:
                 raise WireError(f"a write of {request.length} bytes")
             if request.length:
                 self._request = request
                 self._target, self._next = self._volume.buffers.take(request.length), self._write_data
                 return
-        if request.command is NbdCommand.DISCONNECT:
+        if request.command is DISCONNECT:
             self._end()
             return
         self._do(request, None)
@@ -276,42 +282,41 @@ class NbdFront:
 
     def _do(self, request: NbdRequest, data: memoryview | None) -> None:
         command, offset, length = request.command, request.offset, request.length
-        pages, in_memory = self._pages, command is NbdCommand.READ or command is NbdCommand.WRITE
-        outside = command is not NbdCommand.FLUSH and (not length or offset + length > self._size)
+        pages, in_memory = self._pages, command is READ or command is WRITE
+        outside = command is not FLUSH and (not length or offset + length > self._size)
         if command is None or outside or (in_memory and length > LENGTH_MAX):
-            nospace = outside and length and command is NbdCommand.WRITE
+            nospace = outside and length and command is WRITE
             self._answer_error(request, NbdError.ENOSPC if nospace else NbdError.EINVAL, "out of range or not known")
             return
         if request.flags and request.flags & ~nbdwire.FLAGS.get(command, FUA):
             self._answer_error(request, NbdError.EINVAL, f"flags {request.flags:#x} are not for this command")
             return
-        if command is NbdCommand.BLOCK_STATUS:
+        if command is BLOCK_STATUS:
             self._status(request)
             return
         if request.flags & FAST_ZERO and (request.flags & NO_HOLE or not pages.is_quick(offset, length)):
             self._answer_error(request, NbdError.ENOTSUP, "it would take as long as to write zeros")
             return
-        if command is NbdCommand.READ and self._structured and pages.is_zero(offset, length):
+        if command is READ and self._structured and pages.is_zero(offset, length):
             self._say(nbdwire.hole_chunk(request.cookie, offset, length))
             return
         self._began(length if in_memory else 0)
-        if command is NbdCommand.READ:
+        if command is READ:
             into = bytearray(length)
             pages.read(offset, memoryview(into), lambda error: self._read(request, into, error))
             return
         done: Answer = lambda error: self._done(request, error)  # noqa: E731
-        if request.flags & FUA and command is not NbdCommand.FLUSH:
+        if request.flags & FUA and command is not FLUSH:
             done = self._synced_first(done)
-        match command:
-            case NbdCommand.WRITE:
-                assert data is not None
-                pages.write(offset, data, self._given_back(data, done))
-            case NbdCommand.FLUSH:
-                self._volume.submit_flush(done)
-            case NbdCommand.TRIM:
-                pages.trim(offset, length, done)
-            case _:
-                pages.zero(offset, length, bool(request.flags & NO_HOLE), done)
+        if command is WRITE:
+            assert data is not None
+            pages.write(offset, data, self._given_back(data, done) if length >= LONG_BYTES else done)
+        elif command is FLUSH:
+            self._volume.submit_flush(done)
+        elif command is TRIM:
+            pages.trim(offset, length, done)
+        else:
+            pages.zero(offset, length, bool(request.flags & NO_HOLE), done)
 
     def _status(self, request: NbdRequest) -> None:
         """What is known at this moment, without a look at the disk."""
@@ -326,7 +331,7 @@ class NbdFront:
             self._volume.buffers.give(data)
             done(error)
 
-        return written if len(data) >= LONG_BYTES else done
+        return written
 
     def _synced_first(self, done: Answer) -> Answer:
         def written(error: OSError | None) -> None:
@@ -372,7 +377,7 @@ class NbdFront:
         self._pages.read(request.offset, memoryview(into), lambda error: self._read(request, into, error))
 
     def _done(self, request: NbdRequest, error: OSError | None) -> None:
-        self._over(request.length if request.command is NbdCommand.WRITE else 0)
+        self._over(request.length if request.command is WRITE else 0)
         if error is not None:
             self._failed(request, error)
         elif self._structured:

@@ -34,10 +34,10 @@ class NbdPages:
             self._spawn(self._read_part(offset, into), done)
             return
         first, count = offset // page, len(into) // page
-        parts = self._parts(first, count)
-        if len(parts) == 1:
+        if self._is_one(first, count):
             self._volume.submit_read(first, into, done)
             return
+        parts = self._parts(first, count)
         all_done = _Together(len(parts), done)
         for start, run in parts:
             at = (start - first) * page
@@ -49,10 +49,10 @@ class NbdPages:
             self._spawn(self._write_part(offset, data), done)
             return
         first, count = offset // page, len(data) // page
-        parts = self._parts(first, count)
-        if len(parts) == 1:
+        if self._is_one(first, count):
             self._volume.submit_write(first, count, data, done)
             return
+        parts = self._parts(first, count)
         all_done = _Together(len(parts), done)
         for start, run in parts:
             at = (start - first) * page
@@ -93,6 +93,10 @@ class NbdPages:
 
     def _spawn(self, work: Coroutine[Any, Any, None], done: Done) -> None:
         self._env.spawn("bytes", settle(work, done))
+
+    def _is_one(self, first: int, count: int) -> bool:
+        """Is it one part?"""
+        return 0 < count <= REQUEST_PAGES_MAX and first % self._slab_pages + count <= self._slab_pages
 
     def _parts(self, first: int, count: int) -> list[tuple[int, int]]:
         """Cut at slab boundaries and at the longest request: first page, pages."""

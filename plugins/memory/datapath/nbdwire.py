@@ -10,23 +10,25 @@ All numbers are big-endian. Nothing here touches a connection.
 
 import struct
 from enum import IntEnum, IntFlag
-from typing import NamedTuple
+from typing import Final
 
 from covey.headers import WireError
 
 _GREETING = struct.Struct(">8sQH")
 _OPTION = struct.Struct(">QII")
 _OPTION_REPLY = struct.Struct(">QIII")
-_REQUEST = struct.Struct(">IHHQQI")
-_SIMPLE = struct.Struct(">IIQ")
-_CHUNK = struct.Struct(">IHHQI")
+_REQUEST: Final = struct.Struct(">IHHQQI")
+_SIMPLE: Final = struct.Struct(">IIQ")
+_CHUNK: Final = struct.Struct(">IHHQI")
 _EXPORT = struct.Struct(">HQH")
 _SIZES = struct.Struct(">HIII")
 _OLD_EXPORT = struct.Struct(">QH")
 _EXTENT = struct.Struct(">II")
 _I_HAVE_OPTIONS = 0x49484156454F5054
 _REPLY_MAGIC = 0x3E889045565A9
-_REQUEST_MAGIC, _SIMPLE_MAGIC, _CHUNK_MAGIC = 0x25609513, 0x67446698, 0x668E33EF
+_REQUEST_MAGIC: Final = 0x25609513
+_SIMPLE_MAGIC: Final = 0x67446698
+_CHUNK_MAGIC: Final = 0x668E33EF
 FLAGS_BYTES, OPTION_BYTES, REQUEST_BYTES = 4, _OPTION.size, _REQUEST.size
 OPTION_DATA_MAX = 8192
 """Longest that an option may bring along."""
@@ -37,7 +39,7 @@ EXTENTS_MAX = 8192
 ALLOCATION = "base:allocation"
 """The one context there is; its number is `ALLOCATION_ID`."""
 ALLOCATION_ID = 1
-LENGTH_MAX = 32 << 20
+LENGTH_MAX: Final = 32 << 20
 """Longest read or write, bytes: what the protocol lets a client expect."""
 FIXED_NEWSTYLE, NO_ZEROES = 1, 2
 
@@ -101,7 +103,11 @@ class NbdError(IntEnum):
     ENOTSUP = 95
 
 
-FUA, NO_HOLE, DF, REQ_ONE, FAST_ZERO = 1, 2, 4, 8, 16
+FUA: Final = 1
+NO_HOLE: Final = 2
+DF: Final = 4
+REQ_ONE: Final = 8
+FAST_ZERO: Final = 16
 FLAGS = {
     NbdCommand.READ: FUA | DF,
     NbdCommand.WRITE_ZEROES: FUA | NO_HOLE | FAST_ZERO,
@@ -110,20 +116,46 @@ FLAGS = {
 """What a request may carry; others FUA alone."""
 HOLE, ZERO = 1, 2
 """What is said of an extent: it takes no room; it reads as zeros."""
-_COMMANDS = {command.value: command for command in NbdCommand}
+_COMMANDS: Final = {command.value: command for command in NbdCommand}
+READ: Final = NbdCommand.READ
+WRITE: Final = NbdCommand.WRITE
+DISCONNECT: Final = NbdCommand.DISCONNECT
+FLUSH: Final = NbdCommand.FLUSH
+TRIM: Final = NbdCommand.TRIM
+BLOCK_STATUS: Final = NbdCommand.BLOCK_STATUS
+"""As those of `slabwire`."""
 _INFO_EXPORT, _INFO_BLOCK_SIZE = 0, 3
-_CHUNK_NONE, _CHUNK_OFFSET_DATA, _CHUNK_HOLE, _CHUNK_STATUS, _CHUNK_ERROR, _CHUNK_DONE = 0, 1, 2, 5, (1 << 15) + 1, 1
+_CHUNK_NONE: Final = 0
+_CHUNK_OFFSET_DATA: Final = 1
+_CHUNK_HOLE: Final = 2
+_CHUNK_STATUS: Final = 5
+_CHUNK_ERROR: Final = (1 << 15) + 1
+_CHUNK_DONE: Final = 1
 Extents = list[tuple[int, int]]
 """Length, bytes, and what is said of it, one after another."""
 
 
-class NbdRequest(NamedTuple):
-    command: NbdCommand | None
-    """None: one that we do not know; it brings nothing along."""
-    flags: int
-    cookie: int
-    offset: int
-    length: int
+class NbdRequest:
+    """`command` None: one that we do not know; it brings nothing along. A class for the reason that
+    `slabwire.SlabRequest` has."""
+
+    __slots__ = ("command", "cookie", "flags", "length", "offset")
+
+    def __init__(self, command: NbdCommand | None, flags: int, cookie: int, offset: int, length: int) -> None:
+        self.command, self.flags, self.cookie = command, flags, cookie
+        self.offset, self.length = offset, length
+
+    def _fields(self) -> tuple[NbdCommand | None, int, int, int, int]:
+        return self.command, self.flags, self.cookie, self.offset, self.length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NbdRequest) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"NbdRequest{self._fields()}"
 
 
 def greeting() -> bytes:

@@ -13,7 +13,7 @@ import mmap
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,8 +24,11 @@ from plugins.memory.policy.log_records import ROW, Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PART_PAGES = 4096
-NOWHERE, ZERO, LOG, RING = 0, 1, 2, 1 << 31
+PART_PAGES: Final = 4096
+NOWHERE: Final = 0
+ZERO: Final = 1
+LOG: Final = 2
+RING: Final = 1 << 31
 assert RING - LOG == spilling.PLACES_MAX
 _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 """The last is MAP_NORESERVE, which Python 3.11 has no name for."""

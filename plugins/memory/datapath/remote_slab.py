@@ -9,7 +9,7 @@ again.
 import asyncio
 from array import array
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from covey.driven import Part
 from plugins.memory.datapath import slabwire
@@ -18,11 +18,11 @@ from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import LenderLane
 from plugins.memory.datapath.one_sided import OneSided, SlabAsk
 from plugins.memory.datapath.sealing import PageSeal
-from plugins.memory.datapath.slabwire import SlabOp, Versions
+from plugins.memory.datapath.slabwire import COPY, DISCARD, READ, VERSIONS, WRITE, SlabOp, Versions
 
 T = TypeVar("T")
 
-SHORT_BYTES = 32 << 10
+SHORT_BYTES: Final = 32 << 10
 """A request for at most so many bytes goes over the connection for short ones."""
 
 
@@ -120,9 +120,9 @@ class RemoteSlab:
         """Pages under one version; None: zeros. `answered` is called once, with whether the lender has them. The buffer
         must stay as it is until then."""
         if self._seal is not None:
-            self._send_sealed(self._seal, SlabOp.WRITE, first, array("Q", (version,)) * count, pages, answered)
+            self._send_sealed(self._seal, WRITE, first, array("Q", (version,)) * count, pages, answered)
             return
-        op, parts = (SlabOp.DISCARD, ()) if pages is None else (SlabOp.WRITE, (pages,))
+        op, parts = (DISCARD, ()) if pages is None else (WRITE, (pages,))
         self._ask(op, first, count, version, parts, None, lambda done, versions: answered(done))
 
     def _send_sealed(
@@ -136,20 +136,20 @@ class RemoteSlab:
     ) -> None:
         """Zeros are sealed as well: a lender could claim them of any page otherwise."""
         sealed = seal.seal(self._first + first, versions, pages)
-        parts: tuple[Part, ...] = (sealed,) if op is SlabOp.WRITE else (versions.tobytes(), sealed)
+        parts: tuple[Part, ...] = (sealed,) if op is WRITE else (versions.tobytes(), sealed)
 
         def over(did: bool, _: Versions) -> None:
             if did:
                 seal.buffers.give(sealed)
             answered(did)
 
-        self._ask(op, first, len(versions), versions[0] if op is SlabOp.WRITE else 0, parts, None, over)
+        self._ask(op, first, len(versions), versions[0] if op is WRITE else 0, parts, None, over)
 
     def send_read(self, first: int, into: memoryview, answered: Answered) -> None:
         """Fill `into`. `answered` is called once, with whether it is full, and the versions of what is in it."""
         seal, count = self._seal, len(into) // self.page_bytes
         if seal is None:
-            self._ask(SlabOp.READ, first, count, 0, (), into, answered)
+            self._ask(READ, first, count, 0, (), into, answered)
             return
 
         def opened(did: bool, versions: Versions, wrong: list[int]) -> None:
@@ -172,7 +172,7 @@ class RemoteSlab:
                 seal.buffers.give(sealed)
             opened(did, versions, wrong)
 
-        self._ask(SlabOp.READ, first, count, 0, (), sealed, over)
+        self._ask(READ, first, count, 0, (), sealed, over)
 
     def _forged(self, count: int) -> None:
         self.lied = True
@@ -188,13 +188,13 @@ class RemoteSlab:
                 if not done.done():
                     done.set_result(did or None)
 
-            op = SlabOp.WRITE if pages is None else SlabOp.COPY
+            op = WRITE if pages is None else COPY
             self._send_sealed(self._seal, op, first, versions, pages, answered)
             await self._awaited(done)
         elif pages is None:
-            await self._wait(SlabOp.DISCARD, first, len(versions), versions[0], ())
+            await self._wait(DISCARD, first, len(versions), versions[0], ())
         else:
-            await self._wait(SlabOp.COPY, first, len(versions), 0, (versions.tobytes(), pages))
+            await self._wait(COPY, first, len(versions), 0, (versions.tobytes(), pages))
 
     async def read(self, first: int, into: memoryview) -> Versions:
         """Fill `into`; the versions of what is in it."""
@@ -207,7 +207,7 @@ class RemoteSlab:
     async def read_what_is_ours(self, first: int, into: memoryview) -> tuple[Versions, list[int]]:
         """`read`, and positions of pages that are not what was sealed for this lender; the others are good."""
         if self._seal is None:
-            return await self._wait(SlabOp.READ, first, len(into) // self.page_bytes, 0, (), into), []
+            return await self._wait(READ, first, len(into) // self.page_bytes, 0, (), into), []
         done: asyncio.Future[tuple[Versions, list[int]] | None] = asyncio.get_running_loop().create_future()
 
         def opened(did: bool, versions: Versions, wrong: list[int]) -> None:
@@ -222,7 +222,7 @@ class RemoteSlab:
         found = array("Q")
         while len(found) < self.pages:
             count = min(slabwire.VERSIONS_MAX, self.pages - len(found))
-            found.extend(await self._wait(SlabOp.VERSIONS, len(found), count, 0, ()))
+            found.extend(await self._wait(VERSIONS, len(found), count, 0, ()))
         return found
 
     async def _wait(
@@ -275,11 +275,11 @@ class RemoteSlab:
                 self._over_lanes -= 1
                 self._join()
 
-        short = op is not SlabOp.COPY and count * self.page_bytes <= SHORT_BYTES
+        short = op is not COPY and count * self.page_bytes <= SHORT_BYTES
         lane = self._short if short else self._long
         self._under_way += 1
         self._idle.clear()
-        if op is SlabOp.VERSIONS or (self._one_sided is None and self._joining is None):
+        if op is VERSIONS or (self._one_sided is None and self._joining is None):
             self._over_lanes += self._one_sided is None
             lane.ask(self.place, op, first, count, version, parts, into, over)
             return

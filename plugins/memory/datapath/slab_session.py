@@ -8,6 +8,7 @@ at once, so a write that follows cannot change it while it waits for the network
 import asyncio
 from array import array
 from dataclasses import dataclass
+from typing import Final
 
 from covey import handshake
 from covey.driven import DrivenStream, Part
@@ -18,20 +19,28 @@ from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.slab_verbs import SessionVerbs
 from plugins.memory.datapath.slabwire import (
+    ATTACH,
+    BAD,
+    COPY,
+    DETACH,
+    GONE,
+    PAIR,
+    READ,
+    REGION,
     REQUEST_BYTES,
     VERSION_BYTES,
+    VERSIONS,
+    WRITE,
     AttachedSlab,
     LentRegion,
     SlabHello,
-    SlabOp,
     SlabReply,
     SlabRequest,
-    SlabStatus,
 )
 
-GATHERED_MAX = 256 << 10
+GATHERED_MAX: Final = 256 << 10
 """Bytes of answers that are sent before the turn is over."""
-SCRATCH_BYTES = 64 << 10
+SCRATCH_BYTES: Final = 64 << 10
 """What nobody wants is read in parts of this size."""
 
 
@@ -75,7 +84,7 @@ class SlabSession:
     def lose(self, slab: HostedSlab) -> None:
         self._verbs.lose(slab)
         if self._slabs.pop((slab.index, slab.epoch), None) is not None:
-            self._say(SlabReply(SlabStatus.GONE, 0, slab.index, slab.epoch, 0))
+            self._say(SlabReply(GONE, 0, slab.index, slab.epoch, 0))
             asyncio.get_running_loop().call_soon(self.turn)
 
     # ---- driven ----
@@ -93,7 +102,7 @@ class SlabSession:
             self._filled()
         except WireError as error:
             self._store.refused += 1
-            self._say(SlabReply(SlabStatus.BAD, 0, 0, 0, 0))
+            self._say(SlabReply(BAD, 0, 0, 0, 0))
             self.turn()
             self._end(str(error))
 
@@ -121,7 +130,7 @@ class SlabSession:
     def _filled(self) -> None:
         asked = self._asked
         if asked is None:
-            self._begin(slabwire.request(bytes(self._header)))
+            self._begin(slabwire.request(self._header))
         elif self._unwanted:
             self._unwanted -= min(self._unwanted, SCRATCH_BYTES)
             if not self._unwanted:
@@ -134,7 +143,7 @@ class SlabSession:
     def _begin(self, asked: SlabRequest) -> None:
         slab = self._slabs.get((asked.slab, asked.epoch))
         self._slab = slab
-        if asked.op is SlabOp.ATTACH or asked.op is SlabOp.PAIR:
+        if asked.op is ATTACH or asked.op is PAIR:
             slabwire.check(asked, 0, 0)
         elif slab is not None:
             slabwire.check(asked, slab.pages, slab.page_bytes)
@@ -149,46 +158,47 @@ class SlabSession:
         self._asked = asked
 
     def _do(self, asked: SlabRequest, slab: HostedSlab | None) -> None:
-        if asked.op is SlabOp.ATTACH:
+        op = asked.op
+        if op is ATTACH:
             self._attach(asked)
             return
-        if asked.op is SlabOp.PAIR:
+        if op is PAIR:
             self._pair(asked)
             return
-        if asked.op is SlabOp.DETACH:
+        if op is DETACH:
             self._verbs.drained(asked.slab, asked.epoch)
         if slab is None or self._slabs.get((asked.slab, asked.epoch)) is not slab:  # lost while its payload came
             self._gone(asked)
             return
-        match asked.op:
-            case SlabOp.READ:
-                pages = bytes(slab.has(asked.page, asked.pages))
-                self._say(_ok(asked), self._versions(slab, asked), pages)
-            case SlabOp.VERSIONS:
-                self._say(_ok(asked), self._versions(slab, asked))
-            case SlabOp.DETACH:
-                del self._slabs[asked.slab, asked.epoch]
-                slab.users.remove(self)
-            case SlabOp.REGION:
-                self._region(asked, slab)
-            case _:
-                self._write(slab, asked)
-                self._say(_ok(asked))
+        if op is READ:
+            pages = bytes(slab.has(asked.page, asked.pages))
+            self._done(asked, self._versions(slab, asked), pages)
+        elif op is VERSIONS:
+            self._done(asked, self._versions(slab, asked))
+        elif op is DETACH:
+            del self._slabs[asked.slab, asked.epoch]
+            slab.users.remove(self)
+        elif op is REGION:
+            self._region(asked, slab)
+        else:
+            self._write(slab, asked)
+            self._out.append(slabwire.pack_done(asked))
 
     def _versions(self, slab: HostedSlab, asked: SlabRequest) -> bytes:
         return slab.versions[asked.page : asked.page + asked.pages].tobytes()
 
     def _write(self, slab: HostedSlab, asked: SlabRequest) -> None:
         payload = self._payload[: asked.size]
-        if asked.op is SlabOp.COPY:
+        op = asked.op
+        if op is COPY:
             versions = array("Q")
             versions.frombytes(payload[: asked.pages * VERSION_BYTES])
             slab.put(asked.page, versions, payload[asked.pages * VERSION_BYTES :])
-        elif asked.op is SlabOp.WRITE and asked.pages == 1:
+        elif op is WRITE and asked.pages == 1:
             slab.put_one(asked.page, asked.version, payload)
         else:
             versions = array("Q", (asked.version,)) * asked.pages
-            slab.put(asked.page, versions, payload if asked.op is SlabOp.WRITE else None)
+            slab.put(asked.page, versions, payload if op is WRITE else None)
 
     def _attach(self, asked: SlabRequest) -> None:
         """An unknown slab, a stale epoch and a wrong proof get the same no."""
@@ -202,7 +212,7 @@ class SlabSession:
             return
         self.attach(slab)
         proof = slabwire.proof_of_lender(slab.secret, *known_by)
-        self._say(_ok(asked), slabwire.pack_attached(AttachedSlab(proof, slab.page_bytes, len(slab.memory))))
+        self._done(asked, slabwire.pack_attached(AttachedSlab(proof, slab.page_bytes, len(slab.memory))))
 
     def _pair(self, asked: SlabRequest) -> None:
         """WireError when it has one already."""
@@ -215,7 +225,7 @@ class SlabSession:
             answer = slabwire.pack_paired(self._verbs.connect(peer))
         except NoVerbs as why:
             answer = slabwire.pack_paired(None, str(why))
-        self._say(_ok(asked), answer)
+        self._done(asked, answer)
 
     def _region(self, asked: SlabRequest, slab: HostedSlab) -> None:
         """Answered later: whoever asks for one asks for nothing else meanwhile. WireError without a queue pair."""
@@ -223,22 +233,22 @@ class SlabSession:
             raise WireError("a region without a queue pair")
 
         def answer(where: LentRegion | None, why: str) -> None:
-            self._say(_ok(asked), slabwire.pack_region(where, why))
+            self._done(asked, slabwire.pack_region(where, why))
             self.turn()
 
         self._verbs.register(self._env, slab, answer)
 
     def _gone(self, asked: SlabRequest) -> None:
-        if asked.op is not SlabOp.DETACH:
-            self._say(SlabReply(SlabStatus.GONE, 0, asked.slab, asked.epoch, asked.tag))
+        if asked.op is not DETACH:
+            self._say(SlabReply(GONE, 0, asked.slab, asked.epoch, asked.tag))
 
-    def _say(self, reply: SlabReply, *parts: bytes) -> None:
+    def _say(self, reply: SlabReply) -> None:
         self._out.append(slabwire.pack_reply(reply))
+
+    def _done(self, asked: SlabRequest, *parts: bytes) -> None:
+        self._out.append(slabwire.pack_done(asked))
         self._out += parts
-        self._gathered += sum(map(len, parts))
+        for part in parts:
+            self._gathered += len(part)
         if self._gathered > GATHERED_MAX:
             self.turn()
-
-
-def _ok(asked: SlabRequest) -> SlabReply:
-    return SlabReply(SlabStatus.OK, asked.pages, asked.slab, asked.epoch, asked.tag)

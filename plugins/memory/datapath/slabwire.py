@@ -33,7 +33,7 @@ what is there. Version 0: never written.
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -50,10 +50,11 @@ secret."""
 SESSION_BYTES = 16
 _HELLO = struct.Struct(f"<8s64s64sIQ{SESSION_BYTES}s{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size
-_REQUEST = struct.Struct("<BxxxIIIIQQQ")
-REQUEST_BYTES = _REQUEST.size
-_REPLY = struct.Struct("<BxxxIIxxxxQQ")
-REPLY_BYTES = _REPLY.size
+_REQUEST: Final = struct.Struct("<BxxxIIIIQQQ")
+REQUEST_BYTES: Final = 44
+_REPLY: Final = struct.Struct("<BxxxIIxxxxQQ")
+REPLY_BYTES: Final = 32
+assert (_REQUEST.size, _REPLY.size) == (REQUEST_BYTES, REPLY_BYTES)
 _ATTACHED = struct.Struct(f"<{PROOF_BYTES}sIQ")
 ATTACHED_BYTES = _ATTACHED.size
 _SLAB = struct.Struct("<IQ")
@@ -63,10 +64,10 @@ PAIRED_BYTES = _PAIRED.size
 _REGION = struct.Struct(f"<IIQQ{WHY_BYTES}s")
 LENT_REGION_BYTES = _REGION.size
 
-VERSION_BYTES = 8
-VERSIONS_MAX = 1 << 15
+VERSION_BYTES: Final = 8
+VERSIONS_MAX: Final = 1 << 15
 """Versions asked for at once."""
-BYTES_MAX = REQUEST_PAGES_MAX * (PAGE_BYTES_MAX + VERSION_BYTES)
+BYTES_MAX: Final = REQUEST_PAGES_MAX * (PAGE_BYTES_MAX + VERSION_BYTES)
 """Longest that a request may bring along."""
 
 
@@ -92,8 +93,21 @@ class SlabStatus(IntEnum):
 
 _ABOUT_NO_PAGES = {SlabOp.ATTACH: PROOF_BYTES, SlabOp.DETACH: 0, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: 0}
 """Bytes that each brings along."""
-_OPS = {op.value: op for op in SlabOp}
-_STATUSES = {status.value: status for status in SlabStatus}
+_OPS: Final = {op.value: op for op in SlabOp}
+_STATUSES: Final = {status.value: status for status in SlabStatus}
+READ: Final = SlabOp.READ
+WRITE: Final = SlabOp.WRITE
+COPY: Final = SlabOp.COPY
+DISCARD: Final = SlabOp.DISCARD
+VERSIONS: Final = SlabOp.VERSIONS
+ATTACH: Final = SlabOp.ATTACH
+DETACH: Final = SlabOp.DETACH
+PAIR: Final = SlabOp.PAIR
+REGION: Final = SlabOp.REGION
+OK: Final = SlabStatus.OK
+GONE: Final = SlabStatus.GONE
+BAD: Final = SlabStatus.BAD
+"""For what is done with each page: Python 3.11 finds a member of an enumeration by a function of Python's."""
 
 
 class SlabHello(NamedTuple):
@@ -105,17 +119,29 @@ class SlabHello(NamedTuple):
     nonce: bytes
 
 
-class SlabRequest(NamedTuple):
-    op: SlabOp
-    pages: int
-    slab: int
-    page: int
-    """First page, counted from the start of the slab."""
-    size: int
-    """Bytes that follow."""
-    epoch: int
-    tag: int
-    version: int
+class SlabRequest:
+    """`page`: the first one, counted from the start of the slab. `size`: bytes that follow. A class of its own, since
+    one is made for each page: compiled, a tuple with names costs several times as much."""
+
+    __slots__ = ("epoch", "op", "page", "pages", "size", "slab", "tag", "version")
+
+    def __init__(
+        self, op: SlabOp, pages: int, slab: int, page: int, size: int, epoch: int, tag: int, version: int
+    ) -> None:
+        self.op, self.pages, self.slab, self.page = op, pages, slab, page
+        self.size, self.epoch, self.tag, self.version = size, epoch, tag, version
+
+    def _fields(self) -> tuple[SlabOp, int, int, int, int, int, int, int]:
+        return self.op, self.pages, self.slab, self.page, self.size, self.epoch, self.tag, self.version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlabRequest) and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash(self._fields())
+
+    def __repr__(self) -> str:
+        return f"{self.op.name} of {self.pages} pages at {self.page} of slab {self.slab}, tag {self.tag}"
 
 
 class SlabReply(NamedTuple):
@@ -167,13 +193,16 @@ def _name(field: bytes) -> str:
         raise WireError("a name that is no ASCII") from error
 
 
-def pack_request(request: SlabRequest) -> bytes:
-    return _REQUEST.pack(*request)
+def pack_request(asked: SlabRequest) -> bytes:
+    return _REQUEST.pack(
+        asked.op, asked.pages, asked.slab, asked.page, asked.size, asked.epoch, asked.tag, asked.version
+    )
 
 
-def request(data: bytes | bytearray) -> SlabRequest:
+def request(data: bytes | bytearray | memoryview) -> SlabRequest:
     """WireError when it is none, or announces more than any request may bring along."""
-    headers.expect("request", data, REQUEST_BYTES)
+    if len(data) != REQUEST_BYTES:
+        headers.expect("request", data, REQUEST_BYTES)
     code, pages, slab, page, size, epoch, tag, version = _REQUEST.unpack(data)
     op = _OPS.get(code)
     if op is None:
@@ -187,12 +216,16 @@ def check(asked: SlabRequest, pages: int, page_bytes: int) -> None:
     """WireError when it does not lie within a slab of so many pages, or brings along another number of bytes than it
     must."""
     op, count = asked.op, asked.pages
-    if op in _ABOUT_NO_PAGES:
-        limit, size = 0, _ABOUT_NO_PAGES[op]
+    if op is READ or op is DISCARD:
+        limit, size = REQUEST_PAGES_MAX, 0
+    elif op is WRITE:
+        limit, size = REQUEST_PAGES_MAX, count * page_bytes
+    elif op is COPY:
+        limit, size = REQUEST_PAGES_MAX, count * (page_bytes + VERSION_BYTES)
+    elif op is VERSIONS:
+        limit, size = VERSIONS_MAX, 0
     else:
-        limit = VERSIONS_MAX if op is SlabOp.VERSIONS else REQUEST_PAGES_MAX
-        size = count * page_bytes if op is SlabOp.WRITE or op is SlabOp.COPY else 0
-        size += count * VERSION_BYTES if op is SlabOp.COPY else 0
+        limit, size = 0, _ABOUT_NO_PAGES[op]
     if asked.size != size:
         raise WireError(f"{op.name} of {count} pages with {asked.size} bytes instead of {size}")
     if limit and (not 1 <= count <= limit or asked.page + count > pages):
@@ -203,14 +236,25 @@ def pack_reply(reply: SlabReply) -> bytes:
     return _REPLY.pack(*reply)
 
 
+def pack_done(asked: SlabRequest) -> bytes:
+    """The reply that it is done."""
+    return _REPLY.pack(0, asked.pages, asked.slab, asked.epoch, asked.tag)
+
+
 def reply(data: bytes | bytearray) -> SlabReply:
     """WireError when it is none."""
-    headers.expect("reply", data, REPLY_BYTES)
+    return SlabReply(*reply_fields(data))
+
+
+def reply_fields(data: bytes | bytearray | memoryview) -> tuple[SlabStatus, int, int, int, int]:
+    """Those of a `SlabReply`. WireError when it is none."""
+    if len(data) != REPLY_BYTES:
+        headers.expect("reply", data, REPLY_BYTES)
     code, pages, slab, epoch, tag = _REPLY.unpack(data)
     status = _STATUSES.get(code)
     if status is None:
         raise WireError(f"no status has the number {code}")
-    return SlabReply(status, pages, slab, epoch, tag)
+    return status, pages, slab, epoch, tag
 
 
 def pack_attached(attached: AttachedSlab) -> bytes:

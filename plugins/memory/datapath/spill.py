@@ -49,7 +49,7 @@ class Spill:
         self.pages, self.page_bytes = pages, page_bytes
         self.refused = ""
         """Why the disk did not take the last order; empty: it took it."""
-        self._env = env
+        self._env, self._now_s = env, env.clock.now_s
         self.keeper = LogKeeper(env, volume, prefix, pages, page_bytes, places)
         self.writer, self.ring = self.keeper.writer, self.keeper.ring
         self.table, self.log = self.keeper.table, self.keeper.log
@@ -206,7 +206,7 @@ class Spill:
             records = count
         if log.put == log.written or len(self) + records >= log.rows_max:
             self._wake.set()
-        log.has_put(records, self._env.clock.now_s())
+        log.has_put(records, self._now_s())
         return before
 
     def _work(self) -> None:
@@ -235,7 +235,7 @@ class Spill:
 
     async def _synced(self, number: int) -> None:
         while self.log.synced < number or self.log.owed:
-            if self.log.is_stuck(self._env.clock.now_s()):
+            if self.log.is_stuck(self._now_s()):
                 raise OSError(
                     errno.EIO, "a sync failed, and the disk cannot read what it was about; next: look at the disk"
                 )
@@ -343,7 +343,7 @@ class Spill:
             try:
                 due = self._due()
                 if isinstance(due, RestUntil):
-                    await self._rest_until(due.at_s - self._env.clock.now_s())
+                    await self._rest_until(due.at_s - self._now_s())
                     continue
                 await self._do(due)
             except WriterGone as gone:
@@ -380,7 +380,7 @@ class Spill:
     def _due(self) -> Next:
         self._wake.clear()
         self._turn += 1
-        return self.log.next(self._env.clock.now_s(), self.table.live, self._turn, self.table.zeros_died)
+        return self.log.next(self._now_s(), self.table.live, self._turn, self.table.zeros_died)
 
     async def _do(self, due: Next) -> None:
         async with self._ordering:

@@ -9,14 +9,17 @@ process finds whole records only.
 """
 
 import struct
+from typing import Final
 
 import numpy as np
 
 from covey.ports import SharedRing
 from plugins.memory.policy.log_records import ROW, ROW_BYTES, Rows
 
-COUNT_BYTES = 4096
-_ROW = struct.Struct("<QIIII")
+COUNT_BYTES: Final = 4096
+_ROW: Final = struct.Struct("<QIIII")
+_ROW_BYTES: Final = 24
+assert _ROW.size == ROW_BYTES == _ROW_BYTES
 Parts = list[memoryview]
 
 
@@ -50,12 +53,12 @@ class SpillRing:
         """One record, number `count`. Its place is free."""
         place, size = number % self.places, self.page_bytes
         self._pages[place * size : place * size + size] = content
-        _ROW.pack_into(self._row_bytes, place * ROW_BYTES, version, page, 0, 0, 0)
+        _ROW.pack_into(self._row_bytes, place * _ROW_BYTES, version, page, 0, 0, 0)
         self._count[0] = number + 1
 
     def put_zeros(self, number: int, version: int, page: int, pages: int) -> None:
         """One record for a run of pages."""
-        _ROW.pack_into(self._row_bytes, number % self.places * ROW_BYTES, version, page, pages, 0, 0)
+        _ROW.pack_into(self._row_bytes, number % self.places * _ROW_BYTES, version, page, pages, 0, 0)
         self._count[0] = number + 1
 
     def put_run(self, number: int, version: int, first: int, pages: int, content: memoryview) -> None:

@@ -23,6 +23,8 @@ from array import array
 from collections.abc import Callable
 from operator import ge
 
+import numpy as np
+
 from covey import checked
 from covey.ports import Env
 from plugins.memory.datapath.control import OpenPlace, SlabCounts, Told
@@ -142,7 +144,7 @@ class Volume(PagedVolume[SlabMemory]):
         def answered(did: bool) -> None:
             self._written_bytes += count * self.shape.page_bytes
             if did:
-                self.lenders.acknowledged_run(slab, link, first, count, version)
+                self._acknowledged(slab, link, first, count, version)
                 self.latencies.writes["lender"].add(self._now_s() - began_s)
                 done(None)
             else:
@@ -150,6 +152,19 @@ class Volume(PagedVolume[SlabMemory]):
                 self._env.spawn("write", settle(self._wait_written(number, began_s), done))
 
         link.send_write(first - slab.first, count, version, pages, answered)
+
+    def _acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, count: int, version: int) -> None:
+        """The lender has a run of pages under one version; only what is still the newest is held there."""
+        table = self.spill.table
+        if count == 1:
+            if table.versions[first] == version:
+                link.held.add(first - slab.first)
+        elif (newest := table.all_versions[first : first + count] == version).all():
+            link.held.add_run(first - slab.first, count)
+        else:
+            for at in np.flatnonzero(newest).tolist():
+                link.held.add(first - slab.first + at)
+        slab.touch()
 
     async def _wait_written(self, number: int, began_s: float) -> None:
         await self.spill.written(number)
@@ -226,7 +241,7 @@ class Volume(PagedVolume[SlabMemory]):
             with contextlib.suppress(SlabGone):  # `lenders` is called when a link ends
                 versions = array("Q", (version,)) * count
                 await link.write(first - slab.first, versions, pages)
-                self.lenders.acknowledged_run(slab, link, first, count, version)
+                self._acknowledged(slab, link, first, count, version)
                 return True
             self.buffers.spoil(pages)
         await self.spill.written(number)

@@ -4,8 +4,10 @@ A buffer comes back when its write is answered. Not if its lender failed: what a
 might be sent yet, and must not change.
 """
 
-KEPT_MAX = 16
-LONG_BYTES = 32 << 10
+from typing import Final
+
+KEPT_MAX: Final = 16
+LONG_BYTES: Final = 32 << 10
 """Shorter ones come from Python's own memory, which is quick."""
 
 

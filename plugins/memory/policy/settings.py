@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -18,7 +18,7 @@ from plugins.memory.policy.spilling import volume_bytes_most
 SLABS_MAX = 1 << 14
 """Slabs of one volume, so 1 TiB of the default size; each is a line in a table of the agent. Larger volumes want larger
 slabs."""
-REQUEST_PAGES_MAX = 256
+REQUEST_PAGES_MAX: Final = 256
 """Pages in one request on either byte path."""
 PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
 """Bytes of the largest page at a lender."""
