@@ -83,6 +83,11 @@ class DirectoryDisk:
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return await self._do(self._read_at, self.path(name), offset, size)
 
+    async def read_into_at(self, name: str, offset: int, into: memoryview) -> None:
+        """`read_at` of so many bytes into memory that is there, past the page cache where it is aligned for it and the
+        file system permits: for what is read once."""
+        await self._do(self._read_into_at, self.path(name), offset, into)
+
     async def punch(self, name: str, offset: int, size: int) -> None:
         """Give the room of this part of a file back, if the file system can; it reads as zeros then."""
         await self._do(self._punch, self.path(name), offset, size)
@@ -252,19 +257,34 @@ class DirectoryDisk:
 
     def _write_direct(self, path: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> int:
         """Bytes written past the page cache; 0 where that is not possible."""
-        name = f"{path}\0direct"
         try:
-            direct = self._open.get(name)
-            if direct is None:
-                direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
-                self._keep(name, direct)
-            else:
-                self._open.move_to_end(name)
-            return os.pwritev(direct, parts, offset)
+            return os.pwritev(self._direct(path), parts, offset)
         except OSError as error:
             if error.errno != errno.EINVAL:  # this file system has none, or wants a larger alignment
                 raise
             return 0
+
+    def _direct(self, path: str) -> int:
+        """Descriptor of a file that is there, past the page cache."""
+        name = f"{path}\0direct"
+        direct = self._open.get(name)
+        if direct is None:
+            direct = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECT)
+            self._keep(name, direct)
+        else:
+            self._open.move_to_end(name)
+        return direct
+
+    def _read_into_at(self, path: str, offset: int, into: memoryview) -> None:
+        done = 0
+        if _aligned(offset, [into]):
+            try:
+                done = os.preadv(self._direct(path), [into], offset)
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    raise
+        if done < len(into):
+            into[done:] = self._read_at(path, offset + done, len(into) - done)
 
     def _punch(self, path: str, offset: int, size: int) -> None:
         with contextlib.suppress(FileNotFoundError):

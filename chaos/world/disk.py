@@ -406,6 +406,9 @@ class ProcessDisk:
         found = b"" if file is None else bytes(file.data[offset : offset + size])
         return found + bytes(size - len(found))
 
+    async def read_into_at(self, name: str, offset: int, into: memoryview) -> None:
+        into[:] = await self.read_at(name, offset, len(into))
+
     async def size(self, name: str) -> int:
         """As `agent.ports.disk.DirectoryDisk.size`, for files that another process writes and may remove."""
         await self._pause(name)

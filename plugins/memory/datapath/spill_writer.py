@@ -59,6 +59,9 @@ class GatherDisk(Disk, Protocol):
     async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """`write_at` of parts that follow one another. OSError: any of it may be written."""
 
+    async def read_into_at(self, name: str, offset: int, into: memoryview) -> None:
+        """`read_at` into memory that is there."""
+
 
 class SpillConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a volume's process gives the writer at its start."""
@@ -98,11 +101,14 @@ class SpillWriter:
         self._parts: list[bytes] = []
         """Of the order that comes next."""
         tables = 2 * table_blocks(BATCH_ROWS, self._block) * self._block
-        self._aligned = env.pages.make_ring(max(ALIGNED, 2 * tables + COPY_ROWS * self._block))
+        copied = COPY_ROWS * self._block
+        self._aligned = env.pages.make_ring(max(ALIGNED, 2 * tables + 2 * copied))
         """What is written past the page cache begins at a page of the machine."""
         self._tables: list[memoryview] = [self._aligned.view[:tables], self._aligned.view[tables : 2 * tables]]
         """One for what is being written, one for what is prepared meanwhile."""
-        self._copied: memoryview = self._aligned.view[2 * tables :]
+        self._copied: memoryview = self._aligned.view[2 * tables : 2 * tables + copied]
+        self._span: memoryview = self._aligned.view[2 * tables + copied : 2 * tables + 2 * copied]
+        """What was read at once of a segment."""
 
     async def do(self, order: Order) -> SpillDone:
         match order:
@@ -208,29 +214,36 @@ class SpillWriter:
         unreadable: set[int] = set()
         while at < len(blocks):
             end, first = at + 1, blocks[at]
-            while end < len(blocks) and 0 < blocks[end] - blocks[end - 1] <= GAP_MAX:
+            while (
+                end < len(blocks) and 0 < blocks[end] - blocks[end - 1] <= GAP_MAX and blocks[end] - first < COPY_ROWS
+            ):
                 end += 1
-            span = (blocks[end - 1] + 1 - first) * size
-            data = await self._read_span(slot, first * size, span)
+            span = blocks[end - 1] + 1 - first
+            if span == end - at and await self._read_span(slot, first * size, into[at * size : end * size]):
+                at = end
+                continue
+            data = self._span[: span * size]
+            whole = await self._read_span(slot, first * size, data)
             for each in range(at, end):
                 offset = (blocks[each] - first) * size
-                found = None if data is None else data[offset : offset + size]
-                if found is None:
-                    found = await self._read_span(slot, blocks[each] * size, size)
-                if found is None:
+                page = into[each * size : (each + 1) * size]
+                if whole:
+                    page[:] = data[offset : offset + size]
+                elif not await self._read_span(slot, blocks[each] * size, page):
                     unreadable.add(each)
-                into[each * size : (each + 1) * size] = bytes(size) if found is None else found
+                    page[:] = bytes(size)
             at = end
         return unreadable
 
-    async def _read_span(self, slot: int, offset: int, size: int) -> memoryview | None:
-        """None: a sector of it cannot be read, which is a matter of those pages and no reason to stop."""
+    async def _read_span(self, slot: int, offset: int, into: memoryview) -> bool:
+        """False: a sector of it cannot be read, which is a matter of those pages and no reason to stop."""
         try:
-            return memoryview(await self._disk.read_at(segment_name(self._prefix, slot), offset, size))
+            await self._disk.read_into_at(segment_name(self._prefix, slot), offset, into)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            return None
+            return False
+        return True
 
     async def _synced(self, sync: LogSync) -> SpillDone:
         """The batch is written, whether or not this is refused."""

@@ -3,6 +3,7 @@ shares stand in chaos/conformance.py.)"""
 
 import asyncio
 import errno
+import mmap
 import os
 import signal
 import stat
@@ -157,6 +158,23 @@ async def test_sizes_are_told_without_reading(disk: DirectoryDisk) -> None:
     assert await disk.size("pages") == (1 << 30) + 1
     with pytest.raises(FileNotFoundError):
         await disk.size("nowhere")
+
+
+@pytest.mark.parametrize("offset", [0, 4096, 100])
+async def test_what_is_read_into_memory_is_what_was_written_whichever_way(disk: DirectoryDisk, offset: int) -> None:
+    """Past the page cache where it is aligned, through it where not; what is not there is zeros."""
+    memory = memoryview(mmap.mmap(-1, 4 * 4096))
+    memory[:] = os.urandom(len(memory))
+    await disk.write_parts_at("pages", 0, [memory[:4096], memory[4096:]])
+    await disk.write_at("pages", 4200, b"later, through the page cache")
+    expected = await disk.read_at("pages", offset, 5 * 4096)
+    for into in (memoryview(mmap.mmap(-1, 5 * 4096)), memoryview(bytearray(5 * 4096 + 1))[1:]):
+        into[:] = b"\1" * len(into)
+        await disk.read_into_at("pages", offset, into)
+        assert into == expected
+    nothing = memoryview(bytearray(b"\1" * 4096))
+    await disk.read_into_at("nowhere", 0, nothing)
+    assert nothing == bytes(4096)
 
 
 async def test_the_loop_goes_on_while_the_disk_is_slow(disk: DirectoryDisk, monkeypatch: pytest.MonkeyPatch) -> None:

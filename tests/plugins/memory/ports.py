@@ -98,6 +98,9 @@ class GateDisk:
             raise OSError(5, "unreadable in this test")
         return await self._disk.read_at(name, offset, size)
 
+    async def read_into_at(self, name: str, offset: int, into: memoryview) -> None:
+        into[:] = await self.read_at(name, offset, len(into))
+
     async def replace(self, name: str, data: bytes) -> None:
         if self.replace_fail:
             raise OSError(30, "read-only in this test")
