@@ -35,6 +35,7 @@ if "--compiled" in sys.argv:
     install(folder())  # before anything of it is imported
 
 from agent.ports.memory_lock import keep_heap
+from agent.program import collect_seldom
 from bench.memory_size import PAGE, SLAB, an_env
 from covey.units import MIB
 from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
@@ -80,6 +81,7 @@ class Result(NamedTuple):
 async def serve_slabs(directory: str, sealed: bool) -> None:
     env = an_env(directory)
     keep_heap(0)  # as `slabd` does
+    collect_seldom()
     store, page = SlabStore(2 * SIZE, env.pages), PAGE + SEAL_BYTES * sealed
     for index in range(SIZE // SLAB):
         store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB // PAGE * page, page, SECRET))
@@ -91,6 +93,7 @@ async def serve_slabs(directory: str, sealed: bool) -> None:
 async def serve_volume(directory: str, sealed: bool) -> None:
     env = an_env(directory)
     keep_heap(0)  # as `vold` does
+    collect_seldom()
     volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None, sealed)
     await volume.open()
     address = Path(directory, "address").read_text()  # noqa: ASYNC240

@@ -277,8 +277,9 @@ class RemoteSlab:
 
         short = op is not COPY and count * self.page_bytes <= SHORT_BYTES
         lane = self._short if short else self._long
+        if not self._under_way:
+            self._idle.clear()
         self._under_way += 1
-        self._idle.clear()
         if op is VERSIONS or (self._one_sided is None and self._joining is None):
             self._over_lanes += self._one_sided is None
             lane.ask(self.place, op, first, count, version, parts, into, over)
