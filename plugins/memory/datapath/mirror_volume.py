@@ -15,6 +15,7 @@ import asyncio
 import errno
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,31 @@ from plugins.memory.datapath.shape import Shape, Undecided
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.mirroring import MEMBERS
+
+
+class MirrorWrite:
+    """Under way to every member of a slab. `left`: who has not answered; `has`: epochs of those that have it."""
+
+    __slots__ = ("count", "era", "first", "has", "left", "over", "slab", "version")
+
+    def __init__(
+        self, slab: MirrorSlab, first: int, count: int, version: int, era: int, left: int, over: Callable[[bool], None]
+    ) -> None:
+        self.slab, self.first, self.count = slab, first, count
+        self.version, self.era, self.left, self.over = version, era, left, over
+        self.has: list[int] = []
+
+
+def _resolve(done: "asyncio.Future[bool]", did: bool) -> None:
+    if not done.done():
+        done.set_result(did)
+
+
+def _resolve_read(
+    done: "asyncio.Future[tuple[bytearray, Versions] | None]", data: bytearray | None, versions: Versions
+) -> None:
+    if not done.done():
+        done.set_result(None if data is None else (data, versions))
 
 
 class MirrorVolume(MembersVolume[MirrorSlab]):
@@ -50,6 +76,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             env, self.places, self.slabs, self._newest, shape.page_bytes, self._connect, self._fetch, tell
         )
         self._paces = LenderPaces(env.clock)
+        self._now_s = env.clock.now_s
 
     # ---- life ----
 
@@ -61,18 +88,19 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
 
-        began_s = self._env.clock.now_s()
+        began_s = self._now_s()
+        self._send(slab, first, count, pages, partial(self._write_over, first, count, pages, began_s, done))
 
-        def over(did: bool) -> None:
-            if did:
-                self._written_bytes += count * self.shape.page_bytes
-                self.latencies.writes["lender"].add(self._env.clock.now_s() - began_s)
-                done(None)
-            else:
-                self.buffers.spoil(pages)
-                self._env.spawn("write", settle(self.write(first, count, pages), done))
-
-        self._send(slab, first, count, pages, over)
+    def _write_over(
+        self, first: int, count: int, pages: memoryview | None, began_s: float, done: Done, did: bool
+    ) -> None:
+        if did:
+            self._written_bytes += count * self.shape.page_bytes
+            self.latencies.writes["lender"].add(self._now_s() - began_s)
+            done(None)
+        else:
+            self.buffers.spoil(pages)
+            self._env.spawn("write", settle(self.write(first, count, pages), done))
 
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
         count = len(into) // self.shape.page_bytes
@@ -85,18 +113,18 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             return
         slab.requests += count
         slab.touch()
-        began_s = self._env.clock.now_s()
+        self._ask(slab, holders, first, count, partial(self._read_over, first, into, self._now_s(), done))
 
-        def over(data: bytearray | None, versions: Versions) -> None:
-            if data is None:
-                self._env.spawn("read", settle(self.read(first, into), done))
-                return
-            into[:] = data
-            self._read_bytes += len(into)
-            self.latencies.reads["lender"].add(self._env.clock.now_s() - began_s)
-            done(None)
-
-        self._ask(slab, holders, first, count, over)
+    def _read_over(
+        self, first: int, into: memoryview, began_s: float, done: Done, data: bytearray | None, versions: Versions
+    ) -> None:
+        if data is None:
+            self._env.spawn("read", settle(self.read(first, into), done))
+            return
+        into[:] = data
+        self._read_bytes += len(into)
+        self.latencies.reads["lender"].add(self._now_s() - began_s)
+        done(None)
 
     # ---- writing ----
 
@@ -105,7 +133,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         while True:
             await self.lenders.known(slab)
             done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            self._send(slab, first, count, pages, lambda did, done=done: done.done() or done.set_result(did))  # type: ignore[misc]
+            self._send(slab, first, count, pages, partial(_resolve, done))
             if await done:
                 return
             self.buffers.spoil(pages)
@@ -131,22 +159,19 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         slab.writes[version] = (first, count)
         slab.touch()
         targets = slab.targets()
-        has: list[int] = []
-        left = len(targets)
-
-        def answered(link: RemoteSlab, did: bool) -> None:
-            nonlocal left
-            left -= 1
-            if did:
-                has.append(link.place.epoch)
-                self._held(slab, link, first, count, version)
-            if not left:
-                self._at(slab, version, era, has, over)
-
+        sent = MirrorWrite(slab, first, count, version, era, len(targets), over)
         for link in targets:
-            link.send_write(at, count, version, pages, lambda did, link=link: answered(link, did))  # type: ignore[misc]
+            link.send_write(at, count, version, pages, partial(self._answered, sent, link))
         if not targets:
-            self._at(slab, version, era, has, over)
+            self._at(slab, version, era, sent.has, over)
+
+    def _answered(self, sent: MirrorWrite, link: RemoteSlab, did: bool, _: Versions) -> None:
+        sent.left -= 1
+        if did:
+            sent.has.append(link.place.epoch)
+            self._held(sent.slab, link, sent.first, sent.count, sent.version)
+        if not sent.left:
+            self._at(sent.slab, sent.version, sent.era, sent.has, sent.over)
 
     def _held(self, slab: MirrorSlab, link: RemoteSlab, first: int, count: int, version: int) -> None:
         """Of pages that were not written again meanwhile."""
@@ -227,23 +252,17 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         self, slab: MirrorSlab, holders: list[RemoteSlab], first: int, count: int
     ) -> tuple[bytearray, Versions] | None:
         done: asyncio.Future[tuple[bytearray, Versions] | None] = asyncio.get_running_loop().create_future()
-
-        def over(data: bytearray | None, versions: Versions) -> None:
-            if not done.done():
-                done.set_result(None if data is None else (data, versions))
-
-        self._ask(slab, holders, first, count, over)
+        self._ask(slab, holders, first, count, partial(_resolve_read, done))
         return await done
 
     def _ask(self, slab: MirrorSlab, holders: list[RemoteSlab], first: int, count: int, over: Found) -> None:
         """Those who hold these pages."""
+        wanted, found = self._run(first, count), partial(self._found, over)
+        MirrorRead(self._paces, self.shape.page_bytes, first - slab.first, wanted, found).begin(holders)
 
-        def found(data: bytearray | None, versions: Versions) -> None:
-            self._remote_read_bytes += len(data or b"")
-            over(data, versions)
-
-        read = MirrorRead(self._paces, self.shape.page_bytes, first - slab.first, self._run(first, count), found)
-        read.begin(holders)
+    def _found(self, over: Found, data: bytearray | None, versions: Versions) -> None:
+        self._remote_read_bytes += len(data or b"")
+        over(data, versions)
 
     def _run(self, first: int, count: int) -> Versions:
         """The versions of a run of pages."""

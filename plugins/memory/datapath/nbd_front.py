@@ -71,6 +71,21 @@ class ServedClients:
     """Connections that broke the protocol."""
 
 
+class NbdWaiting:
+    """A request under way, and where its bytes are."""
+
+    __slots__ = ("_front", "data", "request")
+
+    def __init__(self, front: "NbdFront", request: NbdRequest, data: memoryview | None) -> None:
+        self._front, self.request, self.data = front, request, data
+
+    def read(self, error: OSError | None) -> None:
+        self._front.was_read(self, error)
+
+    def done(self, error: OSError | None) -> None:
+        self._front.was_done(self, error)
+
+
 class NbdFront:
     """`Driven`."""
 
@@ -302,15 +317,15 @@ class NbdFront:
             return
         self._began(length if in_memory else 0)
         if command is READ:
-            into = bytearray(length)
-            pages.read(offset, memoryview(into), lambda error: self._read(request, into, error))
+            data = memoryview(bytearray(length))
+            pages.read(offset, data, NbdWaiting(self, request, data).read)
             return
-        done: Answer = lambda error: self._done(request, error)  # noqa: E731
+        done: Answer = NbdWaiting(self, request, data).done
         if request.flags & FUA and command is not FLUSH:
             done = self._synced_first(done)
         if command is WRITE:
             assert data is not None
-            pages.write(offset, data, self._given_back(data, done) if length >= LONG_BYTES else done)
+            pages.write(offset, data, done)
         elif command is FLUSH:
             self._volume.submit_flush(done)
         elif command is TRIM:
@@ -325,13 +340,6 @@ class NbdFront:
             return
         most = 1 if request.flags & REQ_ONE else nbdwire.EXTENTS_MAX
         self._say(nbdwire.status_chunk(request.cookie, self._pages.status(request.offset, request.length, most)))
-
-    def _given_back(self, data: memoryview, done: Answer) -> Answer:
-        def written(error: OSError | None) -> None:
-            self._volume.buffers.give(data)
-            done(error)
-
-        return written
 
     def _synced_first(self, done: Answer) -> Answer:
         def written(error: OSError | None) -> None:
@@ -358,9 +366,12 @@ class NbdFront:
             self._held = False
             self._stream.go_on()
 
-    def _read(self, request: NbdRequest, into: bytearray, error: OSError | None) -> None:
+    def was_read(self, waiting: NbdWaiting, error: OSError | None) -> None:
+        """By the volume, or it says why not."""
+        request, into = waiting.request, waiting.data
+        assert into is not None
         if self._patient and isinstance(error, Undecided) and not self.over.done():
-            asyncio.get_running_loop().call_later(AGAIN_S, self._read_again, request, into)
+            asyncio.get_running_loop().call_later(AGAIN_S, self._pages.read, request.offset, into, waiting.read)
             return
         self._over(request.length)
         self._gathered += request.length
@@ -373,11 +384,15 @@ class NbdFront:
         if self._gathered >= GATHERED_MAX:
             self._flush()
 
-    def _read_again(self, request: NbdRequest, into: bytearray) -> None:
-        self._pages.read(request.offset, memoryview(into), lambda error: self._read(request, into, error))
-
-    def _done(self, request: NbdRequest, error: OSError | None) -> None:
-        self._over(request.length if request.command is WRITE else 0)
+    def was_done(self, waiting: NbdWaiting, error: OSError | None) -> None:
+        """As `was_read`, of any other command."""
+        request = waiting.request
+        if request.command is WRITE:
+            if waiting.data is not None and request.length >= LONG_BYTES:
+                self._volume.buffers.give(waiting.data)
+            self._over(request.length)
+        else:
+            self._over(0)
         if error is not None:
             self._failed(request, error)
         elif self._structured:

@@ -30,6 +30,7 @@ import asyncio
 import errno
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -70,6 +71,11 @@ class RowsWritten(NamedTuple):
         """Among the rows: the first in which that column is written, and in how many; 0: in none."""
         at = np.flatnonzero(self.mask[:, column])
         return (int(at[0]), len(at)) if len(at) else (0, 0)
+
+
+def _resolve(done: "asyncio.Future[bool]", did: bool, _: Versions) -> None:
+    if not done.done():
+        done.set_result(did)
 
 
 class ParityVolume(MembersVolume[ParitySlab]):
@@ -241,7 +247,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         self, link: RemoteSlab, row: int, count: int, version: int, content: memoryview | None
     ) -> "asyncio.Future[bool]":
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        link.send_write(row, count, version, content, lambda did: None if done.done() else done.set_result(did))
+        link.send_write(row, count, version, content, partial(_resolve, done))
         return done
 
     async def _acknowledged(self, slab: ParitySlab, written: RowsWritten, era: int, has: list[int]) -> bool:

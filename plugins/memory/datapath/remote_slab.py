@@ -21,6 +21,7 @@ from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slabwire import COPY, DISCARD, READ, VERSIONS, WRITE, SlabOp, Versions
 
 T = TypeVar("T")
+Opened = Callable[[bool, Versions, list[int]], None]
 
 SHORT_BYTES: Final = 32 << 10
 """A request for at most so many bytes goes over the connection for short ones."""
@@ -63,6 +64,83 @@ class PagesAtLender:
     def set_all(self, flags: bytes) -> None:
         self.flags[:] = flags
         self.count = flags.count(1)
+
+
+class SlabAsked:
+    """Whom to tell what a lender answered. Here and in what calls this, an object with a method and no nested function:
+    compiled, such a function and what it knows hold one another, and a search for cycles alone frees them."""
+
+    __slots__ = ("_answered", "_remote")
+
+    def __init__(self, remote: "RemoteSlab", answered: Answered) -> None:
+        self._remote, self._answered = remote, answered
+
+    def over(self, did: bool, versions: Versions) -> None:
+        self._remote.answered(did, versions, self._answered)
+
+
+class AwaitedAnswer:
+    """Of somebody who waits: the versions, None when it was not done."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Versions | None] = asyncio.get_running_loop().create_future()
+
+    def answered(self, did: bool, versions: Versions) -> None:
+        if not self.done.done():
+            self.done.set_result(versions if did else None)
+
+
+class SealedWrite:
+    """Its memory is used again once it is done."""
+
+    __slots__ = ("_answered", "_seal", "_sealed")
+
+    def __init__(self, seal: PageSeal, sealed: memoryview, answered: Answered) -> None:
+        self._seal, self._sealed, self._answered = seal, sealed, answered
+
+    def over(self, did: bool, versions: Versions) -> None:
+        if did:
+            self._seal.buffers.give(self._sealed)
+        self._answered(did, versions)
+
+
+class SealedRead:
+    """Opened once it is there. `opened` gets positions of pages that are not what was sealed, too."""
+
+    __slots__ = ("_first", "_into", "_opened", "_seal", "sealed")
+
+    def __init__(
+        self,
+        seal: PageSeal,
+        first: int,
+        into: memoryview,
+        pages: int,
+        opened: Opened,
+    ) -> None:
+        self._seal, self._first, self._into, self._opened = seal, first, into, opened
+        self.sealed = seal.buffers.take(pages * seal.sealed_bytes)
+
+    def over(self, did: bool, versions: Versions) -> None:
+        wrong = self._seal.open(self._first, versions, self.sealed, self._into) if did else []
+        if did:
+            self._seal.buffers.give(self.sealed)
+        self._opened(did, versions, wrong)
+
+
+class OpenedRead:
+    """A lender that gives back something else is not asked again."""
+
+    __slots__ = ("_answered", "_remote")
+
+    def __init__(self, remote: "RemoteSlab", answered: Answered) -> None:
+        self._remote, self._answered = remote, answered
+
+    def opened(self, did: bool, versions: Versions, wrong: list[int]) -> None:
+        if wrong:
+            self._remote.forged(len(wrong))
+        self._answered(did and not wrong, versions)
 
 
 class RemoteSlab:
@@ -114,16 +192,16 @@ class RemoteSlab:
 
     # ---- requests ----
 
-    def send_write(
-        self, first: int, count: int, version: int, pages: memoryview | None, answered: Callable[[bool], None]
-    ) -> None:
-        """Pages under one version; None: zeros. `answered` is called once, with whether the lender has them. The buffer
-        must stay as it is until then."""
+    def send_write(self, first: int, count: int, version: int, pages: memoryview | None, answered: Answered) -> None:
+        """Pages under one version; None: zeros. `answered` is called once, with whether the lender has them, and no
+        versions. The buffer must stay as it is until then."""
         if self._seal is not None:
             self._send_sealed(self._seal, WRITE, first, array("Q", (version,)) * count, pages, answered)
             return
-        op, parts = (DISCARD, ()) if pages is None else (WRITE, (pages,))
-        self._ask(op, first, count, version, parts, None, lambda done, versions: answered(done))
+        if pages is None:
+            self._ask(DISCARD, first, count, version, (), None, answered)
+        else:
+            self._ask(WRITE, first, count, version, (pages,), None, answered)
 
     def _send_sealed(
         self,
@@ -132,17 +210,12 @@ class RemoteSlab:
         first: int,
         versions: Versions,
         pages: memoryview | None,
-        answered: Callable[[bool], None],
+        answered: Answered,
     ) -> None:
         """Zeros are sealed as well: a lender could claim them of any page otherwise."""
         sealed = seal.seal(self._first + first, versions, pages)
         parts: tuple[Part, ...] = (sealed,) if op is WRITE else (versions.tobytes(), sealed)
-
-        def over(did: bool, _: Versions) -> None:
-            if did:
-                seal.buffers.give(sealed)
-            answered(did)
-
+        over = SealedWrite(seal, sealed, answered).over
         self._ask(op, first, len(versions), versions[0] if op is WRITE else 0, parts, None, over)
 
     def send_read(self, first: int, into: memoryview, answered: Answered) -> None:
@@ -150,31 +223,15 @@ class RemoteSlab:
         seal, count = self._seal, len(into) // self.page_bytes
         if seal is None:
             self._ask(READ, first, count, 0, (), into, answered)
-            return
+        else:
+            self._read_sealed(seal, first, into, OpenedRead(self, answered).opened)
 
-        def opened(did: bool, versions: Versions, wrong: list[int]) -> None:
-            if wrong:
-                self._forged(len(wrong))
-            answered(did and not wrong, versions)
-
-        self._read_sealed(seal, first, into, opened)
-
-    def _read_sealed(
-        self, seal: PageSeal, first: int, into: memoryview, opened: Callable[[bool, Versions, list[int]], None]
-    ) -> None:
-        """`opened` gets positions of pages that are not what was sealed, too."""
+    def _read_sealed(self, seal: PageSeal, first: int, into: memoryview, opened: Opened) -> None:
         count = len(into) // self.page_bytes
-        sealed = seal.buffers.take(count * seal.sealed_bytes)
+        read = SealedRead(seal, self._first + first, into, count, opened)
+        self._ask(READ, first, count, 0, (), read.sealed, read.over)
 
-        def over(did: bool, versions: Versions) -> None:
-            wrong = seal.open(self._first + first, versions, sealed, into) if did else []
-            if did:
-                seal.buffers.give(sealed)
-            opened(did, versions, wrong)
-
-        self._ask(READ, first, count, 0, (), sealed, over)
-
-    def _forged(self, count: int) -> None:
+    def forged(self, count: int) -> None:
         self.lied = True
         what = "a page that was" if count == 1 else f"{count} pages that were"
         self.fail(f"{self.place.lender} gave back {what} not sealed for it")
@@ -182,15 +239,10 @@ class RemoteSlab:
     async def write(self, first: int, versions: Versions, pages: memoryview | None) -> None:
         """Returns when the lender has them. `pages` None: zeros, under one version."""
         if self._seal is not None:
-            done: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
-
-            def answered(did: bool) -> None:
-                if not done.done():
-                    done.set_result(did or None)
-
+            answer = AwaitedAnswer()
             op = WRITE if pages is None else COPY
-            self._send_sealed(self._seal, op, first, versions, pages, answered)
-            await self._awaited(done)
+            self._send_sealed(self._seal, op, first, versions, pages, answer.answered)
+            await self._awaited(answer.done)
         elif pages is None:
             await self._wait(DISCARD, first, len(versions), versions[0], ())
         else:
@@ -200,7 +252,7 @@ class RemoteSlab:
         """Fill `into`; the versions of what is in it."""
         versions, wrong = await self.read_what_is_ours(first, into)
         if wrong:
-            self._forged(len(wrong))
+            self.forged(len(wrong))
             raise SlabGone(self.why)
         return versions
 
@@ -230,14 +282,9 @@ class RemoteSlab:
     ) -> Versions:
         if not self.usable:
             raise SlabGone(self.why or "being closed")
-        done: asyncio.Future[Versions | None] = asyncio.get_running_loop().create_future()
-
-        def answered(did: bool, versions: Versions) -> None:
-            if not done.done():
-                done.set_result(versions if did else None)
-
-        self._ask(op, first, count, version, parts, into, answered)
-        return await self._awaited(done)
+        answer = AwaitedAnswer()
+        self._ask(op, first, count, version, parts, into, answer.answered)
+        return await self._awaited(answer.done)
 
     async def _awaited(self, done: "asyncio.Future[T | None]") -> T:
         try:
@@ -262,19 +309,7 @@ class RemoteSlab:
         if not self.usable:
             answered(False, array("Q"))
             return
-
-        def over(did: bool, versions: Versions) -> None:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
-                then, self._then = self._then, None
-                if then is not None:
-                    then(self.place)
-            answered(did and not self.why, versions)
-            if self._over_lanes:
-                self._over_lanes -= 1
-                self._join()
-
+        over = SlabAsked(self, answered).over
         short = op is not COPY and count * self.page_bytes <= SHORT_BYTES
         lane = self._short if short else self._long
         if not self._under_way:
@@ -283,8 +318,35 @@ class RemoteSlab:
         if op is VERSIONS or (self._one_sided is None and self._joining is None):
             self._over_lanes += self._one_sided is None
             lane.ask(self.place, op, first, count, version, parts, into, over)
-            return
+        else:
+            self._ask_one_sided(op, first, count, version, parts, into, over, lane)
 
+    def answered(self, did: bool, versions: Versions, then: Answered) -> None:
+        """By `SlabAsked`: what `then` is to be told."""
+        self._under_way -= 1
+        if not self._under_way:
+            self._idle.set()
+            idle, self._then = self._then, None
+            if idle is not None:
+                idle(self.place)
+        then(did and not self.why, versions)
+        if self._over_lanes:
+            self._over_lanes -= 1
+            self._join()
+
+    # ---- one-sided ----
+
+    def _ask_one_sided(
+        self,
+        op: SlabOp,
+        first: int,
+        count: int,
+        version: int,
+        parts: tuple[Part, ...],
+        into: memoryview | None,
+        over: Answered,
+        lane: LenderLane,
+    ) -> None:
         def by_lane(then: Answered) -> None:
             lane.ask(self.place, op, first, count, version, parts, into, then)
 
@@ -293,8 +355,6 @@ class RemoteSlab:
             self._one_sided.ask(asked)
         else:
             self._gate.append(asked)
-
-    # ---- one-sided ----
 
     @property
     def one_sided(self) -> bool:

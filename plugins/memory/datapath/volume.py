@@ -42,6 +42,53 @@ FEW = 16
 """Pages of a slab that are looked at first."""
 
 
+class SubmittedWrite:
+    """Under way to a lender; the record before number `number` of the ring is its last one."""
+
+    __slots__ = ("began_s", "count", "done", "first", "link", "number", "pages", "slab", "version", "volume")
+
+    def __init__(
+        self,
+        volume: "Volume",
+        slab: SlabMemory,
+        link: RemoteSlab,
+        first: int,
+        count: int,
+        pages: memoryview | None,
+        began_s: float,
+        done: Done,
+    ) -> None:
+        self.volume, self.slab, self.link = volume, slab, link
+        self.first, self.count, self.pages = first, count, pages
+        self.began_s, self.done = began_s, done
+        self.version = self.number = 0
+
+    def answered(self, did: bool, versions: Versions) -> None:
+        self.volume.write_answered(self, did)
+
+
+class SubmittedRead:
+    """Of pages whose newest content a lender is known to hold."""
+
+    __slots__ = ("began_s", "done", "first", "into", "link", "volume", "wanted")
+
+    def __init__(
+        self,
+        volume: "Volume",
+        link: RemoteSlab,
+        first: int,
+        into: memoryview,
+        wanted: Versions,
+        began_s: float,
+        done: Done,
+    ) -> None:
+        self.volume, self.link, self.first, self.into = volume, link, first, into
+        self.wanted, self.began_s, self.done = wanted, began_s, done
+
+    def answered(self, did: bool, versions: Versions) -> None:
+        self.volume.read_answered(self, did, versions)
+
+
 class Volume(PagedVolume[SlabMemory]):
     """Reads, writes and places of one volume. Its files start with `prefix`; `tell` is called when a slab is
     lost or copied."""
@@ -137,21 +184,21 @@ class Volume(PagedVolume[SlabMemory]):
         if slab is None or link is None or not link.usable or not plain:
             self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
-        began_s = self._now_s()
-        version = self._begin(slab, first, count, pages)
-        number = spill.log.put
+        write = SubmittedWrite(self, slab, link, first, count, pages, self._now_s(), done)
+        write.version = self._begin(slab, first, count, pages)
+        write.number = spill.log.put
+        link.send_write(first - slab.first, count, write.version, pages, write.answered)
 
-        def answered(did: bool) -> None:
-            self._written_bytes += count * self.shape.page_bytes
-            if did:
-                self._acknowledged(slab, link, first, count, version)
-                self.latencies.writes["lender"].add(self._now_s() - began_s)
-                done(None)
-            else:
-                self.buffers.spoil(pages)
-                self._env.spawn("write", settle(self._wait_written(number, began_s), done))
-
-        link.send_write(first - slab.first, count, version, pages, answered)
+    def write_answered(self, write: SubmittedWrite, did: bool) -> None:
+        """By the lender, or for it."""
+        self._written_bytes += write.count * self.shape.page_bytes
+        if did:
+            self._acknowledged(write.slab, write.link, write.first, write.count, write.version)
+            self.latencies.writes["lender"].add(self._now_s() - write.began_s)
+            write.done(None)
+        else:
+            self.buffers.spoil(write.pages)
+            self._env.spawn("write", settle(self._wait_written(write.number, write.began_s), write.done))
 
     def _acknowledged(self, slab: SlabMemory, link: RemoteSlab, first: int, count: int, version: int) -> None:
         """The lender has a run of pages under one version; only what is still the newest is held there."""
@@ -194,19 +241,19 @@ class Volume(PagedVolume[SlabMemory]):
         slab.requests += count
         slab.touch()
         wanted = spill.versions(first, count)
+        link.send_read(at, into, SubmittedRead(self, link, first, into, wanted, began_s, done).answered)
 
-        def answered(did: bool, versions: Versions) -> None:
-            if did and all(map(ge, versions, wanted)):
-                self._remote_read_bytes += len(into)
-                self._read_bytes += len(into)
-                self.latencies.reads["lender"].add(self._now_s() - began_s)
-                done(None)
-                return
-            if did:
-                self._found_out(link)
-            self._env.spawn("read", settle(self.read(first, into), done))
-
-        link.send_read(at, into, answered)
+    def read_answered(self, read: SubmittedRead, did: bool, versions: Versions) -> None:
+        """By the lender, or for it."""
+        if did and all(map(ge, versions, read.wanted)):
+            self._remote_read_bytes += len(read.into)
+            self._read_bytes += len(read.into)
+            self.latencies.reads["lender"].add(self._now_s() - read.began_s)
+            read.done(None)
+            return
+        if did:
+            self._found_out(read.link)
+        self._env.spawn("read", settle(self.read(read.first, read.into), read.done))
 
     def _was_here(self, first: int, count: int, began_s: float) -> None:
         """Pages were read that were at hand."""

@@ -241,7 +241,7 @@ async def test_an_agent_hears_that_a_slab_is_free_when_no_device_reaches_it() ->
         place = OpenPlace(0, 1, "h2", listed.address, SECRET)
         remote = await borrowers_links(bench.env, always=True).open(place)
         network.held = True
-        remote.send_write(3, 1, 5, memoryview(page(5)), lambda did: None)
+        remote.send_write(3, 1, 5, memoryview(page(5)), lambda did, versions: None)
         said = await agent.ask(ListSlabs(agent.next_id), 5.0)
         assert isinstance(said, SlabList) and said.rdma == RdmaLent("stand-in", 1, "")
         assert isinstance(await agent.ask(FreeSlabFrame(agent.next_id, "h1", "data", 0, 1), 5.0), Yes)
@@ -278,7 +278,7 @@ async def test_what_a_dead_process_left_on_its_way_cannot_land_one_sided() -> No
         for lane in (*link.lanes, link.paired.lane):
             lane._gone = lambda index, epoch: None  # it stands still, so it hears nothing
         each.network.held = True
-        old.send_write(3, 1, 5, memoryview(page(5)), lambda did: None)
+        old.send_write(3, 1, 5, memoryview(page(5)), lambda did, versions: None)
         await asyncio.sleep(0)
         new = await borrowers_links(each.bench.env).open(place)
         found = await new.versions()
@@ -504,7 +504,7 @@ async def test_requests_under_way_when_a_slab_goes_one_sided_keep_their_order() 
         for version in range(1, 400):
             at, data = version % 16, page(version)
             words[at] = version
-            remote.send_write(at, 1, version, memoryview(data), done.append)
+            remote.send_write(at, 1, version, memoryview(data), lambda did, versions: done.append(did))
             if version % 20 == 0:
                 await asyncio.sleep(0)
         await soon(lambda: len(done) == 399)
