@@ -354,8 +354,8 @@ class World:
 
 def _let_go(coroutine: Any) -> None:
     """Close a parked coroutine, through every `finally` block that waits for something more; and those that it was
-    given, when it never began."""
-    if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+    given, when it never began. A compiled one knows nothing of its state."""
+    if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
         for given in list(coroutine.cr_frame.f_locals.values()):
             if inspect.iscoroutine(given):
                 _let_go(given)

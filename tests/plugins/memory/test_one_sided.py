@@ -2,7 +2,6 @@
 that real ones do the same is seen over SoftRoCE by `make rdma`."""
 
 import asyncio
-import os
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -47,6 +46,7 @@ from tests.plugins.memory.ports import (
     page,
     placed,
     read,
+    replaces_a_method,
     soon,
     write,
 )
@@ -418,6 +418,7 @@ async def test_a_lender_of_before_is_used_over_tcp(monkeypatch: pytest.MonkeyPat
     def unknown(session: SlabSession, asked: object) -> None:
         raise WireError("no operation here has the number 8")
 
+    replaces_a_method()
     monkeypatch.setattr(SlabSession, "_pair", unknown)
     async with a_one_sided_bench() as each:
         await each.open()
