@@ -2,6 +2,7 @@
 that real ones do the same is seen over SoftRoCE by `make rdma`."""
 
 import asyncio
+import os
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
