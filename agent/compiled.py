@@ -1,6 +1,6 @@
 """The byte path of remote memory, compiled: the same Python as ever, made into machine code by mypyc.
 
-    python -m agent.compiled        for this installation; prints where it lies (two minutes of one core, once)
+    python -m agent.compiled        for this installation; prints where it lies (three minutes of one core, once)
 
 It lies under the environment's own prefix, in a folder named after the sources, the Python and the machine, so that
 nothing is ever loaded that was made from other sources: after an upgrade it is made again. Where it was not made, or
