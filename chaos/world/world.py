@@ -355,8 +355,9 @@ class World:
 def _let_go(coroutine: Any) -> None:
     """Close a parked coroutine, through every `finally` block that waits for something more; and those that it was
     given, when it never began. A compiled one knows nothing of its state."""
-    if inspect.iscoroutine(coroutine) and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
-        for given in list(coroutine.cr_frame.f_locals.values()):
+    frame = getattr(coroutine, "cr_frame", None)
+    if frame is not None and inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+        for given in list(frame.f_locals.values()):
             if inspect.iscoroutine(given):
                 _let_go(given)
     for _ in range(100):

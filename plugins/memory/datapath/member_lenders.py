@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.25
 """Between two looks whether a slab can do without a member."""
+TORN_S = 56.0
+"""How much longer a slab waits for a silent member that has what nobody else can give: until its lease is over."""
 M = TypeVar("M", bound=MirrorSlab)
 
 
@@ -80,6 +82,10 @@ class MemberLenders(LenderTasks[M]):
     async def _equal(self, slab: M, answered: list[int]) -> None:
         """These members have answered: what each page is follows from `slab.answers`, and they all get it. OSError,
         SlabGone or KeyError when a link ended meanwhile."""
+
+    def _loses(self, slab: M, answered: list[int]) -> bool:
+        """Have members that are silent something that cannot be made from what these have?"""
+        return False
 
     @abstractmethod
     def _nothing_is_left(self, slab: M) -> None:
@@ -277,15 +283,22 @@ class MemberLenders(LenderTasks[M]):
                 self._guard(slab, "recover", self._recover, slab)
 
     async def _recover(self, slab: M) -> None:
-        """A member that does not answer is out once another has: that one has everything that was acknowledged."""
+        """A member that does not answer is out once enough others have: they have everything that was acknowledged. But
+        of a row that was being written when the process ended they may not have the other pages: if it was cut off, it
+        comes back with them."""
         give_up_s = self._env.clock.now_s() + REOPEN_S
         pause_s = PAUSE_S
+        stale: set[int] = set()
         while slab.mirror.asks:
             missing = [epoch for epoch in slab.mirror.asked if epoch not in slab.answers]
-            await asyncio.gather(*(self._ask(slab, epoch) for epoch in missing))
+            found = await asyncio.gather(*(self._ask(slab, epoch) for epoch in missing))
+            stale |= {epoch for epoch, is_lent in zip(missing, found, strict=True) if not is_lent}
             asked = slab.mirror.asked
             answered = [epoch for epoch in asked if epoch in slab.answers]
-            late = self._env.clock.now_s() >= give_up_s
+            now_s = self._env.clock.now_s()
+            late = now_s >= give_up_s
+            if late and now_s < give_up_s + TORN_S and not stale.issuperset(set(asked) - set(answered)):
+                late = not answered or not self._loses(slab, answered)
             are_all = len(answered) == len(asked)
             enough = are_all or (late and slab.mirror.enough(answered))
             if answered and enough and await self._agree(slab, answered):
@@ -293,7 +306,8 @@ class MemberLenders(LenderTasks[M]):
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
-    async def _ask(self, slab: M, epoch: int) -> None:
+    async def _ask(self, slab: M, epoch: int) -> bool:
+        """False: its lender does not lend it any more."""
         place = slab.places[epoch]
         try:
             async with self._linked(place, REOPEN_S / 2) as link:
@@ -301,12 +315,13 @@ class MemberLenders(LenderTasks[M]):
         except (SlabGone, OSError) as error:
             slab.why[epoch] = str(error)
             slab.touch()
-            return
+            return not isinstance(error, SlabStale)
         if not isinstance(slab.mirror.of(epoch), Awaited):
             link.fail("given up meanwhile")
-            return
+            return True
         slab.answers[epoch] = np.array(versions)[: slab.at_lender]
         self._use(slab, link)
+        return True
 
     async def _agree(self, slab: M, answered: list[int]) -> bool:
         """All of these hold what they should from now on, and serve. False: a link ended meanwhile."""

@@ -21,6 +21,7 @@ from plugins.memory.datapath.slab import Slabs
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.machine.mirror import Filling, Whole
 from plugins.memory.policy import parity
+from plugins.memory.policy.parity import SettledRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -197,10 +198,17 @@ class ParityLenders(MemberLenders[ParitySlab]):
 
     # ---- too few serve ----
 
+    def _settled(self, slab: ParitySlab, answered: list[int]) -> SettledRows:
+        columns = [self._answer(slab, answered, column) for column in range(slab.data)]
+        return parity.settled(columns, self._answer(slab, answered, slab.data))
+
+    def _loses(self, slab: ParitySlab, answered: list[int]) -> bool:
+        return self._settled(slab, answered).lost
+
     async def _equal(self, slab: ParitySlab, answered: list[int]) -> None:
         columns = [self._answer(slab, answered, column) for column in range(slab.data)]
         slots = self._answer(slab, answered, slab.data)
-        found = parity.settled(columns, slots)
+        found = self._settled(slab, answered)
         slab.newest[:] = found.newest
         slab.slots[:] = 0 if slots is None else slots
         slab.written = int(np.count_nonzero(slab.newest))

@@ -138,6 +138,40 @@ async def test_the_write_hole_is_closed(monkeypatch: pytest.MonkeyPatch) -> None
                 assert await made.read(0, 4) == [9, 5, 3, 4]
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_member_that_is_cut_off_is_waited_for_when_it_alone_has_a_page(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """The process dies while a row is written, and one more member cannot be reached when the next one begins. Four
+    seconds later it was given up, and the page that it alone had was lost; its host came back a second after that."""
+    monkeypatch.setattr(member_lenders, "TORN_S", 30.0 if comes_back else 1.0)
+    monkeypatch.setattr(member_lenders, "UNSURE_S", 0.3)
+    async with striped() as made:
+        await made.write(0, 1, 2, 3, 4)
+        replaces_a_method()
+        monkeypatch.setattr(made.volume, "_send_slots", lambda *a: asyncio.Event().wait())
+        writing = asyncio.create_task(made.write(1, 5))
+        await asyncio.sleep(0.1)
+        await made.die()
+        writing.cancel()
+        address = made.listening[0].address
+        await made.listening[0].close()
+        await made.start()
+        await asyncio.sleep(1.0)
+        assert made.volume.slab(0).mirror.asks
+        with pytest.raises(OSError, match="slab 0 waits for its members: l1"):
+            await made.read(0, 1)
+        if comes_back:
+            made.listening[0] = await made.bench.env.bytes.listen(address, made.bench.server.serve)
+            await soon(lambda: not made.volume.slab(0).mirror.asks)
+            assert await made.read(0, 4) == [1, 5, 3, 4]
+        else:
+            await soon(lambda: not made.volume.slab(0).mirror.asks)
+            with pytest.raises(OSError, match="two members of slab 0 were lost"):
+                await made.read(0, 1)
+            assert await made.read(1, 3) == [5, 3, 4]
+
+
 async def test_two_members_lost_at_once_read_as_an_error_and_never_as_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
