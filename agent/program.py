@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import msgspec
 
+from agent.compiled import PROGRAMS as BYTE_PATH
 from agent.compiled import use as use_compiled
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
@@ -44,10 +45,12 @@ SECRETS = ("key", "secret", "token", "password")
 """A field whose name contains one of these is never written."""
 
 
-def collect_seldom() -> None:
-    """A full collection of what was imported stopped a volume for 15 ms: it looks at what came since."""
+def collect_seldom(is_byte_path: bool) -> None:
+    """A full collection of what was imported stopped a volume for 15 ms: it looks at what came since. What holds larger
+    things than pages is looked for as often as ever."""
     gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    if is_byte_path:
+        gc.set_threshold(*COLLECT_AFTER)
 
 
 def program_named(name: str) -> Program:
@@ -222,7 +225,7 @@ def main() -> None:
     say_loaded()
     if compiled:
         log.info("the byte path runs compiled")
-    collect_seldom()
+    collect_seldom(base.program in BYTE_PATH)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         code = runner.run(run(program, base, config, log))
     sys.exit(code)

@@ -81,7 +81,7 @@ class Result(NamedTuple):
 async def serve_slabs(directory: str, sealed: bool) -> None:
     env = an_env(directory)
     keep_heap(0)  # as `slabd` does
-    collect_seldom()
+    collect_seldom(True)
     store, page = SlabStore(2 * SIZE, env.pages), PAGE + SEAL_BYTES * sealed
     for index in range(SIZE // SLAB):
         store.register(RegisterSlabFrame(1, "h1", "data", index, 1, SLAB // PAGE * page, page, SECRET))
@@ -93,7 +93,7 @@ async def serve_slabs(directory: str, sealed: bool) -> None:
 async def serve_volume(directory: str, sealed: bool) -> None:
     env = an_env(directory)
     keep_heap(0)  # as `vold` does
-    collect_seldom()
+    collect_seldom(True)
     volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None, sealed)
     await volume.open()
     address = Path(directory, "address").read_text()  # noqa: ASYNC240
