@@ -109,7 +109,7 @@ async def test_what_nobody_needs_for_long_is_ended_by_the_kernel_before_any_job(
             process = await host.env.processes.start_program("spares", "spares", config)
             await until(lambda: Path(f"/proc/{process.id.pid}/oom_score_adj").read_text() == "800\n", 20.0)
             process.signal(signal.SIGTERM)
-            assert await process.wait() == 0
+            assert await process.wait() in (0, -signal.SIGTERM)  # it may not have come to its handler
 
 
 def test_started_by_hand_it_says_so() -> None:

@@ -124,7 +124,7 @@ async def test_a_request_leaves_nothing_that_a_search_for_cycles_has_to_free() -
             await volume.flush()
             for number in range(200):
                 await client.read(number % 16 * PAGE, PAGE)
-            left = sum(isinstance(each, NbdWaiting | SlabRequest | SubmittedWrite) for each in gc.get_objects())
+            left = sum(type(each) in (NbdWaiting, SlabRequest, SubmittedWrite) for each in gc.get_objects())
             assert left < 20
         finally:
             gc.enable()
