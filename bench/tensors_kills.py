@@ -82,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_head("kills | steps | median step, ms | GAP, median | GAP, worst | the same bits")
     gap = [1000 * (each - found["step_s"]) for each in found["took_s"]]
     same = len(set(with_kills)) == 1 and with_kills == without
-    words = f"{len(killed)} | {len(times)} | {1000 * found['step_s']:.0f}"
+    words = f"{len(gap)} | {len(times)} | {1000 * found['step_s']:.0f}"
     print(f"| {words} | {statistics.median(gap):.0f} | {max(gap):.0f} | {'yes' if same else 'NO'} |")
     keep(found | {"same": same}, args.json)
-    return 0 if same and len(times) == args.steps else 1
+    return 0 if same and len(times) == args.steps and len(gap) == len(killed) else 1
 
 
 def submit(rack: AgentRack, count: int, pause_s: float) -> str:
@@ -141,15 +141,18 @@ def parameters(rack: AgentRack, job: str) -> list[str]:
 
 
 def gaps(times: Sequence[float], killed: Sequence[float]) -> dict[str, Any]:
-    """The median step, and of each kill the longest step under way between it and the next, at most `LOST_S` later."""
+    """The median step, and of each kill that came before the end the longest step under way between it and the next, at most `LOST_S` later."""
     each = [after - before for before, after in pairwise(times)]
     took = []
     for kill_s, next_s in zip(killed, [*killed[1:], killed[-1] + LOST_S], strict=True):
         end_s = min(next_s, kill_s + LOST_S)
         under_way = [after - before for before, after in pairwise(times) if before <= end_s and after >= kill_s]
         if not under_way:
-            raise SystemExit("the script ended before the last kill; next: more --steps")
+            print(f"the script ended before kill {len(took) + 1} of {len(killed)}; next: more --steps", file=sys.stderr)
+            break
         took.append(max(under_way))
+    if not took:
+        raise SystemExit("the script ended before the first kill; next: more --steps")
     return {"step_s": statistics.median(each), "took_s": took}
 
 
