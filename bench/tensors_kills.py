@@ -141,7 +141,8 @@ def parameters(rack: AgentRack, job: str) -> list[str]:
 
 
 def gaps(times: Sequence[float], killed: Sequence[float]) -> dict[str, Any]:
-    """The median step, and of each kill that came before the end the longest step under way between it and the next, at most `LOST_S` later."""
+    """The median step, and of each kill before the end the longest step under way between it and the next, at most
+    `LOST_S` later."""
     each = [after - before for before, after in pairwise(times)]
     took = []
     for kill_s, next_s in zip(killed, [*killed[1:], killed[-1] + LOST_S], strict=True):
