@@ -144,7 +144,7 @@ def gaps(times: Sequence[float], killed: Sequence[float]) -> dict[str, Any]:
     """The median step, and of each kill before the end the longest step under way between it and the next, at most
     `LOST_S` later."""
     each = [after - before for before, after in pairwise(times)]
-    took = []
+    took: list[float] = []
     for kill_s, next_s in zip(killed, [*killed[1:], killed[-1] + LOST_S], strict=True):
         end_s = min(next_s, kill_s + LOST_S)
         under_way = [after - before for before, after in pairwise(times) if before <= end_s and after >= kill_s]
