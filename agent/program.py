@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import msgspec
 
-from agent.compiled import PROGRAMS as BYTE_PATH
+from agent.compiled import PROGRAMS as BYTE_PROGRAMS
 from agent.compiled import use as use_compiled
 from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
@@ -225,7 +225,7 @@ def main() -> None:
     say_loaded()
     if compiled:
         log.info("the byte path runs compiled")
-    collect_seldom(base.program in BYTE_PATH)
+    collect_seldom(base.program in BYTE_PROGRAMS)
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         code = runner.run(run(program, base, config, log))
     sys.exit(code)

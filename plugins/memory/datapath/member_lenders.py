@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 LOOK_S = 0.25
 """Between two looks whether a slab can do without a member."""
 TORN_S = 56.0
-"""How much longer a slab waits for a silent member that has what nobody else can give: until its lease is over."""
+"""How much longer a slab waits for a silent member that has what nobody else can give: with `REOPEN_S`, as long as its
+lender keeps it by default (`[memory] lease`)."""
 M = TypeVar("M", bound=MirrorSlab)
 
 
@@ -295,10 +296,9 @@ class MemberLenders(LenderTasks[M]):
             stale |= {epoch for epoch, is_lent in zip(missing, found, strict=True) if not is_lent}
             asked = slab.mirror.asked
             answered = [epoch for epoch in asked if epoch in slab.answers]
-            now_s = self._env.clock.now_s()
-            late = now_s >= give_up_s
-            if late and now_s < give_up_s + TORN_S and not stale.issuperset(set(asked) - set(answered)):
-                late = not answered or not self._loses(slab, answered)
+            silent = set(asked) - set(answered) - stale
+            waits = bool(silent and answered) and self._loses(slab, answered)
+            late = self._env.clock.now_s() >= give_up_s + TORN_S * waits
             are_all = len(answered) == len(asked)
             enough = are_all or (late and slab.mirror.enough(answered))
             if answered and enough and await self._agree(slab, answered):

@@ -145,18 +145,6 @@ class NbdRequest:
         self.command, self.flags, self.cookie = command, flags, cookie
         self.offset, self.length = offset, length
 
-    def _fields(self) -> tuple[NbdCommand | None, int, int, int, int]:
-        return self.command, self.flags, self.cookie, self.offset, self.length
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NbdRequest) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
-
-    def __repr__(self) -> str:
-        return f"NbdRequest{self._fields()}"
-
 
 def greeting() -> bytes:
     return _GREETING.pack(b"NBDMAGIC", _I_HAVE_OPTIONS, FIXED_NEWSTYLE | NO_ZEROES)

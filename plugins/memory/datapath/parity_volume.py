@@ -30,7 +30,6 @@ import asyncio
 import errno
 from array import array
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -44,7 +43,7 @@ from plugins.memory.datapath.paged_volume import Done, settle
 from plugins.memory.datapath.parity_lenders import ParityLenders
 from plugins.memory.datapath.parity_rows import PLAINLY, LateRead, ParityRows, ReadHow
 from plugins.memory.datapath.parity_slab import ParitySlab
-from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
+from plugins.memory.datapath.remote_slab import AwaitedAnswer, RemoteSlab, SlabGone
 from plugins.memory.datapath.shape import Shape, Undecided
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.policy import parity
@@ -71,11 +70,6 @@ class RowsWritten(NamedTuple):
         """Among the rows: the first in which that column is written, and in how many; 0: in none."""
         at = np.flatnonzero(self.mask[:, column])
         return (int(at[0]), len(at)) if len(at) else (0, 0)
-
-
-def _resolve(done: "asyncio.Future[bool]", did: bool, _: Versions) -> None:
-    if not done.done():
-        done.set_result(did)
 
 
 class ParityVolume(MembersVolume[ParitySlab]):
@@ -211,7 +205,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
 
     async def _send_pages(self, slab: ParitySlab, written: RowsWritten, version: int) -> list[int]:
         """Epochs of the members that have theirs."""
-        sent: list[tuple[RemoteSlab, int, int, asyncio.Future[bool]]] = []
+        sent: list[tuple[RemoteSlab, int, int, asyncio.Future[Versions | None]]] = []
         for column in range(self._data):
             at, count = written.of_column(column)
             if count:
@@ -222,7 +216,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
                     sent.append((link, at, count, self._sent(link, written.row + at, count, version, content)))
         has: list[int] = []
         for link, at, count, done in sent:
-            if await done:
+            if await done is not None:
                 link.held.add_run(written.row + at, count)
                 has.append(link.place.epoch)
         return has
@@ -237,7 +231,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         sent = [(link, self._sent(link, written.row, written.rows, version, content)) for link in links]
         has: list[int] = []
         for link, done in sent:
-            if await done:
+            if await done is not None:
                 if missing is None:
                     link.held.add_run(written.row, written.rows)
                 has.append(link.place.epoch)
@@ -245,10 +239,11 @@ class ParityVolume(MembersVolume[ParitySlab]):
 
     def _sent(
         self, link: RemoteSlab, row: int, count: int, version: int, content: memoryview | None
-    ) -> "asyncio.Future[bool]":
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        link.send_write(row, count, version, content, partial(_resolve, done))
-        return done
+    ) -> "asyncio.Future[Versions | None]":
+        """None, when it is done: the member does not have them."""
+        answer = AwaitedAnswer()
+        link.send_write(row, count, version, content, answer.answered)
+        return answer.done
 
     async def _acknowledged(self, slab: ParitySlab, written: RowsWritten, era: int, has: list[int]) -> bool:
         """`has`: members that got what they should. Whoever was to get nothing missed nothing."""

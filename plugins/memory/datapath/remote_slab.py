@@ -9,6 +9,7 @@ again.
 import asyncio
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from covey.driven import Part
@@ -318,8 +319,13 @@ class RemoteSlab:
         if op is VERSIONS or (self._one_sided is None and self._joining is None):
             self._over_lanes += self._one_sided is None
             lane.ask(self.place, op, first, count, version, parts, into, over)
+            return
+        by_lane = partial(lane.ask, self.place, op, first, count, version, parts, into)
+        asked = SlabAsk(op, first, count, version, parts, into, over, by_lane)
+        if self._one_sided is not None:
+            self._one_sided.ask(asked)
         else:
-            self._ask_one_sided(op, first, count, version, parts, into, over, lane)
+            self._gate.append(asked)
 
     def answered(self, did: bool, versions: Versions, then: Answered) -> None:
         """By `SlabAsked`: what `then` is to be told."""
@@ -335,26 +341,6 @@ class RemoteSlab:
             self._join()
 
     # ---- one-sided ----
-
-    def _ask_one_sided(
-        self,
-        op: SlabOp,
-        first: int,
-        count: int,
-        version: int,
-        parts: tuple[Part, ...],
-        into: memoryview | None,
-        over: Answered,
-        lane: LenderLane,
-    ) -> None:
-        def by_lane(then: Answered) -> None:
-            lane.ask(self.place, op, first, count, version, parts, into, then)
-
-        asked = SlabAsk(op, first, count, version, parts, into, over, by_lane)
-        if self._one_sided is not None:
-            self._one_sided.ask(asked)
-        else:
-            self._gate.append(asked)
 
     @property
     def one_sided(self) -> bool:

@@ -104,7 +104,6 @@ ATTACH: Final = SlabOp.ATTACH
 DETACH: Final = SlabOp.DETACH
 PAIR: Final = SlabOp.PAIR
 REGION: Final = SlabOp.REGION
-OK: Final = SlabStatus.OK
 GONE: Final = SlabStatus.GONE
 BAD: Final = SlabStatus.BAD
 """For what is done with each page: Python 3.11 finds a member of an enumeration by a function of Python's."""
@@ -136,9 +135,6 @@ class SlabRequest:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SlabRequest) and self._fields() == other._fields()
-
-    def __hash__(self) -> int:
-        return hash(self._fields())
 
     def __repr__(self) -> str:
         return f"{self.op.name} of {self.pages} pages at {self.page} of slab {self.slab}, tag {self.tag}"

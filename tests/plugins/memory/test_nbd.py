@@ -113,7 +113,7 @@ async def test_a_write_whose_lender_dies_is_answered_when_the_disk_has_it() -> N
 
 async def test_a_request_leaves_nothing_that_a_search_for_cycles_has_to_free() -> None:
     """Compiled, a nested function and what it knows hold one another: a search for 20,000 of them stopped a volume for
-    6 ms, twenty times a second. What is counted are the buffers of writes that such would hold."""
+    6 ms, twenty times a second. Such would keep what the request is known by."""
     async with exported() as (bench, volume, _):
         client = await connected(bench)
         gc.collect()

@@ -110,18 +110,23 @@ async def test_a_crash_while_a_member_is_missing_costs_nothing(step: str, monkey
         assert await made.read(0, 4) == [1, 5, 3, 4]
 
 
+async def dies_in_a_row(made: Striped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Page 1 is at its member and the parity of its row is not: 1, 5, 3, 4 are there."""
+    await made.write(0, 1, 2, 3, 4)
+    replaces_a_method()
+    monkeypatch.setattr(made.volume, "_send_slots", lambda *a: asyncio.Event().wait())
+    writing = asyncio.create_task(made.write(1, 5))
+    await asyncio.sleep(0.1)
+    await made.die()
+    writing.cancel()
+
+
 async def test_the_write_hole_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is at its member and the parity is not: the process dies. The other page of that row is never made from
     the old parity; with all members there it gets a new one before anything is read."""
     for lost in (None, 0):
         async with striped() as made:
-            await made.write(0, 1, 2, 3, 4)
-            replaces_a_method()
-            monkeypatch.setattr(made.volume, "_send_slots", lambda *a: asyncio.Event().wait())
-            writing = asyncio.create_task(made.write(1, 5))
-            await asyncio.sleep(0.1)
-            await made.die()
-            writing.cancel()
+            await dies_in_a_row(made, monkeypatch)
             if lost is not None:
                 made.free(lost)
             await made.start()
@@ -147,13 +152,7 @@ async def test_a_member_that_is_cut_off_is_waited_for_when_it_alone_has_a_page(
     monkeypatch.setattr(member_lenders, "TORN_S", 30.0 if comes_back else 1.0)
     monkeypatch.setattr(member_lenders, "UNSURE_S", 0.3)
     async with striped() as made:
-        await made.write(0, 1, 2, 3, 4)
-        replaces_a_method()
-        monkeypatch.setattr(made.volume, "_send_slots", lambda *a: asyncio.Event().wait())
-        writing = asyncio.create_task(made.write(1, 5))
-        await asyncio.sleep(0.1)
-        await made.die()
-        writing.cancel()
+        await dies_in_a_row(made, monkeypatch)
         address = made.listening[0].address
         await made.listening[0].close()
         await made.start()
