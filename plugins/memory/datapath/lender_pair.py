@@ -215,3 +215,19 @@ class LenderPair(AskedInOrder):
         posted, self._posted = self._posted, deque()
         waiting, self._waiting = self._waiting, deque()
         return [each.answered for each in [*(each.request for each in posted), *waiting]]
+
+
+class PairedSlab:
+    """`one_sided.PagesThere` of one slab that such a pair reaches."""
+
+    def __init__(self, pair: LenderPair, there: LentRegion) -> None:
+        self._pair, self._there = pair, there
+
+    def write(self, first: int, versions: Versions, pages: memoryview, answered: Answered) -> None:
+        self._pair.write(self._there, first, versions, pages, answered)
+
+    def read(self, first: int, into: memoryview, answered: Answered) -> None:
+        self._pair.read(self._there, first, into, answered)
+
+    def close(self) -> None:
+        """The pair is its link's."""

@@ -1,4 +1,5 @@
-"""Which way a request about one slab goes: one-sided over the queue pair, or to the lender's process over TCP.
+"""Which way a request about one slab goes: one-sided (over a queue pair, or in memory that both processes map), or to
+the lender's process over TCP.
 
 A write that comes over TCP is performed by the lender's process, whole or not at all, and only if it is newer. A
 one-sided one is neither, so this end keeps the rules:
@@ -15,17 +16,15 @@ Everything else goes one-sided.
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from covey.driven import Part
 from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
-from plugins.memory.datapath.lender_pair import LenderPair
-from plugins.memory.datapath.slabwire import VERSION_BYTES, LentRegion, SlabOp, Versions
+from plugins.memory.datapath.slabwire import COPY, DISCARD, READ, VERSION_BYTES, SlabOp, Versions
 
-MASK = (1 << 32) - 1
+MASK: Final = (1 << 32) - 1
 """Numbers of records are kept in 32 bits: fewer are ever under way."""
 
 
@@ -39,18 +38,37 @@ class OwnDisk(Protocol):
         """The newest of a run of pages of the volume."""
 
 
-@dataclass(frozen=True, slots=True)
+class PagesThere(Protocol):
+    """Pages of one slab where they lie, reached without the lender's process. `answered` may be called before it
+    returns."""
+
+    def write(self, first: int, versions: Versions, pages: memoryview, answered: Answered) -> None:
+        """`pages` must stay as it is until it is answered."""
+
+    def read(self, first: int, into: memoryview, answered: Answered) -> None: ...
+
+    def close(self) -> None:
+        """They are not reached any more."""
+
+
 class SlabAsk:
     """A request about a run of pages, and `by_lane`, which sends it over TCP."""
 
-    op: SlabOp
-    first: int
-    count: int
-    version: int
-    parts: tuple[Part, ...]
-    into: memoryview | None
-    answered: Answered
-    by_lane: Callable[[Answered], None]
+    __slots__ = ("answered", "by_lane", "count", "first", "into", "op", "parts", "version")
+
+    def __init__(
+        self,
+        op: SlabOp,
+        first: int,
+        count: int,
+        version: int,
+        parts: tuple[Part, ...],
+        into: memoryview | None,
+        answered: Answered,
+        by_lane: Callable[[Answered], None],
+    ) -> None:
+        self.op, self.first, self.count, self.version = op, first, count, version
+        self.parts, self.into, self.answered, self.by_lane = parts, into, answered, by_lane
 
     def overlaps(self, first: int, count: int) -> bool:
         return self.first < first + count and first < self.first + self.count
@@ -59,20 +77,41 @@ class SlabAsk:
 class ReadUnderWay:
     """`spoiled`: a write was sent to one of its pages meanwhile."""
 
-    __slots__ = ("count", "first", "spoiled")
+    __slots__ = ("_answered", "_reads", "count", "first", "spoiled")
 
-    def __init__(self, first: int, count: int) -> None:
+    def __init__(self, first: int, count: int, answered: Answered, reads: "list[ReadUnderWay]") -> None:
+        """One of `reads` until it is over."""
         self.first, self.count, self.spoiled = first, count, False
+        self._answered, self._reads = answered, reads
+        reads.append(self)
+
+    def over(self, did: bool, versions: Versions) -> None:
+        self._reads.remove(self)
+        if self.spoiled:
+            self._answered(False, NO_VERSIONS)
+        else:
+            self._answered(did, versions)
+
+
+class WriteUnderWay:
+    """Its pages are busy."""
+
+    __slots__ = ("_answered", "_count", "_first", "_slab")
+
+    def __init__(self, slab: "OneSided", first: int, count: int, answered: Answered) -> None:
+        self._slab, self._first, self._count, self._answered = slab, first, count, answered
+
+    def over(self, did: bool, versions: Versions) -> None:
+        self._slab.wrote(self._first, self._count)
+        self._answered(did, versions)
+        self._slab.go_on()
 
 
 class OneSided:
     """Of one slab, whose first page is page `first` of the volume."""
 
-    def __init__(
-        self, pair: LenderPair, there: LentRegion, first: int, pages: int, page_bytes: int, disk: OwnDisk
-    ) -> None:
-        self._pair, self._there, self._disk = pair, there, disk
-        self._first, self._page_bytes = first, page_bytes
+    def __init__(self, there: PagesThere, first: int, pages: int, disk: OwnDisk) -> None:
+        self._there, self._disk, self._first = there, disk, first
         self._busy = bytearray(pages)
         """1 for each page to which a write is under way."""
         self._records = np.zeros(pages, np.uint32)
@@ -98,6 +137,7 @@ class OneSided:
         behind, self._behind = self._behind, []
         for asked in behind:
             asked.answered(False, NO_VERSIONS)
+        self._there.close()
 
     def _blocked(self, asked: SlabAsk) -> bool:
         if self._busy.find(1, asked.first, asked.first + asked.count) >= 0:
@@ -105,48 +145,35 @@ class OneSided:
         return any(each.overlaps(asked.first, asked.count) for each in self._behind)
 
     def _go(self, asked: SlabAsk) -> None:
-        if asked.op is SlabOp.READ:
-            self._read(asked)
+        if asked.op is READ:
+            assert asked.into is not None
+            read = ReadUnderWay(asked.first, asked.count, asked.answered, self._reads)
+            self._there.read(asked.first, asked.into, read.over)
         else:
             self._write(asked)
-
-    def _read(self, asked: SlabAsk) -> None:
-        assert asked.into is not None
-        read = ReadUnderWay(asked.first, asked.count)
-        self._reads.append(read)
-
-        def answered(did: bool, versions: Versions) -> None:
-            self._reads.remove(read)
-            if read.spoiled:
-                asked.answered(False, NO_VERSIONS)
-            else:
-                asked.answered(did, versions)
-
-        self._pair.read(self._there, asked.first, asked.into, answered)
 
     def _write(self, asked: SlabAsk) -> None:
         first, count = asked.first, asked.count
         for read in self._reads:
             read.spoiled = read.spoiled or asked.overlaps(read.first, read.count)
-        by_pair = asked.op is not SlabOp.DISCARD and self._is_durable(first, count)
+        by_lane = asked.op is DISCARD or not self._is_durable(first, count)
         versions, pages = self._content(asked)
-        if asked.op is SlabOp.COPY and versions != self._disk.versions(self._first + first, count):
-            by_pair = False
+        if asked.op is COPY and versions != self._disk.versions(self._first + first, count):
+            by_lane = True
         self._busy[first : first + count] = b"\1" * count
         self._records[first : first + count] = self._disk.marks()[0] & MASK
-
-        def answered(did: bool, found: Versions) -> None:
-            self._busy[first : first + count] = bytes(count)
-            asked.answered(did, found)
-            self._go_on()
-
-        if by_pair:
-            self._pair.write(self._there, first, versions, pages, answered)
+        over = WriteUnderWay(self, first, count, asked.answered).over
+        if by_lane:
+            asked.by_lane(over)
         else:
-            asked.by_lane(answered)
+            self._there.write(first, versions, pages, over)
+
+    def wrote(self, first: int, count: int) -> None:
+        """By `WriteUnderWay`."""
+        self._busy[first : first + count] = bytes(count)
 
     def _content(self, asked: SlabAsk) -> tuple[Versions, memoryview]:
-        if asked.op is SlabOp.COPY:
+        if asked.op is COPY:
             versions = array("Q")
             versions.frombytes(asked.parts[0])
             assert len(versions) * VERSION_BYTES == len(asked.parts[0])
@@ -164,7 +191,7 @@ class OneSided:
         ahead_of_all = self._records[first : first + count] - np.uint32(synced & MASK)
         return not bool(((ahead_of_all > 0) & (ahead_of_all <= put - synced)).any())
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Those that waited, as far as nothing is in their way any more."""
         behind, self._behind = self._behind, []
         for at, asked in enumerate(behind):

@@ -20,7 +20,7 @@ from covey.verbs import NoVerbs
 from plugins.memory.datapath import slabwire
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import LenderLane
-from plugins.memory.datapath.lender_pair import LenderPair
+from plugins.memory.datapath.lender_pair import LenderPair, PairedSlab
 from plugins.memory.datapath.one_sided import OneSided, OwnDisk
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.slab_session import Greeting
@@ -202,7 +202,7 @@ class VolumeVerbs:
         if slab.why or paired.why:
             raise NoVerbs(slab.why or paired.why)
         first = slab.place.index * self._pages
-        slab.go_one_sided(OneSided(paired.pair, there, first, self._pages, self.page_bytes, self._disk))
+        slab.go_one_sided(OneSided(PairedSlab(paired.pair, there), first, self._pages, self._disk))
         self.joined += 1
         self.why = ""
 
