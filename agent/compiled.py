@@ -27,9 +27,9 @@ from covey.attach.build import is_ours
 PROGRAMS = ("slabd", "vold", "spill")
 """Those that use it."""
 BYTE_PATH = (
-    "asked_in_order", "latencies", "lender_lane", "lender_pair", "log_keeper", "members_volume", "mirror_volume",
-    "nbd_front", "nbd_pages", "nbdwire", "page_table", "paged_volume", "parity_volume", "remote_slab", "slab",
-    "slab_session", "slab_store", "slabwire", "spill", "spill_ring", "volume", "write_buffers",
+    "asked_in_order", "latencies", "lender_lane", "lender_pair", "log_keeper", "mapped_slab", "members_volume",
+    "mirror_volume", "nbd_front", "nbd_pages", "nbdwire", "one_sided", "page_table", "paged_volume", "parity_volume",
+    "remote_slab", "slab", "slab_session", "slab_store", "slabwire", "spill", "spill_ring", "volume", "write_buffers",
 )  # fmt: skip
 DECISIONS = ("machine.spill_log", "policy.spilling")
 MODULES = (

@@ -69,6 +69,7 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "default_budget": ("64 KiB", "1 TiB"),
         "remote_deadline": ("50 ms", "20 s"),
         "rdma": ("off",),
+        "same_host": ("map", "socket"),
         "grace": ("0.1 s", "60 s"),
         "lease": ("5 s", "600 s"),
     },

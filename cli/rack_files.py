@@ -190,6 +190,7 @@ voters = {voters}   # an odd number; every other host only follows the log
 [memory]                           # remote memory
 lend = "128 MiB"                   # at most, to other hosts
 slab = "16 MiB"
+same_host = "socket"               # each agent here stands for a host of its own
 
 [scheduler]
 

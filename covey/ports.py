@@ -128,6 +128,9 @@ class SharedRing(Protocol):
     view: memoryview
     """All of it, writable; begins at a page of the machine."""
 
+    def empty(self) -> None:
+        """Its memory goes back to the kernel, whoever else maps it: zeros, for all. OSError when the kernel refuses."""
+
     def close(self) -> None:
         """Given back here. Idempotent. No view of it may be used any more."""
 
@@ -161,6 +164,10 @@ class ByteStream(Protocol):
     @property
     def uid(self) -> int:
         """The user at the other end of a unix socket (SO_PEERCRED); -1 over TCP."""
+
+    @property
+    def same_host(self) -> bool:
+        """Both ends are of this host, by their addresses."""
 
     async def read_into(self, view: memoryview) -> None:
         """Fill `view` whole, without an extra copy. EOF before the first byte or in the middle: ConnectionError."""

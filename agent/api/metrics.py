@@ -67,6 +67,7 @@ HELP: Mapping[str, str] = {
     "covey_preemptions_total": "Preemptions this host decided as leader.",
     "covey_plugin_restarts_total": "Times that a plugin was started again after a disk error stopped it.",
     "covey_slab_queue_pairs": "Volumes of other hosts that reach this host's slabs over RDMA.",
+    "covey_volume_mapped_slabs": "Borrowed slabs of this host whose memory is mapped.",
     "covey_volume_one_sided_slabs": "Borrowed slabs whose pages go over RDMA.",
     "covey_volume_queue_pairs_failed_total": "Links to lenders that ended because their queue pair failed.",
     "covey_slab_connections_refused_total": "Connections that slabd refused.",

@@ -33,6 +33,12 @@ def lock(view: memoryview, on_fault: bool) -> bool:
     return bool(libc.mlock(address, size) == 0)
 
 
+def unlock(view: memoryview) -> None:
+    """Idempotent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.munlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(view))), ctypes.c_size_t(len(view)))
+
+
 def stay_in_memory(flushes: bool) -> str:
     """`covey.ports.Probes.stay_in_memory`."""
     libc = ctypes.CDLL(None, use_errno=True)

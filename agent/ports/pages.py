@@ -10,6 +10,7 @@ import resource
 from agent.ports import memory_lock
 from covey import memfd, tensor_layout
 
+_MADV_REMOVE = 9
 _NAME = re.compile(r"[1-9][0-9]{0,9}:[0-9]{1,7}:[0-9]{1,20}")
 
 
@@ -136,6 +137,10 @@ class MemfdRing:
         except OSError:
             held.close()
             raise
+
+    def empty(self) -> None:
+        memory_lock.unlock(self.view)  # the kernel takes no locked page from the process that asks
+        self._map.madvise(_MADV_REMOVE)
 
     def _touch(self) -> None:
         """Every page is there before the first one is needed."""

@@ -68,6 +68,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
         self.uid = -1
+        self.same_host = False
 
     # ---- reading ----
 
@@ -322,9 +323,10 @@ class SocketStream(asyncio.BufferedProtocol):
         if connection.family == socket.AF_UNIX:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
             pid, self.uid, _ = _PEERCRED.unpack(credentials)
-            self.peer = f"unix:pid {pid}"
+            self.peer, self.same_host = f"unix:pid {pid}", True
         else:
             self.peer = ip_port_text(transport.get_extra_info("peername") or ("?", 0))
+            self.same_host = is_same_host(connection)
             _configure_tcp(connection)
         if self._connected is not None:
             self._connected(self)
@@ -370,6 +372,15 @@ class SocketStream(asyncio.BufferedProtocol):
 
 def _octets(part: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
     return part.cast("B") if isinstance(part, memoryview) and (part.format != "B" or part.ndim != 1) else part
+
+
+def is_same_host(connection: Any) -> bool:
+    """Of a TCP connection, by its addresses."""
+    try:
+        near, far = connection.getsockname()[0], connection.getpeername()[0]
+    except OSError:  # already gone
+        return False
+    return bool(near == far or (near.startswith("127.") and far.startswith("127.")))
 
 
 def _configure_tcp(connection: Any) -> None:

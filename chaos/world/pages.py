@@ -38,6 +38,9 @@ class SimRing:
         self.view = memoryview(memory)
         self._process = process
 
+    def empty(self) -> None:
+        self.view[:] = bytes(len(self.view))
+
     def close(self) -> None:
         self._process.rings.pop(self.name, None)
 

@@ -110,6 +110,10 @@ class SimStream:
         process.resources.append(self)
 
     @property
+    def same_host(self) -> bool:
+        return self.host is self.other.host
+
+    @property
     def connected(self) -> bool:
         """Do segments and their acknowledgements get through now?"""
         if self.host is self.other.host:

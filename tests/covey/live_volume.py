@@ -85,7 +85,9 @@ class LiveVolume:
         slab: int = SLAB,
         page: int = PAGE,
         agent_uid: int | None = None,
+        maps: bool = False,
     ) -> None:
+        self._maps = maps
         self.size, self._lent, self._slab, self._page = size, lent, slab, page
         self._agent_uid = agent_uid
         self.uid = os.geteuid() if uid is None else uid
@@ -155,6 +157,7 @@ class LiveVolume:
                 queue_pages=4096,
                 deadline_s=2.0 * SLOW,
                 uid=self.uid,
+                maps=self._maps,
             ),
         )
         until(lambda: _listens(self.path))

@@ -15,7 +15,7 @@ from covey.wire import Join, Joined, Refusal, decoder
 class Pipe:
     """Bytes that have come, and then the end."""
 
-    peer, uid = "unix:/test", 0
+    peer, uid, same_host = "unix:/test", 0, True
 
     def __init__(self, data: bytes) -> None:
         self.data = data

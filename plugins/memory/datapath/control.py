@@ -236,6 +236,10 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Connections of block device clients."""
     rdma_slabs: Count = 0
     """Slabs whose pages are read and written one-sided now."""
+    mapped_slabs: Count = 0
+    """Slabs of this host whose memory is mapped."""
+    map_why: Text = ""
+    """Why one of this host, the last that tried, is not; empty: none."""
     rdma_failed: Count = 0
     """Links that ended because their queue pair did."""
     rdma_why: Text = ""

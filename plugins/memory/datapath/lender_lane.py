@@ -20,6 +20,7 @@ from plugins.memory.datapath.slabwire import (
     BAD,
     DETACH,
     GONE,
+    LENT_MEMORY_BYTES,
     LENT_REGION_BYTES,
     PAIRED_BYTES,
     READ,
@@ -32,7 +33,12 @@ from plugins.memory.datapath.slabwire import (
     SlabStatus,
 )
 
-ANSWERS: Final = {SlabOp.ATTACH: ATTACHED_BYTES, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: LENT_REGION_BYTES}
+ANSWERS: Final = {
+    SlabOp.ATTACH: ATTACHED_BYTES,
+    SlabOp.PAIR: PAIRED_BYTES,
+    SlabOp.REGION: LENT_REGION_BYTES,
+    SlabOp.MAP: LENT_MEMORY_BYTES,
+}
 """Bytes of an answer that has always as many."""
 
 

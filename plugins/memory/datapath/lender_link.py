@@ -7,12 +7,14 @@ Both are of one session (`slabwire`). The slab for which a link is made brings p
 attached with its own. When one connection ends or does not answer in time the other ends too, and with them the places
 of all slabs there: `lenders` opens them again. A link that no slab uses any more is closed.
 
-Where both hosts have a device, pages are written and read one-sided (`volume_verbs`), and these two connections have
-the rest: what must be done whole, what is asked about, and what is told.
+Where the lender is of this host its slabs are mapped (`volume_maps`), and where both hosts have a device, pages are
+written and read one-sided (`volume_verbs`). These two connections have the rest then: what must be done whole, what is
+asked about, and what is told.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from covey import handshake, headers
 from covey.driven import driven
@@ -27,6 +29,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slab_session import Greeting
 from plugins.memory.datapath.slabwire import ATTACHED_BYTES, SESSION_BYTES, SlabHello, SlabOp, Versions
+from plugins.memory.datapath.volume_maps import VolumeMaps
 from plugins.memory.datapath.volume_verbs import PairedLink, PairTries, VolumeVerbs
 
 
@@ -42,6 +45,7 @@ class LenderLink:
         """By index and epoch; those that are being attached too."""
         self.paired: PairedLink | None = None
         self.pairing = PairTries()
+        self.same_host = False
 
     def end(self, why: str) -> None:
         """Idempotent."""
@@ -93,6 +97,9 @@ class LenderLinks:
         self._env, self._volume = env, volume
         self._pages, self._page_bytes, self._deadline_s = pages, page_bytes, deadline_s
         self.verbs = VolumeVerbs(env, pages, page_bytes, deadline_s, disk)
+        self._maps = VolumeMaps(env, volume, pages, page_bytes, disk)
+        self.may_map = False
+        """Otherwise slabs of this host are used as those of others."""
         self.seal: PageSeal | None = None
         self._links: dict[str, LenderLink] = {}
         self._making: dict[str, asyncio.Future[SlabGone | None]] = {}
@@ -100,12 +107,26 @@ class LenderLinks:
     @property
     def one_sided(self) -> int:
         """Slabs whose pages go one-sided now."""
-        return sum(slab.one_sided for link in self._links.values() for slab in link.slabs.values())
+        return sum(slab.one_sided and not slab.is_mapped for slab in self._slabs_now())
+
+    @property
+    def map_why(self) -> str:
+        """Why a slab of this host, the last one that tried, is not mapped; empty: none is so."""
+        return self._maps.why
+
+    @property
+    def mapped(self) -> int:
+        """Slabs of this host that are mapped now."""
+        return sum(slab.one_sided and slab.is_mapped for slab in self._slabs_now())
+
+    def _slabs_now(self) -> list[RemoteSlab]:
+        return [slab for link in self._links.values() for slab in link.slabs.values()]
 
     def seal_with(self, seal: PageSeal | None) -> None:
         """What pages are sealed with before they leave; None: nothing. Said before any is opened."""
         self.seal = seal
         self.verbs.page_bytes = self._page_bytes if seal is None else seal.sealed_bytes
+        self._maps.page_bytes = self.verbs.page_bytes
 
     @property
     def refused(self) -> int:
@@ -132,7 +153,10 @@ class LenderLinks:
             driven(stream).drive(lane, polite=False)
             return lane, greeting
 
-        self.verbs.begin(link, slab, control)
+        if self.may_map and link.same_host:
+            self._maps.begin(link, slab, control, partial(self.verbs.begin, link, slab, control))
+        else:
+            self.verbs.begin(link, slab, control)
 
     async def _opened(self, place: OpenPlace, within_s: float | None) -> RemoteSlab:
         while True:
@@ -181,6 +205,7 @@ class LenderLinks:
         for stream in streams:
             lane = LenderLane(self._env, driven(stream), self._deadline_s, link.end, link.gone)
             link.lanes.append(lane)
+        link.same_host = streams[0].same_host
         slab = self._slab(link, place)
         for stream, lane in zip(streams, link.lanes, strict=True):
             driven(stream).drive(lane, polite=False)

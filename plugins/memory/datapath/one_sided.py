@@ -193,6 +193,8 @@ class OneSided:
 
     def go_on(self) -> None:
         """Those that waited, as far as nothing is in their way any more."""
+        if not self._behind:
+            return
         behind, self._behind = self._behind, []
         for at, asked in enumerate(behind):
             if self._ended:

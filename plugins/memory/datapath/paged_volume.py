@@ -80,6 +80,10 @@ class PagedVolume(ABC, Generic[V]):
         self._life = int.from_bytes(env.entropy(7), "little")
         self._read_bytes = self._written_bytes = self._remote_read_bytes = 0
 
+    def may_map(self, may: bool) -> None:
+        """Slabs of this host, that are attached from now on."""
+        self._links.may_map = may
+
     # ---- life ----
 
     async def _record(self) -> VolumeRecord:
@@ -212,6 +216,8 @@ class PagedVolume(ABC, Generic[V]):
             upto=upto,
             latencies=self.latencies.told(),
             rdma_slabs=self._links.one_sided,
+            map_why=self._links.map_why[:400],
+            mapped_slabs=self._links.mapped,
             rdma_failed=self._links.verbs.failed,
             rdma_why=self._links.verbs.why[:400],
             pages_refused=self._links.refused,

@@ -171,6 +171,8 @@ class RemoteSlab:
         """No new requests; those under way may finish."""
         self.is_paired = False
         """It was attached over the connection of the queue pair too."""
+        self.is_mapped = False
+        """Of this host, and this process maps it."""
         self._seal, self._first = seal, place.index * pages
         """The latter: number of the first page in the volume."""
         self._short, self._long = lanes

@@ -93,6 +93,11 @@ class SlabPages:
         return cls(shared, record) if whole else None
 
     @property
+    def live(self) -> bool:
+        """It counts."""
+        return self.shared.view[_LIVE_AT] == LIVE
+
+    @property
     def size(self) -> int:
         """Bytes of the mapping."""
         return len(self.shared.view)
@@ -107,9 +112,11 @@ class SlabPages:
         """It does not count any more."""
         self.shared.view[_LIVE_AT] = 0
 
-    def free(self) -> None:
-        """Nor does anybody here use it."""
+    def free(self, mapped: bool = False) -> None:
+        """Nor does anybody here use it. `mapped`: another process may, and shall not keep the memory by that."""
         self.end()
+        if mapped:
+            self.shared.empty()
         self.let_go()
 
     def reached_by_a_device(self) -> None:

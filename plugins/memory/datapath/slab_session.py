@@ -15,7 +15,7 @@ from covey.driven import DrivenStream, Part
 from covey.headers import WireError
 from covey.ports import Env
 from covey.verbs import NoVerbs
-from plugins.memory.datapath import slabwire
+from plugins.memory.datapath import slab_maps, slabwire
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.slab_verbs import SessionVerbs
 from plugins.memory.datapath.slabwire import (
@@ -24,6 +24,7 @@ from plugins.memory.datapath.slabwire import (
     COPY,
     DETACH,
     GONE,
+    MAP,
     PAIR,
     READ,
     REGION,
@@ -180,6 +181,8 @@ class SlabSession:
             slab.users.remove(self)
         elif op is REGION:
             self._region(asked, slab)
+        elif op is MAP:
+            self._env.spawn(f"lend slab {slab.index} to be mapped", self._map(asked, slab))
         else:
             self._write(slab, asked)
             self._out.append(slabwire.pack_done(asked))
@@ -237,6 +240,15 @@ class SlabSession:
             self.turn()
 
         self._verbs.register(self._env, slab, answer)
+
+    async def _map(self, asked: SlabRequest, slab: HostedSlab) -> None:
+        """Answered later, as a region is."""
+        try:
+            answer = slabwire.pack_lent_memory(await slab_maps.lend(slab))
+        except ValueError as why:
+            answer = slabwire.pack_lent_memory("", str(why))
+        self._done(asked, answer)
+        self.turn()
 
     def _gone(self, asked: SlabRequest) -> None:
         if asked.op is not DETACH:

@@ -58,6 +58,8 @@ class HostedSlab:
         """Pages that have a version."""
         self.live = True
         self.registered: Registered | None = None
+        self.mapped = False
+        """By its borrower's process, on this host."""
         self.on_touched = on_touched
 
     @property
@@ -201,7 +203,7 @@ class SlabStore:
             user.lose(slab)
         self.on_freed(slab.kept)
         if slab.registered is None:
-            slab.kept.free()
+            slab.kept.free(slab.mapped)
         else:
             slab.kept.end()
             slab.registered.let_go()

@@ -13,19 +13,16 @@ Every volume has a protection domain of its own, so that no key opens another's 
 """
 
 import asyncio
-import mmap
 from collections.abc import Callable
 
 from covey.ports import Env
 from covey.verbs import NoVerbs, Pair, PairPlace, Region, VerbsDevice
+from plugins.memory.datapath import slab_maps
 from plugins.memory.datapath.slab_store import HostedSlab
 from plugins.memory.datapath.slabwire import LentRegion, SlabHello
 
 DRAIN_S = 0.25
 """How long a borrower has to say that nothing is under way in a slab that is taken back."""
-POPULATE_BYTES = 4 << 20
-"""Brought into RAM in one go, so that others get their turn."""
-_MADV_POPULATE_WRITE = 23
 
 
 class LenderDomain:
@@ -113,7 +110,7 @@ class LenderVerbs:
 
     async def register(self, slab: HostedSlab) -> LentRegion:
         """Once for each slab. NoVerbs says why not; ValueError: it was freed meanwhile."""
-        await self._populate(slab)
+        await slab_maps.populate(slab)
         if not slab.live:
             raise ValueError("freed meanwhile")
         if slab.registered is None:
@@ -125,20 +122,6 @@ class LenderVerbs:
             slab.touch_all()
             slab.kept.reached_by_a_device()
         return slab.registered.where
-
-    async def _populate(self, slab: HostedSlab) -> None:
-        """The kernel does it in one go when memory is registered, and holds everybody up meanwhile."""
-        memory, size = slab.memory.obj, len(slab.memory)
-        assert isinstance(memory, mmap.mmap)
-        first = len(memory) - size
-        for at in range(0, size, POPULATE_BYTES):
-            if slab.registered is not None or not slab.live:
-                return
-            try:
-                memory.madvise(_MADV_POPULATE_WRITE, first + at, min(POPULATE_BYTES, size - at))
-            except OSError:  # a kernel before 5.14
-                return
-            await asyncio.sleep(0)
 
     def _domain(self, borrower: str, volume: str) -> LenderDomain:
         key = (borrower, volume)

@@ -26,6 +26,9 @@ A third connection of the same session asks for one-sided access (`lender_pair`)
 as long as the connection, and ends when another session attaches one of its slabs. After a GONE a `DETACH` over this
 connection says that nothing one-sided is under way any more in that slab.
 
+A volume's process on the same host asks over such a connection `MAP` instead, for the name of the slab's memory, which
+it maps then (`mapped_slab`); the connection is closed after that.
+
 Every page has a version, given by the volume and growing with each write. A slab keeps the newest version it was sent
 and forgets the rest, so the order in which two writes arrive does not matter, and whoever asks after a crash learns
 what is there. Version 0: never written.
@@ -63,6 +66,9 @@ _PAIRED = struct.Struct(f"<{GID_BYTES}sIIIBxxx{WHY_BYTES}s")
 PAIRED_BYTES = _PAIRED.size
 _REGION = struct.Struct(f"<IIQQ{WHY_BYTES}s")
 LENT_REGION_BYTES = _REGION.size
+RING_NAME_BYTES = 64
+_LENT_MEMORY = struct.Struct(f"<{RING_NAME_BYTES}s{WHY_BYTES}s")
+LENT_MEMORY_BYTES = _LENT_MEMORY.size
 
 VERSION_BYTES: Final = 8
 VERSIONS_MAX: Final = 1 << 15
@@ -81,6 +87,7 @@ class SlabOp(IntEnum):
     DETACH = 7
     PAIR = 8
     REGION = 9
+    MAP = 10
 
 
 class SlabStatus(IntEnum):
@@ -91,7 +98,13 @@ class SlabStatus(IntEnum):
     """The request is out of range; the connection ends."""
 
 
-_ABOUT_NO_PAGES = {SlabOp.ATTACH: PROOF_BYTES, SlabOp.DETACH: 0, SlabOp.PAIR: PAIRED_BYTES, SlabOp.REGION: 0}
+_ABOUT_NO_PAGES = {
+    SlabOp.ATTACH: PROOF_BYTES,
+    SlabOp.DETACH: 0,
+    SlabOp.PAIR: PAIRED_BYTES,
+    SlabOp.REGION: 0,
+    SlabOp.MAP: 0,
+}
 """Bytes that each brings along."""
 _OPS: Final = {op.value: op for op in SlabOp}
 _STATUSES: Final = {status.value: status for status in SlabStatus}
@@ -104,6 +117,7 @@ ATTACH: Final = SlabOp.ATTACH
 DETACH: Final = SlabOp.DETACH
 PAIR: Final = SlabOp.PAIR
 REGION: Final = SlabOp.REGION
+MAP: Final = SlabOp.MAP
 GONE: Final = SlabStatus.GONE
 BAD: Final = SlabStatus.BAD
 """For what is done with each page: Python 3.11 finds a member of an enumeration by a function of Python's."""
@@ -290,6 +304,18 @@ def region(data: bytes | bytearray) -> LentRegion | str:
     headers.expect("region", data, LENT_REGION_BYTES)
     *numbers, why = _REGION.unpack(data)
     return LentRegion(*numbers) if any(numbers) else (_read(why) or "it does not say why")
+
+
+def pack_lent_memory(name: str, why: str = "") -> bytes:
+    """The name by which a process of the same host maps a slab; empty: it cannot, and why."""
+    return _LENT_MEMORY.pack(name.encode(), _words(why))
+
+
+def lent_memory(data: bytes | bytearray) -> tuple[str, str]:
+    """The name, or why there is none. WireError when it has another length."""
+    headers.expect("lent memory", data, LENT_MEMORY_BYTES)
+    name, why = (_read(part) for part in _LENT_MEMORY.unpack(data))
+    return name, "" if name else why or "it does not say why"
 
 
 def _words(why: str) -> bytes:

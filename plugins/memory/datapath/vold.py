@@ -76,6 +76,8 @@ class VoldConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One of them has the parity of the others' pages; otherwise each has all pages."""
     rdma: bool = True
     """May pages be read and written one-sided, where there is a device?"""
+    maps: bool = False
+    """May slabs of this host be mapped?"""
 
 
 def control_name(volume: str) -> str:
@@ -257,6 +259,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
     if not config.rdma:
         env = replace(env, verbs=SWITCHED_OFF)
     volume = _volume(env, shape, config, tell)
+    volume.may_map(config.maps)
     exports = Exports(env, volume)
     lacks = env.probes.stay_in_memory(flushes=True)
     env.probes.keep_heap(0)

@@ -57,6 +57,8 @@ class PairableLink(Protocol):
 
     def end(self, why: str) -> None: ...
 
+    def gone(self, index: int, epoch: int) -> None: ...
+
 
 class PairTries:
     """Of one link that has no queue pair yet."""

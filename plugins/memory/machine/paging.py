@@ -164,13 +164,11 @@ class Paging:
 
     def _on_touched(self, event: ChunkTouched, actions: list[PagingAction]) -> None:
         chunk, state = event.chunk, self._state[event.chunk]
-        if state == Chunk.CLEAN and event.write:
+        if state == Chunk.DIRTY or (state == Chunk.CLEAN and event.write):
             self._state[chunk] = Chunk.DIRTY
             if chunk in self._order:
                 del self._order[chunk]
                 self._order[chunk] = None
-            actions.append(Unprotect(chunk))
-        elif state == Chunk.DIRTY:
             actions.append(Unprotect(chunk))
         elif state in (Chunk.SAVING, Chunk.LEAVING) and event.write:
             self._waiting[chunk] = True

@@ -63,6 +63,9 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rdma: Literal["auto", "off"] = "auto"
     """`auto`: pages are read and written one-sided over RDMA where both hosts have a device and pyverbs
     (`apt install python3-pyverbs`), over TCP elsewhere. A slab that is lent this way takes RAM as a whole."""
+    same_host: Literal["map", "socket"] = "map"
+    """How pages go between a volume and a lender on the same host, where one host has several agents: its memory is
+    mapped, and a slab takes RAM as a whole, or a socket as between hosts."""
     grace: str = "10 s"
     """How long a borrower may take to move a slab that its lender wants back."""
     lease: str = "60 s"

@@ -221,7 +221,7 @@ class MemoryService(PluginService):
         settings = self.host.settings(MemorySettings)
         swap = swap_told(self.borrowing.volumes.values(), self.env.probes.swap_lacks(settings.swap_helper))
         if settings.rdma == "off":
-            return {"pages": "over TCP; RDMA is switched off ([memory] rdma)", "swap": swap}
+            return {"pages": one_sided.told_without_rdma(self._counts()), "swap": swap}
         found = self.env.verbs.look(settings.slab_bytes)
         return {"pages": one_sided.told(found, self._counts(), self.lending.rdma), "swap": swap}
 

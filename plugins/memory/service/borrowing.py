@@ -203,6 +203,7 @@ class Borrowing:
             members=known.members,
             parity=known.parity,
             rdma=settings.rdma == "auto",
+            maps=settings.same_host == "map",
         )
 
         async def remember(process: ProcessId) -> None:

@@ -8,6 +8,20 @@ from plugins.memory.datapath.control import PageCounts, RdmaLent
 
 def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:
     """For `agentctl status`. What byte processes met says more than what is there to be seen."""
+    return "; ".join([_between_hosts(found, volumes, lent), *_mapped(volumes)])
+
+
+def told_without_rdma(volumes: Sequence[PageCounts]) -> str:
+    return "; ".join(["over TCP; RDMA is switched off ([memory] rdma)", *_mapped(volumes)])
+
+
+def _mapped(volumes: Sequence[PageCounts]) -> list[str]:
+    slabs = sum(each.mapped_slabs for each in volumes)
+    said = [f"{slabs} slabs of this host are mapped"] if slabs else []
+    return said + [f"not mapped: {why}" for why in sorted({each.map_why for each in volumes if each.map_why})[:2]]
+
+
+def _between_hosts(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:
     if found.why:
         return f"over TCP; no RDMA: {found.why}"
     slabs, failed = sum(each.rdma_slabs for each in volumes), sum(each.rdma_failed for each in volumes)
@@ -22,6 +36,7 @@ def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> st
 
 def metrics(volumes: Sequence[PageCounts]) -> Mapping[str, float]:
     return {
+        "covey_volume_mapped_slabs": sum(each.mapped_slabs for each in volumes),
         "covey_volume_one_sided_slabs": sum(each.rdma_slabs for each in volumes),
         "covey_volume_queue_pairs_failed_total": sum(each.rdma_failed for each in volumes),
     }

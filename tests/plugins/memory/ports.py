@@ -40,6 +40,8 @@ RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"
 """Pages go one-sided over the device of this machine: in the emulated guest (`make rdma`)."""
 SLOW = 10 if RDMA else 1
 """Every instruction of that guest is translated."""
+MAPPED = os.environ.get("COVEY_TEST_MAPPED") == "1"
+"""Slabs are mapped, as those of a lender on the same host are."""
 THIS_MACHINES: Verbs = PyVerbs() if RDMA else NO_VERBS_HERE
 PAGE = 4096
 SHAPE = Shape("data", 32 * PAGE, PAGE, 16 * PAGE)
@@ -182,10 +184,11 @@ class SentHere:
         slab.write = written  # type: ignore[method-assign]
 
 
-def borrowers_links(env: Env, deadline_s: float = 2.0, always: bool = RDMA) -> LenderLinks:
+def borrowers_links(env: Env, deadline_s: float = 2.0, always: bool = RDMA or MAPPED) -> LenderLinks:
     """Of a volume whose slabs have 16 pages, without the volume. `always`: all goes one-sided."""
     disk = SentHere()
     links = LenderLinks(env, "data", 16, PAGE, deadline_s, disk)
+    links.may_map = MAPPED
     if always:
         one_sided_first(links, disk.watch)
     return links
@@ -214,6 +217,12 @@ def replaces_a_method() -> None:
     """Of a compiled object, whose own calls would go on as before (`make compiled`)."""
     if os.environ.get("COVEY_COMPILED"):
         pytest.skip("it replaces a method")
+
+
+def asks_the_lender() -> None:
+    """A mapped slab needs no answer of its lender's process."""
+    if MAPPED:
+        pytest.skip("it is about a lender that does not answer")
 
 
 class Bench:
@@ -248,6 +257,7 @@ class Bench:
         self.address = ""
         self.sealed = SEALED
         self.told: list[Told] = []
+        self.mapped = MAPPED
         self.one_sided = False
         """Volumes wait until a slab goes one-sided, or says why not."""
         self._listener: Any = None
@@ -300,7 +310,8 @@ class Bench:
         env = Env(**{**self.env.__dict__, "spawn": tasks.spawn})
         volume = Volume(env, SHAPE, "memory/volumes/data", queue_pages, deadline_s, self.told.append, self.sealed)
         self._volumes.append((volume, tasks))
-        if RDMA or self.one_sided:
+        volume.may_map(self.mapped)
+        if RDMA or self.mapped or self.one_sided:
             one_sided_first(volume._links)
         await volume.open()
         return volume

@@ -17,7 +17,7 @@ from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdAnswer,
 from plugins.memory.datapath.slabwire import SlabRequest
 from plugins.memory.datapath.volume import SubmittedWrite
 from tests.plugins.memory.nbd import SIZE, connected, exported
-from tests.plugins.memory.ports import PAGE, SHAPE, page, soon
+from tests.plugins.memory.ports import PAGE, SHAPE, asks_the_lender, page, soon
 
 # ---- what is asked and answered --------------------------------------------------------------------------------------
 
@@ -94,6 +94,7 @@ async def test_what_flush_or_fua_promised_is_on_disk_and_synced(how: str) -> Non
 
 
 async def test_a_write_whose_lender_dies_is_answered_when_the_disk_has_it() -> None:
+    asks_the_lender()
     async with exported() as (bench, volume, _):
         client = await connected(bench)
         assert await client.write(0, page(1)) == 0

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plugins.memory.machine.paging import HERE, Chunk, Paging
@@ -173,6 +173,8 @@ class Played:
         for _ in range(1000):
             if chunk in self.memory and (not write or chunk in self.writable):
                 return hit
+            if chunk not in self.machine.waiting:  # protected again before the thread ran, which faults once more
+                self.tell(ChunkTouched(chunk, write))
             self.pass_time()
         raise AssertionError(f"chunk {chunk} never came; it is {self.machine.state(chunk)!r}")
 
@@ -260,6 +262,22 @@ STEP = st.one_of(
 )
 
 
+def test_a_chunk_that_is_written_again_after_a_save_that_failed_is_not_the_first_to_go() -> None:
+    played = Played(40, 16, 4, 2)
+    for chunk in (0, *range(29, 39)):
+        played.touch(chunk, write=True)
+    played.settle()
+    played.fails = True
+    played.tell(AskedFor(1, "save", 0, 0))
+    played.settle()
+    played.fails = False
+    played.tell(AskedFor(2, "pin", 1, 5))
+    played.touch(0, write=True)
+    played.settle()
+    assert played.machine.state(0) is Chunk.DIRTY
+
+
+@example([("write", 0), ("run", 29), ("fail", 0), ("pin", 1), ("write", 0)], 2, 4)
 @given(steps=st.lists(STEP, max_size=60), delay=st.integers(1, 6), staging=st.integers(4, 8))
 def test_nothing_written_is_lost_whatever_is_asked_for(
     steps: Sequence[tuple[str, int]], delay: int, staging: int

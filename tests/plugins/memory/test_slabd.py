@@ -17,7 +17,7 @@ from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.slabwire import SlabHello, SlabOp, SlabRequest, SlabStatus
-from tests.plugins.memory.ports import PAGE, RDMA, SECRET, Bench, a_bench, borrowers_links, page, soon
+from tests.plugins.memory.ports import PAGE, RDMA, SECRET, Bench, a_bench, asks_the_lender, borrowers_links, page, soon
 
 SIZE = 16 * PAGE
 
@@ -386,6 +386,7 @@ async def test_a_slab_that_is_let_go_is_not_served_over_that_connection_any_more
 
 async def test_a_slab_given_up_with_requests_under_way_takes_its_link_along() -> None:
     """Bytes of theirs may be half way in either direction, and whoever asked uses his buffer for something else now."""
+    asks_the_lender()
     async with a_bench() as bench:
         links = a_volumes_links(bench)
         one, other = [await links.open(bench.register(index)) for index in (0, 1)]

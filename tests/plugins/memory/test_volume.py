@@ -15,7 +15,20 @@ from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import VolumeRecord
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
-from tests.plugins.memory.ports import PAGE, SHAPE, SLOW, Bench, a_bench, a_volume, page, placed, read, soon, write
+from tests.plugins.memory.ports import (
+    PAGE,
+    SHAPE,
+    SLOW,
+    Bench,
+    a_bench,
+    a_volume,
+    asks_the_lender,
+    page,
+    placed,
+    read,
+    soon,
+    write,
+)
 
 
 async def copied(bench: Bench, epoch: int = 1) -> None:
@@ -198,7 +211,7 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
         await volume.close_place(0, 1)
         assert await read(volume, 0, 16) == list(range(1, 17))
         assert volume.counts(1).disk_read_bytes == before, "copied from the old place, read from the new one"
-        assert [place.epoch for place in volume.places.all()] == [2]
+        await soon(lambda: [place.epoch for place in volume.places.all()] == [2])
         await other.close()
 
 
@@ -704,6 +717,7 @@ async def test_a_copy_in_the_background_makes_way_while_requests_come(monkeypatc
 
 
 async def test_a_silent_lender_is_left_at_the_deadline_and_the_disk_acknowledges() -> None:
+    asks_the_lender()
     async with a_bench() as bench:
         volume = await bench.volume(deadline_s=0.2 * SLOW)
         await placed(volume, bench.register(0))

@@ -1,0 +1,65 @@
+"""One slab of a lender on this host, whose memory this process maps: pages are copied to and from where they lie.
+
+The rules are those of the lender's own process (`slab_memory`). A page that is being written has no version until its
+last byte is there. What is read is looked at afterwards: its versions say what it is, and one word in front of them
+whether the slab counts at all. Its lender takes that word away before anything else when it takes the slab back, and
+the memory with it, so whoever did not hear of that yet finds neither.
+"""
+
+from array import array
+from collections.abc import Callable
+
+from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
+from plugins.memory.datapath.slab_memory import SlabPages
+from plugins.memory.datapath.slabwire import Versions
+
+
+class MappedSlab:
+    """`one_sided.PagesThere`. `gone` is called when the slab does not count any more, before that is answered."""
+
+    def __init__(self, kept: SlabPages, gone: Callable[[], None]) -> None:
+        self._kept, self._gone = kept, gone
+        self._page_bytes = kept.record.page_bytes
+        self._memory: memoryview = kept.pages
+        self._versions: memoryview = kept.versions
+        self._closed = False
+
+    def write(self, first: int, versions: Versions, pages: memoryview, answered: Answered) -> None:
+        if self._closed:
+            answered(False, NO_VERSIONS)
+            return
+        size, count = self._page_bytes, len(versions)
+        if count == 1:
+            self._versions[first] = 0  # until it is whole
+            self._memory[first * size : first * size + size] = pages
+            self._versions[first] = versions[0]
+        else:
+            self._versions[first : first + count] = array("Q", bytes(8 * count))
+            self._memory[first * size : (first + count) * size] = pages
+            self._versions[first : first + count] = versions
+        answered(self._counts(), NO_VERSIONS)
+
+    def read(self, first: int, into: memoryview, answered: Answered) -> None:
+        if self._closed:
+            answered(False, NO_VERSIONS)
+            return
+        size = self._page_bytes
+        count = len(into) // size
+        into[:] = self._memory[first * size : (first + count) * size]
+        versions = array("Q", self._versions[first : first + count].tobytes())
+        if self._counts():
+            answered(True, versions)
+        else:
+            answered(False, NO_VERSIONS)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._kept.let_go()
+
+    def _counts(self) -> bool:
+        if self._kept.live:
+            return True
+        self._gone()
+        return False
