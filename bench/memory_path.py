@@ -5,6 +5,11 @@
     the same, `sealed`: pages are encrypted and authenticated in the volume's process too, not compiled
     fio -> unix socket -> nbdkit nbd plugin -> TCP -> nbdkit memory       no disk behind it
 
+With `--local` the lender is of the same host, and nothing lies between a client and what has the pages:
+
+    fio -> unix socket -> volume's process, which maps the slabs          pages spill to disk
+    fio -> unix socket -> nbdkit memory                                   no disk behind it
+
     python bench/memory_path.py                        # every case, three rounds of two seconds
     python bench/memory_path.py --only randread --rounds 5 --seconds 3 --json PATH
 
@@ -90,17 +95,29 @@ async def serve_slabs(directory: str, sealed: bool) -> None:
     await asyncio.Event().wait()
 
 
-async def serve_volume(directory: str, sealed: bool) -> None:
+async def serve_volume(directory: str, sealed: bool, local: bool) -> None:
     env = an_env(directory)
     keep_heap(0)  # as `vold` does
     collect_seldom(True)
     volume = Volume(env, Shape("data", SIZE, PAGE, SLAB), "memory/volumes/data", 4096, 5.0, lambda told: None, sealed)
+    volume.may_map(local)
     await volume.open()
     address = Path(directory, "address").read_text()  # noqa: ASYNC240
     for index in range(SIZE // SLAB):
         await volume.open_place(OpenPlace(index, 1, "h2", address, SECRET))
+    if local:
+        await all_mapped(volume)
     await Exports(env, volume).open(f"{directory}/covey.sock")
     await asyncio.Event().wait()
+
+
+async def all_mapped(volume: Volume) -> None:
+    for _ in range(200):
+        counts = volume.counts(1)
+        if counts.mapped_slabs == SIZE // SLAB:
+            return
+        await asyncio.sleep(0.05)
+    raise SystemExit(f"{counts.mapped_slabs} of {SIZE // SLAB} slabs are mapped after 10 s: {counts.map_why}")
 
 
 class Side(NamedTuple):
@@ -127,14 +144,14 @@ def wait_for(path: str) -> None:
     raise SystemExit(f"{path} did not appear within 10 s")
 
 
-def ours(stack: ExitStack, directory: str, name: str) -> Side:
+def ours(stack: ExitStack, directory: str, name: str, local: bool) -> Side:
     directory = f"{directory}/{name}"
     os.mkdir(directory)
-    seals = [f"--{name}"] if name in ("sealed", "compiled") else []
-    slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory, *seals))
+    how = [*([f"--{name}"] if name in ("sealed", "compiled") else []), *(["--local"] if local else [])]
+    slabd = stack.enter_context(started(sys.executable, __file__, "--serve", "slabs", directory, *how))
     wait_for(f"{directory}/address")
     time.sleep(0.2)
-    vold = stack.enter_context(started(sys.executable, __file__, "--serve", "volume", directory, *seals))
+    vold = stack.enter_context(started(sys.executable, __file__, "--serve", "volume", directory, *how))
     wait_for(f"{directory}/covey.sock")
     children = Path(f"/proc/{vold.pid}/task/{vold.pid}/children").read_text().split()
     return Side(name, f"nbd+unix:///?socket={directory}/covey.sock", (vold.pid, slabd.pid, *map(int, children)))
@@ -150,6 +167,13 @@ def theirs(stack: ExitStack, directory: str) -> Side:
     relay = stack.enter_context(started("nbdkit", "-f", "-U", path, "nbd", f"uri=nbd://127.0.0.1:{port}"))
     wait_for(path)
     return Side("nbdkit", f"nbd+unix:///?socket={path}", (relay.pid, memory.pid))
+
+
+def their_memory(stack: ExitStack, directory: str) -> Side:
+    path = f"{directory}/nbdkit.sock"
+    memory = stack.enter_context(started("nbdkit", "-f", "-U", path, "memory", str(SIZE)))
+    wait_for(path)
+    return Side("nbdkit", f"nbd+unix:///?socket={path}", (memory.pid,))
 
 
 # ---- what asks -------------------------------------------------------------------------------------------------------
@@ -196,6 +220,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases that begin so")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--local", action="store_true", help="a lender on the same host, beside nbdkit memory alone")
     parser.add_argument("--json", default="", help="write medians there")
     parser.add_argument("--serve", nargs=2, metavar=("WHAT", "DIRECTORY"), help=argparse.SUPPRESS)
     parser.add_argument("--sealed", action="store_true", help=argparse.SUPPRESS)
@@ -206,13 +231,17 @@ def main() -> None:
 
         what, directory = chosen.serve
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run((serve_slabs if what == "slabs" else serve_volume)(directory, chosen.sealed))
+            if what == "slabs":
+                runner.run(serve_slabs(directory, chosen.sealed))
+            else:
+                runner.run(serve_volume(directory, chosen.sealed, chosen.local))
     missing = [tool for tool in ("fio", "nbdkit") if shutil.which(tool) is None]
     if missing:
         sys.exit(f"{' and '.join(missing)} not installed\nwhy: both sides are measured by fio\nnext: {INSTALL}")
     with tempfile.TemporaryDirectory(prefix="cv") as directory, ExitStack() as stack:
         names = ["compiled"] * bool(found(folder())) + ["covey", "sealed"]
-        sides = (*(ours(stack, directory, name) for name in names), theirs(stack, directory))
+        other = their_memory if chosen.local else theirs
+        sides = (*(ours(stack, directory, name, chosen.local) for name in names), other(stack, directory))
         for side in sides:
             subprocess.run(
                 ["fio", "--name=fill", "--ioengine=nbd", f"--uri={side.uri}", "--rw=write", "--bs=1m", "--iodepth=4",

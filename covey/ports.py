@@ -104,9 +104,6 @@ class SharedPage(Handed, Protocol):
     def seal(self) -> None:
         """Its writer has mapped it: nobody else can write it from now on. OSError when the kernel cannot."""
 
-    def close(self) -> None:
-        """Unmapped here. Idempotent."""
-
 
 class HeldMemory(Protocol):
     """A `SharedRing` of another process, which is there for as long as this is held."""
@@ -115,14 +112,12 @@ class HeldMemory(Protocol):
     """By which others open it from here."""
 
     def close(self) -> None:
-        """Given back here. Idempotent."""
+        """Given back here. Idempotent. No view of it may be used any more."""
 
 
-class SharedRing(Protocol):
+class SharedRing(HeldMemory, Protocol):
     """Memory that two processes of a host share."""
 
-    name: str
-    """By which another process opens it from here."""
     locked: bool
     """It cannot be swapped out."""
     view: memoryview
@@ -130,9 +125,6 @@ class SharedRing(Protocol):
 
     def empty(self) -> None:
         """Its memory goes back to the kernel, whoever else maps it: zeros, for all. OSError when the kernel refuses."""
-
-    def close(self) -> None:
-        """Given back here. Idempotent. No view of it may be used any more."""
 
 
 class Pages(Protocol):

@@ -49,7 +49,7 @@ def test_kills_of_either_process_and_slabs_taken_back_lose_nothing() -> None:
     assert said.startswith("well"), said
 
 
-def test_the_memory_of_a_slab_that_is_taken_back_is_free_while_its_borrower_stands_still() -> None:
+def test_the_memory_of_a_slab_taken_back_is_free_while_its_borrower_sleeps() -> None:
     with OneSidedVolume(maps=True) as volume:
         volume.one_sided()
         text = f"b'x' * {SLAB}"

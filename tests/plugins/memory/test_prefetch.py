@@ -262,7 +262,7 @@ STEP = st.one_of(
 )
 
 
-def test_a_chunk_that_is_written_again_after_a_save_that_failed_is_not_the_first_to_go() -> None:
+def test_a_chunk_written_again_after_a_failed_save_is_not_the_first_to_go() -> None:
     played = Played(40, 16, 4, 2)
     for chunk in (0, *range(29, 39)):
         played.touch(chunk, write=True)

@@ -179,7 +179,7 @@ def test_a_request_to_a_slab_that_is_accepted_lies_inside_it(code: int, page: in
         found = to_slab(bytes(data))
     except headers.WireError:
         return
-    whole = {SlabOp.ATTACH: 32, SlabOp.DETACH: 0, SlabOp.PAIR: slabwire.PAIRED_BYTES, SlabOp.REGION: 0}
+    whole = {SlabOp.ATTACH: 32, SlabOp.DETACH: 0, SlabOp.PAIR: slabwire.PAIRED_BYTES, SlabOp.REGION: 0, SlabOp.MAP: 0}
     if found.op in whole:
         assert found.size == whole[found.op]
         return
