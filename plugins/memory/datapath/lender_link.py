@@ -107,7 +107,7 @@ class LenderLinks:
     @property
     def one_sided(self) -> int:
         """Slabs whose pages go one-sided now."""
-        return sum(slab.one_sided and not slab.is_mapped for slab in self._slabs_now())
+        return sum(slab.one_sided and slab.mapped is None for slab in self._slabs_now())
 
     @property
     def map_why(self) -> str:
@@ -117,7 +117,7 @@ class LenderLinks:
     @property
     def mapped(self) -> int:
         """Slabs of this host that are mapped now."""
-        return sum(slab.one_sided and slab.is_mapped for slab in self._slabs_now())
+        return sum(slab.one_sided and slab.mapped is not None for slab in self._slabs_now())
 
     def _slabs_now(self) -> list[RemoteSlab]:
         return [slab for link in self._links.values() for slab in link.slabs.values()]

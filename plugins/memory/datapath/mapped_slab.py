@@ -24,33 +24,42 @@ class MappedSlab:
         self._versions: memoryview = kept.versions
         self._closed = False
 
+    def write_one(self, page: int, version: int, content: memoryview) -> bool:
+        """Whether it is there."""
+        if self._closed:
+            return False
+        at = page * self._page_bytes
+        self._versions[page] = 0  # until it is whole
+        self._memory[at : at + self._page_bytes] = content
+        self._versions[page] = version
+        return self._counts()
+
     def write(self, first: int, versions: Versions, pages: memoryview, answered: Answered) -> None:
         if self._closed:
             answered(False, NO_VERSIONS)
             return
         size, count = self._page_bytes, len(versions)
         if count == 1:
-            self._versions[first] = 0  # until it is whole
-            self._memory[first * size : first * size + size] = pages
-            self._versions[first] = versions[0]
-        else:
-            self._versions[first : first + count] = array("Q", bytes(8 * count))
-            self._memory[first * size : (first + count) * size] = pages
-            self._versions[first : first + count] = versions
+            answered(self.write_one(first, versions[0], pages), NO_VERSIONS)
+            return
+        self._versions[first : first + count] = array("Q", bytes(8 * count))
+        self._memory[first * size : (first + count) * size] = pages
+        self._versions[first : first + count] = versions
         answered(self._counts(), NO_VERSIONS)
 
     def read(self, first: int, into: memoryview, answered: Answered) -> None:
+        versions = self.read_now(first, into)
+        answered(versions is not None, NO_VERSIONS if versions is None else versions)
+
+    def read_now(self, first: int, into: memoryview) -> Versions | None:
+        """Of what is in `into` now; None: the slab does not count any more."""
         if self._closed:
-            answered(False, NO_VERSIONS)
-            return
+            return None
         size = self._page_bytes
         count = len(into) // size
         into[:] = self._memory[first * size : (first + count) * size]
         versions = array("Q", self._versions[first : first + count].tobytes())
-        if self._counts():
-            answered(True, versions)
-        else:
-            answered(False, NO_VERSIONS)
+        return versions if self._counts() else None
 
     def close(self) -> None:
         """Idempotent."""

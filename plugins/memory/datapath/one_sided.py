@@ -125,6 +125,17 @@ class OneSided:
         """1 in `held` for each page whose newest content the lender has by now: that may be nowhere else."""
         self._records[np.frombuffer(bytes(held), np.uint8) == 1] = self._disk.marks()[0] & MASK
 
+    def is_free(self, first: int, count: int) -> bool:
+        """Nothing that came before about these pages is under way."""
+        return not self._behind and self._busy.find(1, first, first + count) < 0
+
+    def may_write(self, page: int) -> bool:
+        """At once, where writing takes no time. Its record is the one that was put last then."""
+        if not self.is_free(page, 1) or not self._is_durable(page, 1):
+            return False
+        self._records[page] = self._disk.marks()[0] & MASK
+        return True
+
     def ask(self, asked: SlabAsk) -> None:
         if self._blocked(asked):
             self._behind.append(asked)

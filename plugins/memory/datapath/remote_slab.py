@@ -14,9 +14,10 @@ from typing import Final, TypeVar
 
 from covey.driven import Part
 from plugins.memory.datapath import slabwire
-from plugins.memory.datapath.asked_in_order import Answered
+from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
 from plugins.memory.datapath.control import OpenPlace
 from plugins.memory.datapath.lender_lane import LenderLane
+from plugins.memory.datapath.mapped_slab import MappedSlab
 from plugins.memory.datapath.one_sided import OneSided, SlabAsk
 from plugins.memory.datapath.sealing import PageSeal
 from plugins.memory.datapath.slabwire import COPY, DISCARD, READ, VERSIONS, WRITE, SlabOp, Versions
@@ -171,8 +172,8 @@ class RemoteSlab:
         """No new requests; those under way may finish."""
         self.is_paired = False
         """It was attached over the connection of the queue pair too."""
-        self.is_mapped = False
-        """Of this host, and this process maps it."""
+        self.mapped: MappedSlab | None = None
+        """It is of this host, and this process maps it."""
         self._seal, self._first = seal, place.index * pages
         """The latter: number of the first page in the volume."""
         self._short, self._long = lanes
@@ -201,6 +202,9 @@ class RemoteSlab:
         if self._seal is not None:
             self._send_sealed(self._seal, WRITE, first, array("Q", (version,)) * count, pages, answered)
             return
+        if count == 1 and pages is not None and self._is_at_hand() and self._may_write(first):
+            answered(self._write_one(first, version, pages), NO_VERSIONS)
+            return
         if pages is None:
             self._ask(DISCARD, first, count, version, (), None, answered)
         else:
@@ -224,7 +228,9 @@ class RemoteSlab:
     def send_read(self, first: int, into: memoryview, answered: Answered) -> None:
         """Fill `into`. `answered` is called once, with whether it is full, and the versions of what is in it."""
         seal, count = self._seal, len(into) // self.page_bytes
-        if seal is None:
+        if seal is None and self._is_at_hand() and self._is_free(first, count):
+            self._read_now(first, into, answered)
+        elif seal is None:
             self._ask(READ, first, count, 0, (), into, answered)
         else:
             self._read_sealed(seal, first, into, OpenedRead(self, answered).opened)
@@ -341,6 +347,28 @@ class RemoteSlab:
         if self._over_lanes:
             self._over_lanes -= 1
             self._join()
+
+    # ---- mapped: what takes no time needs nobody who waits for it ----
+
+    def _is_at_hand(self) -> bool:
+        return self.mapped is not None and self._one_sided is not None and self.usable
+
+    def _is_free(self, first: int, count: int) -> bool:
+        assert self._one_sided is not None
+        return self._one_sided.is_free(first, count)
+
+    def _may_write(self, page: int) -> bool:
+        assert self._one_sided is not None
+        return self._one_sided.may_write(page)
+
+    def _write_one(self, page: int, version: int, content: memoryview) -> bool:
+        assert self.mapped is not None
+        return self.mapped.write_one(page, version, content)
+
+    def _read_now(self, first: int, into: memoryview, answered: Answered) -> None:
+        assert self.mapped is not None
+        versions = self.mapped.read_now(first, into)
+        answered(versions is not None, NO_VERSIONS if versions is None else versions)
 
     # ---- one-sided ----
 

@@ -59,7 +59,7 @@ class VolumeMaps:
             kept.let_go()
             return
         there = MappedSlab(kept, partial(link.gone, slab.place.index, slab.place.epoch))
-        slab.is_mapped = True
+        slab.mapped = there
         slab.go_one_sided(OneSided(there, slab.place.index * self._pages, self._pages, disk))
         self.why = ""
 
