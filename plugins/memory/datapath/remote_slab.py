@@ -432,7 +432,8 @@ class RemoteSlab:
         gate, self._gate = self._gate, []
         for asked in gate:
             asked.answered(False, array("Q"))
-        if self._one_sided is not None:
-            self._one_sided.end()
+        for one_sided in (self._one_sided, self._joining):
+            if one_sided is not None:
+                one_sided.end()
         if self.ended is not None:
             self.ended(self)

@@ -15,6 +15,7 @@ Only the processor's own order is needed: what a killed process stored before th
 is there, in order, and nothing after it.
 """
 
+import contextlib
 import struct
 import zlib
 from array import array
@@ -116,7 +117,8 @@ class SlabPages:
         """Nor does anybody here use it. `mapped`: another process may, and shall not keep the memory by that."""
         self.end()
         if mapped:
-            self.shared.empty()
+            with contextlib.suppress(OSError):  # it keeps the memory until it hears that the slab is gone
+                self.shared.empty()
         self.let_go()
 
     def reached_by_a_device(self) -> None:

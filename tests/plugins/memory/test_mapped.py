@@ -33,6 +33,7 @@ from tests.plugins.memory.ports import (
     SHAPE,
     Bench,
     a_bench,
+    borrowers_links,
     page,
     placed,
     read,
@@ -116,6 +117,21 @@ async def test_a_slab_taken_back_neither_has_nor_takes_pages_before_that_is_know
         await write(volume, 3, 8)
         assert await read(volume, 3, 1) == [8]
         assert not link.usable and volume.counts(1).mapped_slabs == 0
+
+
+async def test_a_mapping_that_never_came_to_be_used_is_given_up() -> None:
+    """Its link ends while what was asked before over the socket is still under way."""
+    async with a_bench() as bench:
+        links = borrowers_links(bench.env, always=False)
+        links.may_map = True
+        slab = await links.open(bench.register(0))
+        slab._over_lanes += 1  # something is under way
+        await soon(lambda: slab.mapped is not None)
+        assert slab.mapped is not None and not slab.one_sided
+        slab.fail("it ends")
+        found: list[bool] = []
+        slab.mapped.read(0, memoryview(bytearray(PAGE)), lambda did, versions: found.append(did))
+        assert found == [False], "it is closed"
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ENOENT, errno.ENOMEM])
