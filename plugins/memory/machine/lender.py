@@ -218,10 +218,11 @@ class Lender:
         return headroom.headroom_auto(memory, self._growth, react_s(self._grace_s))
 
     def _borrower_away(self, event: BorrowerAway, now_s: float) -> Actions:
-        """Leases last for the time away and one lease more: its agent renews nothing meanwhile."""
+        """Leases last for the time away and one lease more; once it is back, one lease at most."""
+        until_s = now_s + event.for_s + self._lease_s
         for lent in self.lent.values():
             if lent.borrower == event.borrower:
-                lent.expires_s = max(lent.expires_s, now_s + event.for_s + self._lease_s)
+                lent.expires_s = (max if event.for_s else min)(lent.expires_s, until_s)
         return []
 
     def _overdue(self, now_s: float) -> Actions:

@@ -65,6 +65,7 @@ class BorrowerAway(msgspec.Struct, frozen=True):
 
     borrower: HostId
     for_s: float
+    """0: it is back. What it gave up while this host could not be told is renewed by nobody, and ends with a lease."""
 
 
 class AnswersOver(msgspec.Struct, frozen=True):

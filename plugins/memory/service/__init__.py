@@ -15,7 +15,7 @@ from covey.errors import Refused
 from covey.units import parse_size
 from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
 from plugins.base import Command, Host, JobPeer, PluginService
-from plugins.facts import HostAway, HostGone, JobPlaced, JobUnplaced, SecondPassed
+from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, SecondPassed
 from plugins.memory.datapath.control import PageCounts
 from plugins.memory.machine.borrower_events import LenderLost
 from plugins.memory.machine.lender_events import BorrowerAway
@@ -77,6 +77,8 @@ class MemoryService(PluginService):
                     self.accounts.over(fact.job)
             case HostAway():
                 self.lending.dispatch(BorrowerAway(fact.host, fact.for_s))
+            case HostSeen():
+                self.lending.dispatch(BorrowerAway(fact.host, 0.0))
             case HostGone():
                 self.borrowing.dispatch(LenderLost(fact.host))
             case _:

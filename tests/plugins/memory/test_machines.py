@@ -561,6 +561,19 @@ def test_an_orphan_is_freed_when_its_lease_is_over_and_renewal_keeps_it() -> Non
     assert loan.machine.evictions == dict.fromkeys(loan.machine.evictions, 0) | {"orphan": 1}
 
 
+def test_leases_last_while_a_borrower_is_away_and_one_more_once_it_is_back() -> None:
+    loan = Loan()
+    loan.lend(0)
+    loan.lend(1, to=OTHERS[0])
+    loan.tell(le.BorrowerAway(ME, 60.0))
+    said = [noted(loan.second()) for _ in range(59)]
+    assert not any(said)
+    assert noted([*loan.second(), *loan.second()]) == ["orphan"], "of the other borrower, who is not away"
+    loan.tell(le.BorrowerAway(ME, 0.0))
+    assert not any(noted(loan.second()) for _ in range(58))
+    assert noted([*loan.second(), *loan.second()]) == ["orphan"]
+
+
 def test_who_is_still_short_asks_for_more_only_when_what_was_evicted_is_back() -> None:
     """One batch after another; the next measurement shows what the last one brought. Reference: §2.5.2."""
     loan = Loan(spare=6)
