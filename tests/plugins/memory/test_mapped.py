@@ -2,12 +2,16 @@
 each moment. `COVEY_TEST_MAPPED=1` runs all tests of a bench this way."""
 
 import errno
+import os
 import socket
+import subprocess
+import sys
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -42,12 +46,27 @@ from tests.plugins.memory.ports import (
     write,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 @asynccontextmanager
 async def a_mapped_bench(sealed: bool = False) -> AsyncIterator[tuple[Bench, Volume]]:
     async with a_bench() as bench:
         bench.mapped, bench.sealed = True, sealed
         yield bench, await bench.volume()
+
+
+def test_all_that_is_true_of_a_volume_is_true_where_its_slabs_are_mapped() -> None:
+    """The same tests, once more."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    run = subprocess.run(
+        (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/plugins/memory/test_volume.py"),
+        env=environment | {"COVEY_TEST_MAPPED": "1"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
 
 
 def lent(bench: Bench, index: int = 0) -> HostedSlab:
