@@ -24,7 +24,7 @@ from plugins.scheduler.machine.queue import Queue
 from plugins.scheduler.messages.commands import Granted
 
 LONG = ("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart")
-"""Stories that last longer than their share of the gate; the last one resembles what `tests/agent/test_away.py` plays."""
+"""Stories that last longer than their share of the gate; `tests/agent/test_away.py` has one like the last."""
 DIRECTED = [name for name in held_stories() if name not in ("swarm", *LONG)]
 CHEAP = {"default_slabs": 4}
 """Seeds, where the first one is dear."""
