@@ -89,7 +89,7 @@ def parameters(way: str, ranks: int = 2) -> str:
     return found
 
 
-@pytest.mark.parametrize("way", ["eager", "jit"])
+@pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.long), "jit"])
 def test_ranks_of_one_core_train_to_the_same_bits_as_one_process(way: str) -> None:
     """The average is asked for between jitted calls, in one, and beside a sum within a loop of XLA's."""
     assert parameters(way) == parameters("alone")

@@ -15,7 +15,7 @@ from sim.memory_cluster import Outcome, Rack, Strategy, by_lot, ours, published
 from sim.memory_reports import HEADROOM, Setting, batch_eviction
 from sim.memory_views import herd
 
-pytestmark = pytest.mark.xdist_group("paper_cluster")  # `runs` is made once
+pytestmark = [pytest.mark.xdist_group("paper_cluster"), pytest.mark.long]  # `runs` is made once; `make tables` has more
 SETTING = Setting(runs=1)
 SLAB = 256 * MIB
 """A quarter of as many as live agents have by default, in a quarter of the time; `make tables` has slabs of 64 MiB."""
