@@ -31,7 +31,7 @@ from plugins.memory.datapath.slab_keeper import KeeperConfig, run_keeper
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.datapath.slabd import SlabServer
-from plugins.memory.datapath.slabwire import Versions
+from plugins.memory.datapath.slabwire import SlabOp, Versions
 from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.settings import SEAL_BYTES
@@ -284,6 +284,19 @@ class Bench:
             end = cast(SlabSession, user)._verbs._pair
             if end is not None:
                 end.pair.close()  # nobody is told
+
+    def asked(self) -> list[SlabOp]:
+        """What the lender's process is asked from now on."""
+        found: list[SlabOp] = []
+        for user in [user for slab in self.store.slabs.values() for user in slab.users]:
+            session = cast(Any, user)
+
+            def do(asked: Any, slab: Any, do: Any = session._do) -> None:
+                found.append(asked.op)
+                do(asked, slab)
+
+            session._do = do
+        return found
 
     async def mute_lender(self) -> None:
         """Every connection breaks; whoever connects anew is accepted and hears nothing: a stopped process."""

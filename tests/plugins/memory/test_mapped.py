@@ -73,21 +73,6 @@ def lent(bench: Bench, index: int = 0) -> HostedSlab:
     return bench.store.slabs["h1", "data", index]
 
 
-def asked(bench: Bench) -> list[SlabOp]:
-    """What the lender's process is asked from now on."""
-    replaces_a_method()
-    found: list[SlabOp] = []
-    for user in [user for slab in bench.store.slabs.values() for user in slab.users]:
-        session = cast(Any, user)
-
-        def do(asked: Any, slab: Any, do: Any = session._do) -> None:
-            found.append(asked.op)
-            do(asked, slab)
-
-        session._do = do
-    return found
-
-
 async def filled(bench: Bench) -> None:
     """The slab has all that the volume had before it was mapped."""
     await soon(lambda: any(isinstance(told, SlabCopiedFrame) for told in bench.told))
@@ -98,7 +83,8 @@ async def test_pages_are_written_and_read_where_they_lie(sealed: bool) -> None:
     async with a_mapped_bench(sealed) as (bench, volume):
         await placed(volume, bench.register(0))
         await filled(bench)
-        found = asked(bench)
+        replaces_a_method()
+        found = bench.asked()
         await write(volume, 3, 7)
         await write(volume, 4, *range(1, 9))
         assert await read(volume, 3, 9) == [7, *range(1, 9)]

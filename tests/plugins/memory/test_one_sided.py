@@ -61,17 +61,7 @@ class OneSidedBench:
         self.bench, self.network, self.verbs, self.volume = bench, network, verbs, volume
 
     def asked(self) -> list[SlabOp]:
-        """What the lender's process is asked from now on."""
-        found: list[SlabOp] = []
-        for user in [user for slab in self.bench.store.slabs.values() for user in slab.users]:
-            session = cast(Any, user)
-
-            def do(asked: Any, slab: Any, do: Any = session._do) -> None:
-                found.append(asked.op)
-                do(asked, slab)
-
-            session._do = do
-        return found
+        return self.bench.asked()
 
     async def open(self, index: int = 0) -> None:
         """The slab is mapped, and all that it had is there."""
