@@ -136,7 +136,7 @@ async def serve(state: str, run_dir: str, size: int) -> None:
         deadline_s=1.0, uid=os.geteuid(),
     )  # fmt: skip
     front = Front(env, config, PagesHere(size), lambda told: None)  # type: ignore[arg-type]
-    await env.bytes.listen(f"unix:{front.path}", front.serve)
+    await env.bytes.listen(f"unix:{front.path}", front.serve, bulk=True)
     await asyncio.Event().wait()
 
 

@@ -192,16 +192,15 @@ class HeldPort(Protocol):
     def release(self) -> None: ...
 
 
+Accept = Callable[[ByteStream], Coroutine[Any, Any, None]]
 ANYBODY = -2
 """In the place of a user to whom a unix socket is handed: who connects is asked for a secret."""
 
 
 class Bytes(Protocol):
-    async def listen(
-        self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], uid: int = -1
-    ) -> Listener:
+    async def listen(self, bind: Address, accept: Accept, uid: int = -1, bulk: bool = False) -> Listener:
         """Run `accept(stream)` as a task per connection; the stream closes when it returns or raises. `uid`: to whom a
-        unix socket is handed; -1: our own user alone; `ANYBODY`: it is for bulk bytes of all users."""
+        unix socket is handed; -1: our own user alone. `bulk`: it carries bulk bytes (`covey.bulk`)."""
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:
         """ConnectionRefusedError when that machine says that nothing listens there, ConnectionError otherwise."""

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterable
 
+from covey.bulk import widen
 from covey.page_pipe import PagePipe
 from covey.splicing import LEAST_BYTES
 from covey.tensorwire import Frame, Payload, is_lasting
@@ -26,11 +27,6 @@ READ_BYTES = 16 << 10
 """As much is read at a time where less is wanted."""
 
 
-BULK_BYTES = 1 << 20
-"""What the kernel keeps on its way over a unix socket, if it allows so much: with its 208 KB both ends sleep and wake
-all the time."""
-
-
 def _near(path: str) -> socket.socket | None:
     """A connection to this unix socket. None: there is none, or not for this user."""
     if not path:
@@ -39,7 +35,7 @@ def _near(path: str) -> socket.socket | None:
     try:
         sock.settimeout(CONNECT_S)
         sock.connect(path)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_BYTES)
+        widen(sock)
     except OSError:
         sock.close()
         return None

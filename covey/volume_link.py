@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 
 from covey import headers
+from covey.bulk import widen
 from covey.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.volumewire import ARRAYS, NO_TOKEN, PAGES, REQUEST_PAGES_MAX, SPOKEN, pack_hello
 
@@ -372,6 +373,7 @@ def dial(path: str, timeout_s: float) -> socket.socket:
     try:
         stream.settimeout(timeout_s)
         stream.connect(path.removeprefix("unix:"))
+        widen(stream)
     except OSError:
         stream.close()
         raise

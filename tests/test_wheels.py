@@ -23,7 +23,9 @@ PROGRAMS = {
     "covey_agent": {"agentd", "agentctl", "covey-program", "covey-rack", "covey-swapd"},
     "covey_tools": {"covey-sim", "covey-vectors", "covey-chaos"},
 }
-SHARED = {"covey.service", "covey.sysusers.conf", "covey.tmpfiles.conf", "agent.toml", "examples/digits.py"}
+SHARED = {"agent.toml", "examples/digits.py"} | {
+    f"covey.{kind}" for kind in ("service", "sysctl.conf", "sysusers.conf", "tmpfiles.conf")
+}
 CARRIED = {".py", ".toml", ".html", ".css", ".js", ".typed"}
 Wheel = Callable[[str], zipfile.ZipFile]
 

@@ -4,15 +4,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from agent.ports.datagrams import ip_port_text
 from agent.ports.held_ends import BoundPort, OtherEnd
 from agent.ports.stream import SocketStream
 from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
-from covey.ports import ANYBODY, Address, ByteStream, Handed, HeldPort, Listener, Logger
+from covey.bulk import widen
+from covey.ports import Accept, Address, ByteStream, Handed, HeldPort, Listener, Logger
 
 CONNECTIONS_MAX = 2048
 """Accepted per listener; what comes beyond is closed at once."""
@@ -21,10 +20,8 @@ CONNECTIONS_MAX = 2048
 class SocketListener:
     """`covey.ports.Listener`: a task per connection."""
 
-    def __init__(self, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], log: Logger) -> None:
-        self._accept, self._log = accept, log
-        self.bulk = False
-        """Its unix sockets carry bulk bytes."""
+    def __init__(self, accept: Accept, log: Logger, widens: bool = False) -> None:
+        self._accept, self._log, self._widens = accept, log, widens
         self._server: asyncio.Server | None = None
         self._tasks: dict[asyncio.Task[None], SocketStream] = {}
         self._unix_path: str | None = None
@@ -38,7 +35,7 @@ class SocketListener:
         if len(self._tasks) >= CONNECTIONS_MAX or self._server is None:
             stream.close()
             return
-        if self.bulk:
+        if self._widens:
             stream.widen()
         task = asyncio.get_running_loop().create_task(self._serve(stream), name=f"accept {self.address}")
         self._tasks[task] = stream
@@ -87,13 +84,10 @@ class SocketBytes:
     def __init__(self, log: Logger) -> None:
         self._log = log
 
-    async def listen(
-        self, bind: Address, accept: Callable[[ByteStream], Coroutine[Any, Any, None]], uid: int = -1
-    ) -> Listener:
+    async def listen(self, bind: Address, accept: Accept, uid: int = -1, bulk: bool = False) -> Listener:
         """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
         listener is replaced; a lock on the directory serialises two processes that try at the same moment."""
-        listener = SocketListener(accept, self._log)
-        listener.bulk = uid == ANYBODY
+        listener = SocketListener(accept, self._log, bulk and bind.startswith("unix:"))
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
             bound = bind_unix(bind.removeprefix("unix:"), uid=uid)
@@ -141,6 +135,7 @@ class SocketBytes:
         ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             ours.setblocking(False)
+            widen(other)
             _, stream = await asyncio.get_running_loop().create_unix_connection(SocketStream, sock=ours)
         except OSError:
             ours.close()

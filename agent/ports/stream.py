@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from agent.ports.datagrams import ip_port_text
 from agent.ports.page_lender import PageLender
+from covey.bulk import widen
 from covey.driven import Driven
 from covey.ports import Address, Handed
 
@@ -41,9 +42,6 @@ process is paused for a few seconds must keep its connections."""
 FILLS_MAX: Final = 16
 """How often a driver is told in one turn that what it wanted is there. With many requests under way both ends would
 take turns otherwise: one handles all of them while the other waits."""
-BULK_BYTES = 1 << 20
-"""What the kernel keeps on its way of a unix socket for bulk bytes: with its 208 KB both ends sleep and wake all the
-time. It allows what net.core.wmem_max says."""
 
 _PEERCRED = struct.Struct("3i")
 
@@ -334,7 +332,7 @@ class SocketStream(asyncio.BufferedProtocol):
     def widen(self) -> None:
         """It carries bulk bytes over a unix socket."""
         assert self._transport is not None
-        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BULK_BYTES)
+        widen(self._transport.get_extra_info("socket"))
 
     def _drive_to_the_end(self) -> None:
         """What came before the end is handed over before it is told."""

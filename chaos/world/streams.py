@@ -414,7 +414,7 @@ class SimBytes:
         self._process = process
 
     async def listen(
-        self, bind: Address, accept: Callable[[Any], Coroutine[Any, Any, None]], uid: int = -1
+        self, bind: Address, accept: Callable[[Any], Coroutine[Any, Any, None]], uid: int = -1, bulk: bool = False
     ) -> SimListener:
         process, wires = self._process, self._process.world.wires
         address = bind

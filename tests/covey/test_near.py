@@ -17,7 +17,7 @@ from agent.ports.bytes import SocketBytes
 from covey import page_pipe
 from covey.early_copy import EarlyCopy
 from covey.page_pipe import PagePipe
-from covey.ports import ANYBODY, ByteStream
+from covey.ports import ByteStream
 from covey.splicing import PageStream
 from covey.tensor_link import TensorLink
 from covey.tensors import TensorClient
@@ -254,7 +254,7 @@ async def lent(path: Path) -> tuple[ByteStream, ByteStream]:
         await asyncio.sleep(3600)
 
     port = SocketBytes(Quiet())
-    await port.listen(f"unix:{path}", accept, ANYBODY)
+    await port.listen(f"unix:{path}", accept, bulk=True)
     far = await port.connect(f"unix:{path}")
     return await accepted.get(), far
 

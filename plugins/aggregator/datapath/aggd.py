@@ -113,7 +113,7 @@ class Aggd:
             return None
         path = f"{self.env.run_dir}/{self.config.near}"
         try:
-            found = await self.env.bytes.listen(f"unix:{path}", self.accept, ANYBODY)
+            found = await self.env.bytes.listen(f"unix:{path}", self.accept, ANYBODY, bulk=True)
         except OSError as error:
             self.env.log.warning("no unix socket for ranks of this host", path=path, why=str(error))
             return None

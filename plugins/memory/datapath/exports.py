@@ -29,7 +29,7 @@ class Exports:
                 return
             if len(self._open) >= EXPORTS_MAX:
                 raise ValueError(f"{self._volume.shape.name} is exported at {EXPORTS_MAX} sockets already")
-            self._open[path] = await self._env.bytes.listen(f"unix:{path}", self._serve)
+            self._open[path] = await self._env.bytes.listen(f"unix:{path}", self._serve, bulk=True)
             self._env.log.info("volume exported", path=path)
 
     async def close(self, path: str) -> None:

@@ -270,7 +270,7 @@ async def run_vold(env: Env, config: VoldConfig, watch: Callable[[AnyVolume], No
     try:
         await volume.open()
         door = Front(env, config, volume, tell)
-        front = await env.bytes.listen(f"unix:{door.path}", door.serve, config.uid)
+        front = await env.bytes.listen(f"unix:{door.path}", door.serve, config.uid, bulk=True)
         asked.opened.set()
         if watch is not None:
             watch(volume)

@@ -2,12 +2,15 @@
 chaos/conformance.py.)"""
 
 import asyncio
+import fcntl
 import itertools
 import os
 import random
 import socket
 import stat
+import sys
 import tempfile
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +33,7 @@ def short() -> Iterator[str]:
         yield directory
 
 
-async def pair(bind: str = "127.0.0.1:0") -> tuple[Listener, ByteStream, ByteStream]:
+async def pair(bind: str = "127.0.0.1:0", bulk: bool = False) -> tuple[Listener, ByteStream, ByteStream]:
     """A listener, and both ends of one connection to it."""
     met: asyncio.Future[ByteStream] = asyncio.get_running_loop().create_future()
 
@@ -38,7 +41,7 @@ async def pair(bind: str = "127.0.0.1:0") -> tuple[Listener, ByteStream, ByteStr
         met.set_result(stream)
         await asyncio.Event().wait()
 
-    listener = await PORT.listen(bind, accept)
+    listener = await PORT.listen(bind, accept, bulk=bulk)
     near = await PORT.connect(listener.address)
     return listener, near, await met
 
@@ -157,6 +160,33 @@ async def test_a_reader_that_does_not_read_holds_little() -> None:
     with pytest.raises(ConnectionError):
         await sending
     await listener.close()
+
+
+@both_loops
+async def test_a_unix_socket_for_bulk_bytes_takes_more_before_it_waits(short: str) -> None:
+    took = []
+    for name, bulk in (("plain", False), ("bulk", True)):
+        listener, near, far = await pair(f"unix:{short}/{name}.sock", bulk)
+        answering = asyncio.ensure_future(far.write(bytes(64 << 20)))
+        took.append(await until_full(near))
+        assert not answering.done()
+        near.close()
+        with pytest.raises(ConnectionError):
+            await answering
+        await listener.close()
+    assert took[1] > 1.5 * took[0], "as much as net.core.wmem_max allows, that is at least twice as much"
+
+
+async def until_full(reader: ByteStream) -> int:
+    """Bytes that wait for a reader who reads none, once they are no more."""
+    number, before = reader._transport.get_extra_info("socket").fileno(), -1  # type: ignore[attr-defined]
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    while True:
+        await asyncio.sleep(0.05)
+        there = int.from_bytes(fcntl.ioctl(number, termios.FIONREAD, bytes(4)), sys.byteorder)
+        if there == before:
+            return there
+        before = there
 
 
 @both_loops

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import socket
 import struct
 
 import pytest
@@ -266,6 +267,19 @@ async def test_connections_beyond_the_limit_are_closed_and_the_others_served() -
         for client in many:
             client.stream.close()
         await soon(lambda: exports.clients.connections == 0)
+
+
+async def test_its_socket_is_one_for_bulk_bytes() -> None:
+    """Long reads go at the pace of two processes that wake one another otherwise."""
+    async with exported() as (bench, _, exports):
+        client = await connected(bench)
+        (listener,) = exports._open.values()
+        (served,) = listener._tasks.values()  # type: ignore[attr-defined]
+        room = [
+            end._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            for end in (served, client.stream)
+        ]
+        assert room[0] > 1.5 * room[1]
 
 
 async def test_who_chooses_no_export_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
