@@ -2,12 +2,13 @@
 cache."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from covey.array_pieces import PIECE
+from covey.peer_memory import LentArray
 from covey.sum_order import Node, Order, last_addition
 from covey.tensor_arrays import Array
 from covey.tensor_types import Numbers, Wide
@@ -15,6 +16,7 @@ from covey.tensor_types import Numbers, Wide
 Tree = Any
 """Of additions: the place of a contribution, or what is on the left and on the right."""
 
+Contribution = Array | LentArray
 _of_thread = threading.local()
 
 
@@ -26,11 +28,11 @@ def tree_of(node: Node, order: Order, first: int = 0) -> Tree:
     return tree_of(last.left, order, first), tree_of(last.right, order, first)
 
 
-def add(tree: Tree, contributions: Sequence[Array], numbers: Numbers, here: slice, into: Wide) -> None:
-    """One piece of the sum; `into` is as long as it, and of the type in which numbers are added."""
-    sides = [numbers.widen(each[here]) for each in contributions]
+def add(tree: Tree, contributions: Sequence[Contribution], numbers: Numbers, here: slice, into: Wide) -> None:
+    """One piece of the sum; `into` is as long as it, and of the type in which numbers are added. Unreadable: a
+    contribution that lies elsewhere."""
     spare = [array[: here.stop - here.start] for array in _spare(tree, numbers.wide)]
-    _sum(tree, sides, spare, into)
+    _sum(tree, lambda at: numbers.widen(contributions[at][here]), spare, into)
 
 
 def _needed(tree: Tree) -> int:
@@ -49,14 +51,14 @@ def _spare(tree: Tree, wide: np.dtype[Any]) -> list[Array]:
     return arrays
 
 
-def _sum(tree: Tree, sides: Sequence[Array], spare: list[Array], out: Array | None) -> tuple[Array, bool]:
+def _sum(tree: Tree, side: Callable[[int], Array], spare: list[Array], out: Array | None) -> tuple[Array, bool]:
     """Into `out`, or a spare one; and whether it is a spare one, which the caller gives back."""
     if isinstance(tree, int):
         if out is None:
-            return sides[tree], False
-        np.copyto(out, sides[tree])
+            return side(tree), False
+        np.copyto(out, side(tree))
         return out, False
-    (left, left_spare), (right, right_spare) = _sum(tree[0], sides, spare, None), _sum(tree[1], sides, spare, None)
+    (left, left_spare), (right, right_spare) = _sum(tree[0], side, spare, None), _sum(tree[1], side, spare, None)
     if out is not None:
         into = out
     elif left_spare or right_spare:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from covey.additions import add, tree_of
+from covey.additions import Contribution, add, tree_of
 from covey.aggregator_rounds import AggregatorRounds
 from covey.array_pieces import pieces
 from covey.block_rounds import BlockRounds
@@ -56,6 +56,8 @@ class HostTensor(SharedTensor):
         memory, cut = range_.memory, far.cut(declared)
         self._far, self._members = far, memory.members
         self._nodes = nodes_of(memory.members, memory.world_size, declared.order)
+        if any(end - first == 1 for first, end in self._nodes):
+            self._lent = None  # what one rank pushes for itself lies in its slot until another owner may ask for it
         self._trees = {node: tree_of(node, declared.order, self._first) for node in self._nodes}
         key = key_of(declared.name)
         mine = [at for at in range(len(cut.blocks)) if speaker(key, at, far.tables, memory.ranks) == memory.at]
@@ -80,7 +82,8 @@ class HostTensor(SharedTensor):
         if self._added < self.round:
             self._here = 0
             with contextlib.suppress(Superseded):
-                self._push()
+                if not self._add_lent(self._push):
+                    return False
                 self._added = self.round
         while self._here < len(self._mine):
             spoken = self._mine[self._here]
@@ -95,7 +98,7 @@ class HostTensor(SharedTensor):
             self._say_added()
         return True
 
-    def _push(self) -> None:
+    def _push(self, slots: Sequence[Contribution]) -> None:
         """Add this host's part of each Block, and give it to its owner. Who was interrupted can begin again."""
         rate = self._rate()
         for spoken in self._mine:
@@ -105,13 +108,12 @@ class HostTensor(SharedTensor):
             if begun == (self.round if self.declared.kind == "grad" else self.round - 1):
                 continue
             for node, into in zip(self._nodes, spoken.sums, strict=True):
-                self._add_node(node, spoken.elements, into)
+                self._add_node(slots, node, spoken.elements, into)
             spoken.at.push(spoken.label, *spoken.sums, blocks=False, rate=rate)
 
-    def _add_node(self, node: Node, elements: slice, into: Array) -> None:
+    def _add_node(self, slots: Sequence[Contribution], node: Node, elements: slice, into: Array) -> None:
         if node[1] - node[0] == 1:
             return  # it is that rank's own contribution, as it lies
-        slots = [turns[0] for turns in self._slots]
         with np.errstate(all="ignore"):  # whatever a script asks of numpy
             for here in pieces(elements.start, elements.stop):
                 found = into[here.start - elements.start : here.stop - elements.start]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from covey.tensor_layout import refuse, usable
+from covey.tensor_layout import lends, refuse, usable
 
 if TYPE_CHECKING:
     from covey.tensors import TensorClient
@@ -18,6 +18,7 @@ class MemoryOffer:
 
     def __init__(self, rank: int, ranks: int, environ: Mapping[str, str]) -> None:
         self._rank, self._ranks, self._usable = rank, ranks, usable(environ)
+        self._lends = lends(environ)
         self._lock = threading.Lock()
         self._decided, self._held = not self._usable, False
         self._why = ""
@@ -91,7 +92,7 @@ class MemoryOffer:
         from covey.tensor_memory import TensorMemory
 
         try:
-            memory = TensorMemory(descriptor, self._rank, self._ranks)
+            memory = TensorMemory(descriptor, self._rank, self._ranks, self._lends)
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
                 refuse(descriptor)  # so that the others know it, also while the agent is away

@@ -1,8 +1,9 @@
 """Rounds of tensors among ranks that are all on one host: in memory that they share, without a server in the way.
 
 Each rank copies its contribution into a slot of its own, adds its part of all slots in the order of `covey.sum_order`,
-and copies the whole sum out once every rank has added its part. What it has done it says in two words that nobody else
-writes, and rings everybody's bell:
+and copies the whole sum out once every rank has added its part. Where ranks may read one another's memory nothing is
+copied in: who adds reads contributions where scripts have them (`covey.lent_rounds`). What a rank has done it says in
+two words that nobody else writes, and rings everybody's bell:
 
     rank 0   copy in, pushed = 7 |            | add part 0, added = 7 |             | copy out
     rank 1   copy in, pushed = 7 | all pushed | add part 1, added = 7 | all added   | copy out
@@ -24,8 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from covey.additions import add, tree_of
+from covey import lent_rounds
+from covey.additions import Contribution, add, tree_of
 from covey.array_pieces import not_finite, pieces
+from covey.lent_rounds import LentRounds, Overwritten
+from covey.peer_memory import Unreadable
 from covey.tensor_arrays import Array
 from covey.tensor_layout import whole_pages
 from covey.tensor_memory import MemoryFault, MemoryRefused, TensorMemory, TensorRange
@@ -83,12 +87,15 @@ class SharedTensor:
         """Of learning, in the round that a rank has pushed."""
         self._part = (rank * count // ranks, (rank + 1) * count // ranks)
         self._tree = tree_of(memory.members, declared.order, self._first)
+        lends = memory.lends and ranks > 1 and declared.size_bytes >= lent_rounds.LEAST_BYTES
+        self._lent = LentRounds(self._words, rank, self._first, self._numbers.stored) if lends else None
         self._lock = threading.Lock()
         self.round = 0
         """That this rank has pushed; the first one of a model tells of its initial value."""
         self._added = self._whole = self.taken = 0
         self.not_finite = 0
         """Numbers of sums that were not, as far as this rank has added them."""
+        self._told_not_finite = False
         self.given_up = False
         """It goes another way."""
         self.failure: Exception | None = None
@@ -121,12 +128,15 @@ class SharedTensor:
                 raise ValueError(f"tensor {self.declared.name!r} is still in round {self.round}")
             round = self.round + 1
             if not self._is_initial(round) or self._first + self._rank == 0:
-                np.copyto(self._slots[self._rank][self._turn(round)], data.reshape(-1))
+                if self._lent is None or not self._lent.lend(data.reshape(-1), round):
+                    np.copyto(self._slots[self._rank][self._turn(round)], data.reshape(-1))
                 if moments:
                     for into, moment in zip(self._first_moments, moments, strict=True):
                         np.copyto(into, moment.reshape(-1))
             self._rates[self._rank] = rate
             if round == 1:
+                if self._lent is not None:
+                    self._lent.introduce()
                 self._range.first(self._say_first)
             else:
                 self._words[self._rank, 0] = round
@@ -141,6 +151,8 @@ class SharedTensor:
         with self._lock:
             if self._whole == self.round:
                 return True
+            if self._lent is not None and self._lent.copy_if_asked(self._slots[self._rank][0]):
+                self._range.memory.ring()
             if not self._all(0):
                 return False
             if not self._small:
@@ -149,6 +161,8 @@ class SharedTensor:
                 if not self._all(1):
                     return False
             self._whole = self.round
+            if self._lent is not None:
+                self._lent.over()
             return True
 
     def advance_unless_busy(self) -> bool:
@@ -192,9 +206,23 @@ class SharedTensor:
         """Ranks that have not pushed this round."""
         return [self._first + at for at in range(self._ranks) if int(self._words[at, 0]) < self.round]
 
+    def remarks(self) -> Iterator[str]:
+        """For people, each once, after a result was taken."""
+        memory = self._range.memory
+        if self.not_finite and not self._told_not_finite:
+            self._told_not_finite = True
+            yield f"found NaN or infinity in the sum of tensor {self.declared.name!r} in round {self.rounds}"
+        if self._lent is not None and self._lent.why and not memory.told_copies:
+            memory.told_copies = True
+            yield f"copies large tensors where they could stay where they are: {self._lent.why}"
+
     def why(self) -> str:
         """No result is there, for people."""
-        return f"rank {', '.join(map(str, self.missing()))} has not pushed this round yet"
+        if missing := self.missing():
+            return f"rank {', '.join(map(str, missing))} has not pushed this round yet"
+        late = [self._first + at for at in range(self._ranks) if int(self._words[at, 1]) < self.round]
+        why = f"; {self._lent.why}" if self._lent is not None and self._lent.why else ""
+        return f"rank {', '.join(map(str, late))} has not added its part of this round yet{why}"
 
     def check(self) -> None:
         assert self.taken <= self._whole <= self.round <= self.taken + 1
@@ -241,8 +269,32 @@ class SharedTensor:
     def _own_part(self) -> bool:
         """Whether this rank has done its part of the round."""
         if self._added < self.round:
-            self._add_part()
+            if not self._add_lent(self._add_part):
+                return False
             self._say_added()
+        return True
+
+    def _add_lent(self, part: Callable[[Sequence[Contribution]], None]) -> bool:
+        """Do that with all contributions; False: one cannot be read, and its rank was told."""
+        slots: Sequence[Contribution] = [turns[0] for turns in self._slots]
+        lent, not_finite = self._lent, self.not_finite
+        if lent is None:
+            part(slots)
+            return True
+        lent.look()
+        try:
+            found = lent.contributions(slots, self.round)
+            if found is None:
+                return False
+            part(found)
+        except Overwritten as error:
+            self._range.say_fault(str(error))  # others wait for this rank's part
+            raise
+        except Unreadable as error:
+            self.not_finite = not_finite
+            lent.could_not(self.round, error)
+            self._range.memory.ring()
+            return False
         return True
 
     def _say_added(self) -> None:
@@ -250,22 +302,21 @@ class SharedTensor:
         self._words[self._rank, 1] = self.round
         self._range.memory.ring()
 
-    def _add_part(self) -> None:
+    def _add_part(self, slots: Sequence[Contribution]) -> None:
         start, end = self._part
-        slots = [turns[0] for turns in self._slots]
         result = self._results[self.round % len(self._results)]
         if self._is_initial(self.round):
             result[start:end] = slots[0][start:end]
         else:
             self._add(slots, result, start, end)
 
-    def _add(self, slots: Sequence[Array], into: Array, start: int, end: int) -> None:
+    def _add(self, slots: Sequence[Contribution], into: Array, start: int, end: int) -> None:
         rate = 0.0 if self.declared.update is None else self._rate()
         with np.errstate(all="ignore"):  # whatever a script asks of numpy; what is not finite is counted
             for here in pieces(start, end):
                 self._add_piece(slots, into, here, rate)
 
-    def _add_piece(self, slots: Sequence[Array], into: Array, here: slice, rate: float) -> None:
+    def _add_piece(self, slots: Sequence[Contribution], into: Array, here: slice, rate: float) -> None:
         numbers, update = self._numbers, self.declared.update
         found = np.empty(here.stop - here.start, numbers.wide) if numbers.rounds else into[here]
         add(self._tree, slots, numbers, here, found)

@@ -40,6 +40,11 @@ def usable(environ: Mapping[str, str]) -> bool:
     return platform.machine() == "x86_64" and environ.get("COVEY_SHARED_TENSORS") != "0"
 
 
+def lends(environ: Mapping[str, str]) -> bool:
+    """Whether other ranks may read what this one contributes where it lies: unless COVEY_SHARED_TENSORS is copy."""
+    return environ.get("COVEY_SHARED_TENSORS") != "copy"
+
+
 def row_bytes(ranks: int) -> int:
     """Of one rank's bells: whole cache lines."""
     return -(-4 * ranks // 64) * 64

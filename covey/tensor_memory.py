@@ -60,8 +60,10 @@ class MemoryFault(Exception):
 class TensorMemory:
     """One rank's view of the memory of `covey.tensor_layout`."""
 
-    def __init__(self, descriptor: int, rank: int, world_size: int) -> None:
-        """Takes the descriptor. ValueError, OSError when it cannot be used."""
+    def __init__(self, descriptor: int, rank: int, world_size: int, lends: bool = True) -> None:
+        """Takes the descriptor. `lends`: other ranks may read this one's memory (`covey.lent_rounds`). ValueError,
+        OSError when it cannot be used."""
+        self.lends, self.told_copies = lends, False
         self.members = tensor_layout.check(descriptor, rank, world_size)
         """Ranks that share it: from the first up to, and without, the second."""
         self.rank, self.world_size, self._descriptor = rank, world_size, descriptor

@@ -143,7 +143,6 @@ class TensorClient:
         """Whether the agent has yet to say if the ranks share memory."""
         self._shared: SharedRounds | None = None
         self._tell_shared = shared
-        self._told_not_finite: set[str] = set()
         """Tensors of which it was said, once, that a sum has NaN or infinity."""
         self._healing: Healing | None = None
         self._own: Callable[[], object] | None = None
@@ -473,9 +472,8 @@ class TensorClient:
                     if way.fault:
                         raise ValueError(way.fault)
                     found = way.take(out)
-                    if way.not_finite and name not in self._told_not_finite:
-                        self._told_not_finite.add(name)
-                        self.tell(f"found NaN or infinity in the sum of tensor {name!r} in round {way.rounds}")
+                    for text in way.remarks():
+                        self.tell(text)
                     return found
             return self._far.wait(name, patience, out)
         except ValueError as error:

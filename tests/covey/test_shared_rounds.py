@@ -377,9 +377,9 @@ def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyP
     shared = SharingRanks(1)
     shared.share()
     (client,) = shared.clients
-    client.model("w", np.zeros(200_000, np.float32))
+    client.model("w", np.zeros(400_000, np.float32))
     monkeypatch.setattr(SharedRounds, "_run", lambda self: None)
-    handle, spare, calls = client.push("w", np.ones(200_000, np.float32)), additions._spare, list[int]()
+    handle, spare, calls = client.push("w", np.ones(400_000, np.float32)), additions._spare, list[int]()
 
     def interrupted(tree: object, wide: np.dtype[np.float32]) -> list[Array]:
         calls.append(1)

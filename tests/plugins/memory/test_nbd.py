@@ -275,10 +275,8 @@ async def test_its_socket_is_one_for_bulk_bytes() -> None:
         client = await connected(bench)
         (listener,) = exports._open.values()
         (served,) = listener._tasks.values()  # type: ignore[attr-defined]
-        room = [
-            end._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-            for end in (served, client.stream)
-        ]
+        ends = (served._transport, client.stream._transport)  # type: ignore[attr-defined]
+        room = [end.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for end in ends]
         assert room[0] > 1.5 * room[1]
 
 
