@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
-        self.sometimes, self.kind = torch.nn.Linear(64, 64), kind
+        self.sometimes, self.kind = torch.nn.Linear(64, 40_000 if kind == "large" else 64), kind
     def forward(self, x):
         x = self.layers(x.to(self.layers[0].weight.dtype))
         return self.sometimes(x) if self.kind != "unused" else x
@@ -84,6 +84,10 @@ def together(kind):
         if kind == "slowly":
             time.sleep(0.05)
     told(model)
+    if kind == "large":
+        from covey import client, lent_rounds
+        ways = client.of_process().tensors._ways.values()
+        print("lends", sum(bool(way._words[rank, lent_rounds.LENDS]) for way in ways if way and way._lent), flush=True)
 if doors != "alone":
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 if doors == "covey":
@@ -152,6 +156,7 @@ class Script:
         """The checksums that all of them end with."""
         ended = [rank.communicate(timeout=100) for rank in self.ranks]
         assert [rank.returncode for rank in self.ranks] == [0] * len(ended), ended
+        self.said = [out for out, _ in ended]
         (found,) = {" ".join(re.findall("sha256 (.*)", out)) for out, _ in ended}
         return found
 
@@ -214,6 +219,7 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
     ("kind", "by"),
     [
         ("plain", "gradients averaged by Covey"),
+        ("large", "gradients averaged by Covey"),
         pytest.param("own-hook", "gradients averaged by DDP itself (register_comm_hook", marks=pytest.mark.long),
     ],
 )
@@ -227,11 +233,15 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
         path = os.pathsep.join((attach.SITE, root))
         return {**agent.environ(COVEY_RANK=str(rank)), "COVEY_AGGREGATE": "1", "PYTHONPATH": path}
 
-    attached = await asyncio.to_thread(Script(tmp_path, 2, kind, "gloo", env=env).parameters)
-    assert attached == await asyncio.to_thread(Script(tmp_path, 2, "plain", "alone").parameters)
+    script = Script(tmp_path, 2, kind, "gloo", env=env)
+    attached = await asyncio.to_thread(script.parameters)
+    alone = Script(tmp_path, 2, "plain" if kind == "own-hook" else kind, "alone")
+    assert attached == await asyncio.to_thread(alone.parameters)
+    if kind == "large":
+        assert all("lends 1\n" in said for said in script.said), "a tensor of 10 MB stays where it is"
     told = [fact.to for fact in agent.facts if isinstance(fact, JobAttached) and not fact.problem]
     assert any(by in to for to in told), told
-    assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind == "plain")
+    assert any(isinstance(fact, TensorsSeen) for fact in agent.facts) == (kind != "own-hook")
 
 
 def model_of(ranks: int) -> SimpleNamespace:
