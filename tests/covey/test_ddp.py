@@ -85,8 +85,9 @@ def together(kind):
             time.sleep(0.05)
     told(model)
     if kind == "large":
-        from covey import client, lent_rounds
-        ways = client.of_process().tensors._ways.values()
+        import covey.lent_rounds as lent_rounds
+        from covey.client import of_process
+        ways = of_process().tensors._ways.values()
         print("lends", sum(bool(way._words[rank, lent_rounds.LENDS]) for way in ways if way and way._lent), flush=True)
 if doors != "alone":
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
