@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from covey import lent_rounds, tensor_layout
+from covey import lent_rounds, peer_memory, tensor_layout
 from covey.array_pieces import PIECE
 from covey.huge_pages import HUGE_BYTES, make_huge
 from covey.lent_rounds import ADDRESS_WORDS, COULD_NOT, LENDS, PID, READS, TOKEN_AT, LentRounds
@@ -412,3 +413,16 @@ def test_huge_pages_leave_what_lies_there_and_are_not_forced(monkeypatch: pytest
     assert not make_huge(array)
     monkeypatch.setattr("covey.huge_pages.ENABLED", str(tmp_path / "none"))
     assert not make_huge(array)
+
+
+@pytest.mark.parametrize(("scope", "asks"), [("0", False), ("1", True), ("2", False), ("", False)])
+def test_ranks_let_others_read_where_only_parents_might(
+    scope: str, asks: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, asked = tmp_path / "ptrace_scope", list[int]()
+    if scope:
+        file.write_text(f"{scope}\n")
+    monkeypatch.setattr(peer_memory, "YAMA", str(file))
+    monkeypatch.setattr(peer_memory, "_libc", SimpleNamespace(prctl=lambda option, *rest: asked.append(option)))
+    peer_memory.let_ranks_read()
+    assert asked == [peer_memory.PR_SET_PTRACER] * asks
