@@ -219,8 +219,8 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "by"),
     [
-        ("plain", "gradients averaged by Covey"),
         ("large", "gradients averaged by Covey"),
+        pytest.param("plain", "gradients averaged by Covey", marks=pytest.mark.long),
         pytest.param("own-hook", "gradients averaged by DDP itself (register_comm_hook", marks=pytest.mark.long),
     ],
 )
