@@ -200,7 +200,7 @@ class Rack:
         borrowed: Counter[tuple[int, int]] = Counter()
         for n, one in enumerate(self.borrowers):
             one.check()
-            for host, slabs in one.volumes[VOLUME].lenders().items():
+            for host, slabs in one.volumes[VOLUME].by_host.chosen.items():
                 borrowed[n, self.number[host]] += slabs
         assert held == lent == borrowed, "slabs by place, by lender and by borrower are the same slabs"
         assert all(owner != lends for owner, lends in held), "no host lends to itself"

@@ -143,6 +143,7 @@ class Borrower:
         epochs: set[int] = set()
         for name, volume in self.volumes.items():
             assert len(volume.rates) == len(volume.slabs), f"{name} measures other slabs than it has"
+            volume.check()
             assert not members.together(volume), members.together(volume)[0]
             for index, slab in enumerate(volume.slabs):
                 assert (slab.volume, slab.index) == (name, index), f"{slab.subject} is out of place"
@@ -225,11 +226,10 @@ class Borrower:
         free = members.kept_apart(volume, slab, free, self._peers)
         if not free:
             return self._retry_later(slab, nobody, f"{why}; {none}", now_s)
-        holding = {host for other in volume.slabs for host in other.hosts()}
-        asked = placement.hosts_to_ask_by_view(free, holding, self._rng, self._choices, self._drawn)
+        asked = placement.hosts_to_ask_by_view(free, volume.by_host.near, self._rng, self._choices, self._drawn)
+        fresh = [host for host in asked if host not in volume.by_host.near]  # which knows of this search once it begins
         self._epoch += 1
         slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
-        fresh = [host for host in asked if host not in holding]
         chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(free) else ""
         reason = (
             f"{why}; asked {names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {names(fresh)}"
@@ -261,15 +261,15 @@ class Borrower:
     def _take(self, slab: BorrowedSlab, search: Querying, now_s: float) -> Actions:
         """The freest of those that answered; what each said goes into the event log."""
         volume, said = self.volumes[slab.volume], search.said
-        ours = volume.lenders()
-        chosen = placement.freest(search.asked, search.offers, ours)
+        chosen = placement.freest(search.asked, search.offers, volume.by_host.chosen)
         if chosen is None:
             return self._retry_later(slab, "nobody has room", said, now_s)
+        had = volume.by_host.chosen[chosen]
         slab.search_on(search.requesting(chosen))
         sizes, payer = (volume.slab_bytes, volume.page_bytes), (volume.tenant, volume.job)
         taken = Map(slab.volume, slab.index, search.epoch, *sizes, volume.members, *payer, replaces(slab))
         equal = sorted(search.offers.values())[-2:] == [search.offers[chosen]] * 2
-        best = f"no less room, and {counted(ours[chosen])} of {slab.volume}" if equal else "the most room"
+        best = f"no less room, and {counted(had)} of {slab.volume}" if equal else "the most room"
         note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")
         return [note, Send(chosen, taken, ANSWER_S), search_timer(slab, search.epoch, "map", 1.5 * ANSWER_S)]
 

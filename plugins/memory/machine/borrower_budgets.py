@@ -15,7 +15,7 @@ def places_of(volumes: Iterable[BorrowedVolume], account: BudgetAccount) -> Coun
     found: Counter[HostId] = Counter()
     for volume in volumes:
         if account.name == (volume.tenant if account.kind == "tenant" else volume.job):
-            for host, slabs in volume.lenders().items():
+            for host, slabs in volume.by_host.chosen.items():
                 found[host] += slabs * volume.counted_slab_bytes
     return found
 

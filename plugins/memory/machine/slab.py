@@ -22,7 +22,6 @@ lender has not said yet what it holds). A lender hears `Done` only when the proc
 until then its pages may be the only copy, should the process die.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -32,9 +31,11 @@ from covey.transitions import StateTable
 from plugins.memory.machine import lender_search
 from plugins.memory.machine.lender_search import LenderSearch, Opening
 from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.slabs_by_host import SlabsByHost, Whereabouts
 from plugins.memory.messages import SlabRef
 from plugins.memory.policy import budgets, mirroring
 
+NOWHERE = Whereabouts([], [])
 Onward = LenderSearch | SlabPlace | None
 """Beside a place that a slab leaves: a search for the next one, the next one while it is filled, or nothing."""
 
@@ -133,11 +134,14 @@ class BorrowedSlab:
     `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`).
     `had_place`: once."""
 
-    __slots__ = ("_phase", "doubted", "had_place", "index", "left", "members", "retries", "retry_at_s", "volume")
+    __slots__ = (
+        "_by_host", "_phase", "doubted", "had_place", "index", "left", "members", "retries", "retry_at_s", "volume",
+    )  # fmt: skip
 
     def __init__(self, volume: str, index: int, members: int = 1) -> None:
         self.volume, self.index, self.members = volume, index, members
         self._phase: Phase = TRANSITIONS.first(COLD)
+        self._by_host: SlabsByHost | None = None
         self.left: dict[int, HostId] = {}
         self.doubted = self.retries = 0
         self.had_place = False
@@ -235,14 +239,28 @@ class BorrowedSlab:
                 search = self.search
                 return [*(place.lender for place in self.places), *(() if search is None else search.asked)]
 
+    @property
+    def whereabouts(self) -> Whereabouts:
+        search = self.search
+        chosen = [] if search is None or search.chosen is None else [search.chosen]
+        return Whereabouts([*(place.lender for place in self.places), *chosen], self.hosts())
+
     def leaves(self, lender: HostId) -> bool:
         """Is it to go away from there?"""
         return isinstance(self._phase, AtLender) and self._phase.evicted and self._phase.place.lender == lender
 
     # ---- transitions ----
 
+    def counts_in(self, by_host: SlabsByHost) -> None:
+        """From now on."""
+        self._by_host = by_host
+        by_host.changed(NOWHERE, self.whereabouts)
+
     def _become(self, phase: Phase) -> None:
+        before = self.whereabouts if self._by_host is not None else NOWHERE
         self._phase = TRANSITIONS.next(self._phase, phase)
+        if self._by_host is not None:
+            self._by_host.changed(before, self.whereabouts)
 
     def seek(self, search: LenderSearch) -> None:
         """It has no place or leaves it, and begins to search for another one."""
@@ -332,24 +350,23 @@ class BorrowedVolume(msgspec.Struct):
     tenant: str = ""
     job: str = ""
 
+    by_host: SlabsByHost = msgspec.field(default_factory=SlabsByHost)
+
     def __post_init__(self) -> None:
         self.rates = self.rates or [0.0] * len(self.slabs)
+        for slab in self.slabs:
+            slab.counts_in(self.by_host)
 
     @property
     def counted_slab_bytes(self) -> int:
         """Of a slab, against budgets."""
         return budgets.plain_bytes(self.slab_bytes, self.page_bytes)
 
-    def lenders(self) -> Counter[HostId]:
-        """How many of its slabs each host holds or was chosen for."""
-        chosen: Counter[HostId] = Counter()
+    def check(self) -> None:
+        found = SlabsByHost()
         for slab in self.slabs:
-            for place in slab.places:
-                chosen[place.lender] += 1
-            search = slab.search
-            if search is not None and search.chosen is not None:
-                chosen[search.chosen] += 1
-        return chosen
+            found.changed(NOWHERE, slab.whereabouts)
+        assert (found.chosen, found.near) == (self.by_host.chosen, self.by_host.near), "slabs by host are counted wrong"
 
 
 def counted(slabs: int) -> str:

@@ -55,7 +55,25 @@ def test_a_volume_counts_its_slabs_at_each_lender_also_those_that_are_only_promi
     promised.search_on(querying(7, B, C, b=1).requesting(B))
     slabs = [held(place(A)), held(place(A), place(B, 2), index=1), promised, asking]
     volume = BorrowedVolume(64, 4, slabs, 20.0, None)
-    assert volume.lenders() == {A: 2, B: 2} and volume.rates == [0.0] * 4
+    assert volume.by_host.chosen == {A: 2, B: 2} and volume.rates == [0.0] * 4
+
+
+def test_a_volume_counts_as_its_slabs_change() -> None:
+    slabs = [BorrowedSlab("v", index) for index in range(2)]
+    volume = BorrowedVolume(64, 4, slabs, 20.0, None)
+    slab = searching(slabs[0], A, B)
+    assert (volume.by_host.chosen, volume.by_host.near) == ({}, {A: 1, B: 1})
+    slab.search_on(querying(7, A, B, a=1).requesting(A))
+    assert (volume.by_host.chosen, volume.by_host.near) == ({A: 1}, {A: 1, B: 1})
+    slab.search_ended()
+    assert (volume.by_host.chosen, volume.by_host.near) == ({}, {})
+    slab.found([place(A)])
+    slabs[1].found([place(A, 2), place(B, 3)])
+    assert (volume.by_host.chosen, volume.by_host.near) == ({A: 2, B: 1}, {A: 2, B: 1})
+    slabs[1].found([])
+    slab.found([])
+    assert (volume.by_host.chosen, volume.by_host.near) == ({}, {})
+    volume.check()
 
 
 def test_only_a_slab_that_was_evicted_from_a_lender_leaves_it() -> None:
