@@ -175,6 +175,7 @@ def test_two_ranks_train_to_the_same_bits_as_with_gloo(aggd: AggdThread, tmp_pat
     assert len(set(gloo.split())) == 3, "a view of a bucket is trained as plainly as a gradient of its own"
 
 
+@pytest.mark.long
 def test_four_ranks_train_to_the_same_bits_as_one_process(aggd: AggdThread, tmp_path: Path) -> None:
     """Also models of 16 and of 64 bits."""
     kinds = "plain,bfloat16,float64"

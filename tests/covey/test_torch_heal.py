@@ -238,6 +238,7 @@ def test_a_training_whose_ranks_are_killed_ends_with_the_same_bits(
     gang.check_samples()
 
 
+@pytest.mark.long
 def test_accumulated_gradients_and_skipped_steps_are_healed_too(gangs: Gangs) -> None:
     """Momentum, GradScaler, passes under no_sync."""
     gang = gangs(2, "steps", 48)
