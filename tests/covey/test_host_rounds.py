@@ -96,6 +96,12 @@ class Gang(PlayedRanks):
         self.owners += owners
         return owners
 
+    def replace_owners(self) -> None:
+        for owner in self.owners:
+            owner.finish()
+        self.owners.clear()
+        self.serve()
+
     def jobs(self) -> list[JobCounters]:
         return [job for owner in self.owners for job in owner.now().jobs]
 
@@ -176,10 +182,7 @@ def test_owners_that_are_replaced_in_the_middle_lose_no_round(tmp_path: Path) ->
         threads = job.start(check(TENSORS, 5, 40))
         for _ in range(3):
             time.sleep(0.1)
-            for owner in job.owners:
-                owner.finish()
-            job.owners.clear()
-            job.serve()
+            job.replace_owners()
         job.end(threads)
         assert sum(each.rounds for each in job.jobs()) > 0
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.raft.disk import Contradicted, DiskRefused
+from covey.bulk import BULK_BYTES
 from covey.checked import StateRefused
 
 UNIT = Path(__file__).parents[2] / "systemd" / "covey.service"
@@ -48,3 +49,9 @@ def test_what_no_restart_mends_is_not_restarted() -> None:
     statuses = {StateRefused.status, DiskRefused.status, Contradicted.status}
     assert set(map(int, settings["RestartPreventExitStatus"].split())) == statuses
     assert not statuses & {0, 1, 2}, "those come again: an address taken, a rack that is being written"
+
+
+def test_sockets_get_as_much_as_they_ask_for_by_the_settings_of_the_kernel() -> None:
+    lines = (UNIT.parent / "covey.sysctl.conf").read_text().splitlines()
+    ((name, value),) = [line.split(" = ") for line in lines if not line.startswith("#")]
+    assert (name, int(value) >= BULK_BYTES) == ("net.core.wmem_max", True)

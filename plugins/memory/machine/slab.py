@@ -31,11 +31,10 @@ from covey.transitions import StateTable
 from plugins.memory.machine import lender_search
 from plugins.memory.machine.lender_search import LenderSearch, Opening
 from plugins.memory.machine.place import Link, SlabPlace
-from plugins.memory.machine.slabs_by_host import SlabsByHost, Whereabouts
+from plugins.memory.machine.slabs_by_host import NOWHERE, SlabsByHost, Whereabouts
 from plugins.memory.messages import SlabRef
 from plugins.memory.policy import budgets, mirroring
 
-NOWHERE = Whereabouts([], [])
 Onward = LenderSearch | SlabPlace | None
 """Beside a place that a slab leaves: a search for the next one, the next one while it is filled, or nothing."""
 
@@ -349,7 +348,6 @@ class BorrowedVolume(msgspec.Struct):
     """Of each slab; with several there is no disk, and `slabs` are the members."""
     tenant: str = ""
     job: str = ""
-
     by_host: SlabsByHost = msgspec.field(default_factory=SlabsByHost)
 
     def __post_init__(self) -> None:

@@ -2,8 +2,19 @@
 them looks for a place it is asked where all the others are."""
 
 from collections import Counter
+from typing import NamedTuple
 
 from covey.core import HostId
+
+
+class Whereabouts(NamedTuple):
+    """Of one slab, as in `SlabsByHost`."""
+
+    chosen: list[HostId]
+    near: list[HostId]
+
+
+NOWHERE = Whereabouts([], [])
 
 
 class SlabsByHost:
@@ -16,21 +27,12 @@ class SlabsByHost:
         self.chosen: Counter[HostId] = Counter()
         self.near: Counter[HostId] = Counter()
 
-    def changed(self, before: "Whereabouts", now: "Whereabouts") -> None:
+    def changed(self, before: Whereabouts, now: Whereabouts) -> None:
         """One slab."""
         if before.chosen != now.chosen:
             _moved(self.chosen, before.chosen, now.chosen)
         if before.near != now.near:
             _moved(self.near, before.near, now.near)
-
-
-class Whereabouts:
-    """Of one slab, as in `SlabsByHost`."""
-
-    __slots__ = ("chosen", "near")
-
-    def __init__(self, chosen: list[HostId], near: list[HostId]) -> None:
-        self.chosen, self.near = chosen, near
 
 
 def _moved(slabs: Counter[HostId], before: list[HostId], now: list[HostId]) -> None:

@@ -177,6 +177,23 @@ async def test_a_unix_socket_for_bulk_bytes_takes_more_before_it_waits(short: st
     assert took[1] > 1.5 * took[0], "as much as net.core.wmem_max allows, that is at least twice as much"
 
 
+@both_loops
+async def test_both_ends_of_a_pair_are_for_bulk_bytes() -> None:
+    plain, other = socket.socketpair()
+    near, handed = await PORT.pair()
+    for number in (near._transport.get_extra_info("socket").fileno(), handed.descriptor):  # type: ignore[attr-defined]
+        with socket.socket(fileno=os.dup(number)) as end:
+            assert size_to_send(end) > 1.5 * size_to_send(plain)
+    near.close()
+    handed.close()
+    plain.close()
+    other.close()
+
+
+def size_to_send(end: socket.socket) -> int:
+    return end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+
 async def until_full(reader: ByteStream) -> int:
     """Bytes that wait for a reader who reads none, once they are no more."""
     number, before = reader._transport.get_extra_info("socket").fileno(), -1  # type: ignore[attr-defined]
