@@ -99,7 +99,8 @@ class MemberAway(Fact, frozen=True):
 
 
 class NameConflict(Fact, frozen=True):
-    """Two machines claim this name. The first one keeps it; the other is not let in until the first is gone."""
+    """Two machines claim this name. The first one keeps it; the other is not let in until the first is gone.
+    A later one at the address of the first is the same machine, which lost its identity file."""
 
     host: HostId
 

@@ -4,8 +4,9 @@ import hashlib
 import math
 import random
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+from covey.ports import Address
 from gossip.membership.messages import MemberRecord
 from gossip.types import State
 
@@ -107,8 +108,33 @@ def checksum(records: Iterable[MemberRecord]) -> int:
 Change = Literal["none", "news", "conflict", "reclaim"]
 
 
-def claim(known_state: State, same_identity: bool, news: bool) -> Change:
+class Claimant(NamedTuple):
+    """Who has a name, or claims it."""
+
+    identity: int
+    boot: int
+    address: Address
+    """Where it speaks from, which says more than the address that it gives."""
+
+
+Claim = Literal["same", "later", "earlier", "elsewhere"]
+"""Of a name: by the same identity; by another one at the same address, which began later or earlier; or elsewhere."""
+
+
+def claim(known: Claimant, other: Claimant) -> Claim:
+    """How the other one claims the name that is known. One process at a time has an address: the later of two is the
+    same machine, whose identity file was lost."""
+    if other.identity == known.identity:
+        return "same"
+    if other.address != known.address:
+        return "elsewhere"
+    return "later" if other.boot > known.boot else "earlier"
+
+
+def change(known_state: State, claimed: Claim, news: bool) -> Change:
     """What an `Alive` changes for its name: the first machine keeps a name until it is gone."""
-    if same_identity:
+    if claimed == "same":
         return "news" if news else "none"
-    return "reclaim" if known_state in ("gone", "left") else "conflict"
+    if claimed == "later" or known_state in ("gone", "left"):
+        return "reclaim"
+    return "none" if claimed == "earlier" else "conflict"

@@ -36,6 +36,7 @@ CHEAP = {"default_slabs": 4}
         *((story, CHEAP.get(story, 1)) for story in DIRECTED),
         ("mischief", 2),
         ("struck_in_eviction", 1601),
+        ("swarm_idle", 807),
         *(pytest.param(story, 1, marks=pytest.mark.long) for story in LONG),
     ],
 )

@@ -93,7 +93,7 @@ class AntiEntropy:
         by = record.by or sender.host
         if state in ("alive", "suspect") and record.address:
             alive = m.Alive(record.host, record.uuid, record.boot, record.incarnation, record.address)
-            self._standing.alive(alive, about, record.address, now_s)
+            self._standing.alive(alive, policy.Claimant(about, record.boot, record.address), record.address, now_s)
         match state:
             case "alive":
                 pass

@@ -24,10 +24,10 @@ class MemberStates:
         first_hand = about == sender.identity
         address = alive.address or (source if first_hand else "")
         if address:
-            self.alive(alive, about, address, now_s)
+            self.alive(alive, policy.Claimant(about, alive.boot, source if first_hand else address), address, now_s)
         return [m.SeenAt(source)] if first_hand and not alive.address else []
 
-    def alive(self, alive: m.Alive, about: int, address: Address, now_s: float) -> None:
+    def alive(self, alive: m.Alive, about: policy.Claimant, address: Address, now_s: float) -> None:
         if alive.host == self._table.me.host:
             self._alive_self(alive, about, now_s)
             return
@@ -39,20 +39,24 @@ class MemberStates:
         order = (alive.boot, alive.incarnation)
         again = member.remembered and order == (member.boot, member.incarnation)
         news = again or policy.supersedes((*order, "alive"), member.order)
-        match policy.claim(member.state, member.identity == about, news):
+        state = "gone" if member.remembered else member.state
+        match policy.change(state, policy.claim(member.claimant, about), news):
             case "none":
                 pass
-            case "conflict" if not member.remembered:
+            case "conflict":
                 self._table.conflict(alive.host, now_s)
-            case "conflict" | "reclaim":
+            case "reclaim":
                 self._table.drop(member)
                 self._join(alive, address, now_s)
             case "news":
                 self._renew(member, alive, address, now_s)
 
-    def _alive_self(self, alive: m.Alive, about: int, now_s: float) -> None:
+    def _alive_self(self, alive: m.Alive, about: policy.Claimant, now_s: float) -> None:
         """An `Alive` about this host: one that differs from our own is corrected."""
-        if about != self._table.identity or alive.boot > self._table.me.boot:
+        claimed = policy.claim(self._table.claimant, about)
+        if claimed == "earlier":
+            return  # this machine under an identity that it has lost
+        if claimed != "same" or alive.boot > self._table.me.boot:
             self._table.conflict(self._table.me.host, now_s)
         elif alive.boot == self._table.me.boot and self._is_wrong(alive):
             self._table.refute(alive.incarnation)

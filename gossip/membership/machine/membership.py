@@ -188,13 +188,20 @@ class Membership:
         return True
 
     def _may_speak(self, sender: Sender, source: Address, now_s: float) -> bool:
-        """False for a machine that has the name of another live one, and for an earlier boot of a host."""
+        """False for a machine that has the name of another live one elsewhere, and for an earlier boot of a host."""
         if sender.host != self._table.me.host:
             member = self._table.members.get(sender.host)
             if member is None or (member.identity != sender.identity and (not member.live or member.remembered)):
                 return True
-            if member.identity == sender.identity:
-                return member.boot <= sender.boot
+            match policy.claim(member.claimant, policy.Claimant(sender.identity, sender.boot, source)):
+                case "same":
+                    return member.boot <= sender.boot
+                case "later":
+                    return True
+                case "earlier":
+                    return False
+                case "elsewhere":
+                    pass
         self._table.conflict(sender.host, now_s)
         if self._may_remark(sender.identity, now_s):
             self._table.send(source, m.NameTaken(sender.host))

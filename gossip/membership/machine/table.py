@@ -55,6 +55,10 @@ class Member:
         self.identity = identity(self.host, self.uuid)
 
     @property
+    def claimant(self) -> policy.Claimant:
+        return policy.Claimant(self.identity, self.boot, self.address)
+
+    @property
     def live(self) -> bool:
         return self.state in ("alive", "suspect")
 
@@ -128,6 +132,10 @@ class Table:
         """The latest boot of ours that anybody spoke of."""
 
     # ---- what is known ----
+
+    @property
+    def claimant(self) -> policy.Claimant:
+        return policy.Claimant(self.identity, self.me.boot, self.address)
 
     @property
     def alone(self) -> bool:

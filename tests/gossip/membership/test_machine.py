@@ -721,6 +721,25 @@ def test_a_name_is_free_again_when_its_machine_is_gone(end: Message) -> None:
     assert (member.state, member.address) == ("alive", "z:1") and me.facts == [HostUp(HostId("a"))]
 
 
+def test_a_machine_without_its_identity_file_has_its_name_back_at_once() -> None:
+    """It was killed, started again at its address and is not yet missed under its old identity."""
+    me = Solo("a", "b")
+    me.hear("a", m.Ping(1, who("me").identity), uuid=b"2" * 16, boot=2)
+    assert m.WhoAreYou() in me.words("a") and me.facts == []
+    me.hear("a", alive("a", boot=2, uuid=b"2" * 16), uuid=b"2" * 16, boot=2)
+    assert me.facts == [HostUp(HostId("a"))] and me.machine.members[HostId("a")].uuid == b"2" * 16
+    me.hear("b", alive("a", boot=1), suspect("a", boot=1), gone("a", boot=1))
+    me.hear("a", m.Ping(2, who("me").identity), boot=1)
+    assert me.state("a") == "alive" and me.facts == [HostUp(HostId("a"))], "late words are no conflict"
+
+
+def test_a_copy_of_its_settings_elsewhere_does_not_take_a_name() -> None:
+    """It gives the address of the first machine, but does not speak from there."""
+    me = Solo("a")
+    me.hear("a", alive("a", boot=9, uuid=b"2" * 16), uuid=b"2" * 16, source="z:1", boot=9)
+    assert me.facts == [NameConflict(HostId("a"))]
+
+
 def test_late_words_about_the_machine_before_do_not_hurt_its_successor() -> None:
     me = Solo("a", "b")
     me.hear("a", left("a"))
@@ -751,6 +770,8 @@ def test_a_missing_host_is_called_with_what_it_is_accused_of() -> None:
 
 def test_a_clone_with_a_later_boot_of_ourselves_is_reported() -> None:
     me = Solo("a")
+    me.hear("a", alive("me", boot=0, uuid=b"2" * 16))
+    assert me.facts == [], "what we were before our identity was lost"
     me.hear("a", alive("me", boot=5))
     assert me.facts == [NameConflict(ME)]
 
