@@ -44,7 +44,7 @@ from plugins.memory.machine.published import PublishedBorrower
 from plugins.memory.messages import Evict, MrInfo, QueryMem, ToLender
 from plugins.memory.policy import headroom, placement
 from plugins.memory.policy.lending import Headroom
-from plugins.memory.policy.placement import LenderPeer
+from plugins.memory.policy.placement import LenderPeer, LenderPeers
 from plugins.memory.policy.settings import MemorySettings
 from sim.kernel import Kernel
 from sim.memory_pages import PAGE, Load, Pages
@@ -142,7 +142,7 @@ class Rack:
         self.number = {host: n for n, host in enumerate(self.hosts)}
         self.kernel: Kernel[float, tuple[int, Any]] = Kernel(0.0)
         self.counts: Counter[str] = Counter()
-        self.views: list[tuple[LenderPeer, ...]] = []
+        self.views: list[LenderPeers] = []
         self._now: deque[tuple[int, Any]] = deque()
         """Host and event: what happens next, at once."""
         self.lenders = [self._lender(n) for n in range(len(self.hosts))] if way.choices else []
@@ -236,10 +236,11 @@ class Rack:
             self._borrower_does(n, borrower_events.BorrowerTick({VOLUME: counted[n]}, peers))
             self._settle()
 
-    def _heard_by_gossip(self) -> tuple[LenderPeer, ...]:
+    def _heard_by_gossip(self) -> LenderPeers:
         size = self.way.slab_bytes
         free = (one.spare_bytes() // size for one in self.lenders)
-        self.views.append(tuple(LenderPeer(host, "alive", slabs) for host, slabs in zip(self.hosts, free, strict=True)))
+        known = (LenderPeer(host, "alive", slabs) for host, slabs in zip(self.hosts, free, strict=True))
+        self.views.append(LenderPeers(known))
         del self.views[: -self.view_age_s - 1]
         return self.views[0]
 

@@ -74,6 +74,10 @@ class Seen(Mapping[HostId, int]):
     def __len__(self) -> int:
         return len(self._hosts)
 
+    def __contains__(self, host: object) -> bool:
+        at = bisect_left(self._hosts, str(host))
+        return self._hosts[at : at + 1] == [host]
+
     def __getitem__(self, host: HostId) -> int:
         return int(self._view[self._number[host]])
 

@@ -61,7 +61,7 @@ from plugins.memory.messages import (
     Unrenewed,
 )
 from plugins.memory.policy import eviction, placement
-from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeer
+from plugins.memory.policy.placement import CHOICES, DRAWN, LenderPeers
 
 ANSWER_S = 2.0
 """How long the two hosts that are asked, or the one that is taken, may take to answer."""
@@ -98,7 +98,7 @@ class Borrower:
         self.awaited: set[str] = set()  # volumes whose processes have not said yet which places they have
         self._rng = rng
         self._epoch = boot << 32
-        self._peers: tuple[LenderPeer, ...] = ()
+        self._peers = LenderPeers()
         self._renewed_s = float("-inf")
         self._asked_for = BudgetsAsked(accounts or RackAccounts(me, lease_s), self.volumes)
 
@@ -154,7 +154,7 @@ class Borrower:
     # ---- the second ----
 
     def _second_passed(self, event: BorrowerTick, now_s: float) -> Actions:
-        self._peers = event.peers
+        self._peers = event.peers if isinstance(event.peers, LenderPeers) else LenderPeers(event.peers)
         self._asked_for.learn_payers()
         actions: Actions = []
         if event.links is not None:
@@ -186,10 +186,10 @@ class Borrower:
             for slab in members.homeless(volume, now_s):
                 actions += self._seek(slab, "wanted", f"one of {volume.members} members has no place", now_s)
             return actions
-        for slab in [slab for slab in volume.slabs if isinstance(slab.phase, Cold)]:
-            if now_s >= slab.retry_at_s and placement.is_hot(volume.rates[slab.index], volume.hot):
-                why = f"{rate_text(volume.rates[slab.index])} page requests/s, hot above {rate_text(volume.hot)}"
-                actions += self._seek(slab, "hot", why, now_s)
+        hot = [volume.slabs[number] for number in placement.hot_slabs(volume.rates, volume.hot)]
+        for slab in [slab for slab in hot if isinstance(slab.phase, Cold) and now_s >= slab.retry_at_s]:
+            why = f"{rate_text(volume.rates[slab.index])} page requests/s, hot above {rate_text(volume.hot)}"
+            actions += self._seek(slab, "hot", why, now_s)
         return actions if volume.cold is None and not empty else actions + self._give_back_cold(volume, empty)
 
     def _give_back_cold(self, volume: BorrowedVolume, empty: Sequence[int]) -> Actions:
@@ -221,8 +221,8 @@ class Borrower:
         """Ask two hosts. Nobody to ask: say so, and try again later. `leaving`: the lender that it has to leave."""
         volume = self.volumes[slab.volume]
         away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
-        free = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
-        free, nobody, none = self._asked_for.may_ask(slab, free, now_s)
+        room = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
+        free, nobody, none = self._asked_for.may_ask(slab, room, now_s)
         free = members.kept_apart(volume, slab, free, self._peers)
         if not free:
             return self._retry_later(slab, nobody, f"{why}; {none}", now_s)

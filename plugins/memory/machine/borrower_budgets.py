@@ -45,7 +45,7 @@ class BudgetsAsked:
 
     def may_ask(
         self, slab: BorrowedSlab, free: Mapping[HostId, int], now_s: float
-    ) -> tuple[dict[HostId, int], str, str]:
+    ) -> tuple[Mapping[HostId, int], str, str]:
         """Of hosts with room those that may lend to the slab's tenant and job now; and what its event log says if none
         is asked: event and reason."""
         nobody = "nobody asked", "no other host says that it has room"
@@ -56,7 +56,7 @@ class BudgetsAsked:
         while self._asked and now_s >= self._asked[0][0] + FRESH_S:
             _, account, size = self._asked.popleft()
             self._fresh[account] -= size
-        volume, left = self._volumes[slab.volume], dict(free)
+        volume, left = self._volumes[slab.volume], free
         more = volume.counted_slab_bytes
         limited = self.accounts.limited(volume.tenant, volume.job)
         for account, budget in limited:

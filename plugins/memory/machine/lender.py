@@ -45,7 +45,7 @@ from plugins.memory.machine.lender_events import (
     StoreFound,
     StoreLost,
 )
-from plugins.memory.machine.loan import Batch, Key, Lent, LoanedSlab
+from plugins.memory.machine.loan import Batch, Key, Lent, LoanedSlab, Loans
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     SECRET_BYTES,
@@ -95,7 +95,7 @@ class Lender:
         lease_s: float,
         accounts: RackAccounts | None = None,
     ) -> None:
-        self.lent: dict[Key, Lent] = {}
+        self.lent = Loans()
         self.address = ""
         """Where the slab process listens, or `ASLEEP`; empty while it is not there."""
         self.budget: Budget | None = None
@@ -147,6 +147,7 @@ class Lender:
                 assert_never(event)
 
     def check(self) -> None:
+        self.lent.check()
         for (borrower, volume, index), lent in self.lent.items():
             assert (borrower, volume, index) == (lent.borrower, lent.slab.volume, lent.slab.index)
             assert len(lent.secret) == SECRET_BYTES, f"{lent.subject} has no secret"
@@ -157,10 +158,7 @@ class Lender:
         down."""
         if self.budget is None or not self.address:
             return 0
-        return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=self._lent_bytes()))
-
-    def _lent_bytes(self) -> int:
-        return sum([lent.size_bytes for lent in self.lent.values()])
+        return lending.spare_bytes(msgspec.structs.replace(self.budget, lent_bytes=self.lent.size_bytes))
 
     def told_accounts(self) -> tuple[int, ...] | None:
         """What this host says that it lends to whom; None: it does not know yet, or its slab process is gone."""
@@ -187,7 +185,7 @@ class Lender:
             pressure=memory.pressure_some_avg10,
             headroom_bytes=self._headroom_bytes(memory, event.touched_bytes),
             lend_bytes=0 if event.drained else self._lend_bytes,
-            lent_bytes=self._lent_bytes(),
+            lent_bytes=self.lent.size_bytes,
             touched_bytes=event.touched_bytes,
         )
         self.accounts.lends(self.lent.values())
@@ -483,7 +481,7 @@ class Lender:
 
     def _store_lost(self, why: str) -> Actions:
         self.address, self._batch = "", None
-        lost, self.lent = self.lent, {}
+        lost, self.lent = self.lent, Loans()
         return [
             LogEvent(lent.subject, "away", f"lent to {lent.borrower}; the slab process is gone, it starts anew: {why}")
             for lent in lost.values()

@@ -67,6 +67,27 @@ class Lent:
         return f"slab/{self.slab.volume}/{mirroring.slab_of(self.slab.index, self.members)}"
 
 
+class Loans(dict[Key, Lent]):
+    """All that is lent, and how much that is: counted as slabs come and go, since each question for room asks. Only
+    assigned to and deleted from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def __setitem__(self, key: Key, lent: Lent) -> None:
+        known = self.get(key)
+        self.size_bytes += lent.size_bytes - (0 if known is None else known.size_bytes)
+        super().__setitem__(key, lent)
+
+    def __delitem__(self, key: Key) -> None:
+        self.size_bytes -= self[key].size_bytes
+        super().__delitem__(key)
+
+    def check(self) -> None:
+        assert self.size_bytes == sum(lent.size_bytes for lent in self.values()), "other bytes than those of the slabs"
+
+
 @dataclass
 class Batch:
     """One eviction under way: the least active of these are to go, until so many bytes are."""

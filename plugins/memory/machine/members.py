@@ -37,10 +37,10 @@ def others(volume: BorrowedVolume, slab: BorrowedSlab) -> list[BorrowedSlab]:
 
 def kept_apart(
     volume: BorrowedVolume, slab: BorrowedSlab, free: Mapping[HostId, int], peers: Sequence[LenderPeer]
-) -> dict[HostId, int]:
+) -> Mapping[HostId, int]:
     """Of hosts with room, those that may be asked for this member."""
     if volume.members == 1:
-        return dict(free)
+        return free
     held = {host for other in others(volume, slab) for host in (*other.hosts(), *other.left.values())}
     return mirroring.apart(free, held, {peer.host: peer.rack for peer in peers})
 

@@ -77,7 +77,8 @@ class RackAccounts:
         found: Counter[BudgetAccount] = Counter()
         nobodys = self.budget_of("") is not None
         for slab in lent:
-            slab.tenant = self.payer(slab.tenant, slab.job)
+            if slab.job:
+                slab.tenant = self.payer(slab.tenant, slab.job)
             if slab.tenant or (nobodys and slab.payer_known):
                 found[BudgetAccount("tenant", slab.tenant)] += slab.counted_bytes
             if slab.job:

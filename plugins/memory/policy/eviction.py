@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from covey.core import HostId
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget
-from plugins.memory.policy.placement import LenderPeer, askable, in_slabs_of
+from plugins.memory.policy.placement import LenderPeer, LenderPeers, in_slabs_of
 
 CHANCE_WANTED = 0.95
 """How sure a lender wants to be that it evicts no busy slab. Ours: the paper fixes E' and reads the chance off."""
@@ -106,11 +106,12 @@ def movable_to(peers: Sequence[LenderPeer], leaving: HostId, me: HostId, slabs: 
 
 
 def free_at_others(
-    peers: Sequence[LenderPeer], slab_bytes: int, me: HostId, leaving: HostId | None = None, slabs: int = 1
+    peers: LenderPeers, slab_bytes: int, me: HostId, leaving: HostId | None = None, slabs: int = 1
 ) -> dict[HostId, int]:
     """Hosts that may be asked to lend to `me` -> slabs of this size that gossip says they could. With `leaving`, the
-    lender that one or more slabs have to leave, those of `movable_to`."""
-    sized = in_slabs_of(peers, slab_bytes)
-    hosts = askable(sized) if leaving is None else movable_to(sized, leaving, me, max(1, slabs))
-    slabs_free = {peer.host: peer.slabs_free or 0 for peer in sized}
-    return {host: slabs_free[host] for host in hosts if host != me}
+    lender that one or more slabs have to leave, those of `movable_to`. Sorted."""
+    room = peers.room(slab_bytes)
+    room.pop(me, None)
+    if leaving is None:
+        return room
+    return {host: room[host] for host in movable_to(in_slabs_of(peers, slab_bytes), leaving, me, max(1, slabs))}

@@ -40,6 +40,19 @@ class LenderPeer(msgspec.Struct, frozen=True):
     """What it says it lends on each account, bytes (`policy.budgets`); None: it does not say."""
 
 
+class LenderPeers(tuple[LenderPeer, ...]):
+    """What is known of all hosts at one time. A volume with many slabs asks it again and again."""
+
+    def room(self, slab_bytes: int) -> dict[HostId, int]:
+        """Hosts worth asking -> slabs of this size that they say they could lend; sorted. A copy."""
+        memo: dict[int, dict[HostId, int]] = self.__dict__.setdefault("_room", {})
+        if slab_bytes not in memo:
+            sized = in_slabs_of(self, slab_bytes)
+            free = {peer.host: peer.slabs_free or 0 for peer in sized}
+            memo[slab_bytes] = {host: free[host] for host in askable(sized)}
+        return memo[slab_bytes].copy()
+
+
 def activity(old: float, measured: float, alpha: float = ALPHA) -> float:
     """Page requests per second, smoothed over seconds: EWMA with one second period (Infiniswap §2.4.1)."""
     return alpha * measured + (1 - alpha) * old
@@ -49,6 +62,11 @@ def activities(old: Sequence[float], measured: Sequence[float], alpha: float = A
     """`activity` of many slabs at once: a host has thousands, and hears of all of them each second."""
     kept = 1 - alpha
     return [alpha * now + kept * before for before, now in zip(old, measured, strict=True)]
+
+
+def hot_slabs(requests_per_s: Sequence[float], hot: float) -> list[int]:
+    """`is_hot` of many slabs at once: the numbers of those that are."""
+    return [number for number, rate in enumerate(requests_per_s) if rate > hot]
 
 
 def is_hot(requests_per_s: float, hot: float = HOT_SLAB) -> bool:
@@ -123,11 +141,15 @@ def hosts_to_ask(
     second would otherwise choose the same hosts, since none of them holds anything yet.
     """
     unique = set(candidates)
-    known = sorted(unique.intersection(holding))
-    fresh = sorted(candidates if len(unique) == len(candidates) else unique)  # sorted already as a rule: linear then
+    hosts = sorted(candidates if len(unique) == len(candidates) else unique)  # sorted already as a rule: linear then
+    return _drawn(hosts, sorted(unique.intersection(holding)), rng, count)
+
+
+def _drawn(hosts: list[HostId], known: Sequence[HostId], rng: random.Random, count: int) -> tuple[HostId, ...]:
+    """Of hosts, sorted, in a list that is used up; `known`, sorted, are those of them that are drawn last."""
     for host in known:
-        del fresh[bisect_left(fresh, host)]
-    first = rng.sample(fresh, min(count, len(fresh)))
+        del hosts[bisect_left(hosts, host)]
+    first = rng.sample(hosts, min(count, len(hosts)))
     return (*first, *rng.sample(known, min(count - len(first), len(known))))
 
 
@@ -144,7 +166,8 @@ def hosts_to_ask_by_view(
     borrowers at once. Hosts without a slab of this volume stay first. `slabs_free`: what each
     says it could lend. Ours."""
     held = frozenset(holding)
-    found = hosts_to_ask(list(slabs_free), held, rng, max(count, drawn))
+    known = sorted(host for host in held if host in slabs_free)
+    found = _drawn(sorted(slabs_free), known, rng, max(count, drawn))
     return tuple(sorted(found, key=lambda host: (host in held, -slabs_free[host]))[:count])
 
 

@@ -11,7 +11,7 @@ from covey.core import HostId
 from covey.units import GIB, MIB
 from plugins.memory.policy import eviction, lending
 from plugins.memory.policy.lending import Budget
-from plugins.memory.policy.placement import LenderPeer
+from plugins.memory.policy.placement import LenderPeer, LenderPeers
 
 H = [HostId(f"h{n}") for n in range(8)]
 SLAB = 64 * MIB
@@ -189,7 +189,7 @@ def test_a_slab_moves_to_where_it_is_not_evicted_again_at_once() -> None:
 
 def test_who_has_room_for_slabs_of_this_size_or_is_fit_for_a_move_may_be_asked() -> None:
     """Two choices among hosts with room; an evicted slab is mapped elsewhere. Reference: §2.4.2, §2.4.4."""
-    peers = [
+    known = [
         LenderPeer(H[3], "alive", 1, 4 * SLAB),
         LenderPeer(H[0], "alive", 9, SLAB),
         LenderPeer(H[1], "alive", 1, SLAB),
@@ -197,8 +197,10 @@ def test_who_has_room_for_slabs_of_this_size_or_is_fit_for_a_move_may_be_asked()
         LenderPeer(H[6], "alive", 9, SLAB),
         LenderPeer(H[5], "suspect", 9, SLAB),
     ]
+    peers = LenderPeers(known)
     found = eviction.free_at_others(peers, SLAB, me=H[6])
     assert list(found.items()) == [(H[0], 9), (H[1], 1), (H[3], 4)], "not home; three quarters are no slab"
+    assert list(eviction.free_at_others(peers, SLAB // 4, me=H[0])) == [H[1], H[2], H[3], H[6]], "counted by size"
     assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0]) == {H[3]: 4}
     assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0], slabs=2) == {H[3]: 4}
     assert eviction.free_at_others(peers, SLAB, H[6], leaving=H[0], slabs=3) == {H[1]: 1, H[3]: 4}
