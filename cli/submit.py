@@ -110,6 +110,7 @@ def run(context: Context) -> int:
         example = "agentctl submit --workers 4 -- python train.py"
         raise AgentctlError(USAGE, "there is no command to run", "a job needs one, after a lone --", example)
     spec = spec_of(args, command, os.environ, os.getcwd())
+    spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
     job = send(context.agent, spec)
     if args.follow:
         from cli.logs import follow
@@ -178,6 +179,13 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
         if text is not None:
             spec[field] = duration(flag, text)
     return spec
+
+
+def umask() -> int:
+    """What the files that a job makes are to lack, as if it ran here."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:

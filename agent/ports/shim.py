@@ -71,6 +71,8 @@ EXIT_BYTES = 64
 SPARE = "COVEY_SPARE"
 """In a spare's environment: the descriptors by which it hears what it is, and says that it waits."""
 SPARE_LINE_BYTES = 4096
+UMASK = "COVEY_UMASK"
+"""In a rank's environment: octal, of whoever submitted it. The agent's own keeps its state from everybody else."""
 LENGTH_BYTES = 8
 GOES_FIRST, ORDINARY = 800, 0
 """oom_score_adj of what is of use to nobody's work yet, and of a rank."""
@@ -211,6 +213,9 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
             os.dup2(source, target)
         for number in (SIGPIPE, SIGXFSZ, SIGTERM, SIGINT, SIGHUP, SIGCHLD):
             signal(number, SIG_DFL)
+        if mask := config["env"].get(UMASK):
+            at_fault = UMASK
+            os.umask(int(mask, 8))
         if config["cores"]:
             at_fault = f"cores {config['cores']}"
             os.sched_setaffinity(0, config["cores"])

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 NOWHERE = "02:00:00:00:00:fe"
 """A hardware address that no host has."""
@@ -94,6 +95,8 @@ def _old_user() -> list[str]:
 
 @dataclass(eq=False)
 class Host:
+    set_up: ClassVar[str] = SET_UP
+    """What bash does before the first process begins."""
     name: str
     number: int
     folder: Path
@@ -120,16 +123,19 @@ class Host:
 
     # ---- power ----
 
+    def made_with(self) -> dict[str, str]:
+        """Variables of `set_up`."""
+        return {"FOLDER": str(self.folder), "NAME": self.name, "PYTHON": sys.executable, "INIT": str(INIT)}
+
     def power_on(self) -> None:
         """An empty process tree on the same disk. NoLaboratory when the namespaces cannot be made."""
-        environ = {**os.environ, "FOLDER": str(self.folder), "NAME": self.name, "PYTHON": sys.executable}
         self.init = subprocess.Popen(
             [
                 *self.lab.inside(),
                 *("unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"),
-                *("--propagation", "private", "bash", "-c", SET_UP),
+                *("--propagation", "private", "bash", "-c", self.set_up),
             ],
-            env={**environ, "INIT": str(INIT)},
+            env={**os.environ, **self.made_with()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -276,6 +282,7 @@ class Laboratory:
         default_route: bool = False,
         disk: str = "",
         names: Mapping[int, str] | None = None,
+        kind: type[Host] = Host,
     ) -> None:
         """`disk`: a size such as `64m` makes the state of each host a file system of that size; empty: a folder."""
         self.folder = Path(tempfile.mkdtemp(prefix="covey-lab-"))
@@ -285,7 +292,7 @@ class Laboratory:
         self.hosts: dict[str, Host] = {}
         for number in range(1, hosts + 1):
             name = (names or {}).get(number, f"gpu{number}")
-            self.hosts[name] = Host(name, number, self.folder / name, self.networks, self)
+            self.hosts[name] = kind(name, number, self.folder / name, self.networks, self)
 
     def __enter__(self) -> "Laboratory":
         try:

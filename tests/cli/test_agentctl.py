@@ -1,6 +1,7 @@
 """Every noun: its table, its JSON, its exit code, and what it says when something is wrong."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -489,11 +490,14 @@ def test_each_submission_has_its_own_key_and_no_env_carries_little(
 ) -> None:
     agent.replies["POST /v1/jobs"] = job()
     monkeypatch.setenv("VIRTUAL_ENV", "/venv")
+    before = os.umask(0o027)
     run("submit", "--no-env", "--", "true")
-    run("submit", "--no-env", "--", "true")
+    run("submit", "--no-env", "--env", "COVEY_UMASK=002", "--", "true")
+    os.umask(before)
     first, second = (body for target, body in agent.asked if target == "POST /v1/jobs")
     assert first["key"] != second["key"]
-    assert set(first["env"]) <= {"PATH", "HOME", "USER", "LANG"}
+    assert set(first["env"]) <= {"PATH", "HOME", "USER", "LANG", "COVEY_UMASK"}
+    assert (first["env"]["COVEY_UMASK"], second["env"]["COVEY_UMASK"]) == ("027", "002")
 
 
 def test_a_submission_is_repeated_with_its_key_at_the_next_agent(

@@ -15,21 +15,22 @@ pytestmark = [
 ]
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-chaos", "systemctl", "pip", "curl")
+BOOTED = "tests/rack/test_systemd.py does, on hosts whose first process is systemd"
 NOT_TYPED = {
     "pip install covey-agent": "needs a package registry that has it",
-    "systemctl status covey": "systemd is not the first process of these hosts",
+    "systemctl status covey": BOOTED,
     "systemctl edit covey": "opens an editor",
-    "systemctl stop covey": "systemd is not the first process of these hosts",
-    "systemctl enable --now covey-swap": "systemd is not the first process of these hosts",
+    "systemctl stop covey": BOOTED,
+    "systemctl enable --now covey-swap": "would swap on this machine",
     "agentctl memory attach swap1 --size 64G --swap": "would swap on this machine; tests/guest/kernel_swap.py does",
-    "systemctl restart covey": "systemd is not the first process of these hosts",
-    "systemctl kill --signal=SIGINT covey": "systemd is not the first process of these hosts",
+    "systemctl restart covey": BOOTED,
+    "systemctl kill --signal=SIGINT covey": BOOTED,
     "agentd --make-key /etc/covey/gossip.key": "this is how the key of this rack was made",
     "agentctl gpus --watch": "goes on until it is interrupted; tests/cli/test_shared.py does",
     "covey-rack run --devices cpu": "makes a rack of this machine; tests/rack/test_cpu_devices.py does",
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
     "agentctl move j7 3 gpu5": "likewise",
-    "systemctl daemon-reload && systemctl enable --now covey": "systemd is not the first process of these hosts",
+    "systemctl daemon-reload && systemctl enable --now covey": BOOTED,
 }
 """Command, or its beginning -> why it is not typed here."""
 EXIT = {

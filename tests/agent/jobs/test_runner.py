@@ -87,6 +87,20 @@ async def test_a_rank_finds_its_place_in_its_environment_and_its_output_in_its_l
     assert "HOME" not in seen
 
 
+async def test_a_rank_makes_files_as_whoever_submitted_it(host: Here) -> None:
+    """The agent's own umask under systemd keeps its state from everybody else."""
+    before = os.umask(0o077)
+    runner = host.runner()
+    await runner.start(ranks("j1", "/bin/sh", "-c", "umask", COVEY_UMASK="027"))
+    await runner.start(ranks("j2", "/bin/sh", "-c", "umask"))
+    await runner.start(ranks("j3", "/bin/sh", "-c", "umask", COVEY_UMASK="rw"))
+    await until(lambda: len(host.told(RanksEnded)) == 3)
+    os.umask(before)
+    assert [(await runner.read_log(JobId(job), 0, 0, 100)).data for job in ("j1", "j2")] == [b"0027\n", b"0077\n"]
+    (bad,) = [told for told in host.told(RanksEnded) if told.job == "j3"]
+    assert "COVEY_UMASK: invalid literal" in bad.reason
+
+
 async def test_a_secret_is_in_one_file_for_this_user_alone_and_gone_once_it_is_forgotten(
     host: Here, short: str
 ) -> None:

@@ -1,0 +1,158 @@
+"""Hosts of a laboratory whose first process is systemd, so that units run as on bare metal: users, sandbox, watchdog.
+
+The root of such a host is this machine's, read-only under a layer in memory; its own services are hidden, and what it
+writes is lost with its power. Our programs are in /opt/covey/bin, and what the wheel brings in /opt/covey/share/covey.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from chaos.rack.hosts import Host, why_not
+
+SYSTEMD = Path("/lib/systemd/systemd")
+ROOT = Path(__file__).parents[2]
+SHARE = "/opt/covey/share/covey"
+BOOTED_S = 30.0
+CLEAR_UP = """
+mount -t cgroup2 cgroup2 "$FOLDER/run" || exit 0
+for _ in $(seq 50); do
+    find "$FOLDER/run$CGROUP" -depth -type d -exec rmdir {} ';' 2> /dev/null
+    if [ ! -e "$FOLDER/run$CGROUP" ]; then break; fi
+    sleep 0.1
+done
+umount "$FOLDER/run"
+"""
+HIDDEN = (
+    *("getty.target", "systemd-udevd.service", "systemd-udev-trigger.service", "systemd-udev-settle.service"),
+    *("systemd-udevd-control.socket", "systemd-udevd-kernel.socket", "systemd-logind.service", "dev-hugepages.mount"),
+)
+"""Units of the machine that would reach for its devices and terminals."""
+
+SET_UP = """
+set -e
+mount -t cgroup2 cgroup2 "$FOLDER/run"
+mkdir "$FOLDER/run$CGROUP"
+echo $$ > "$FOLDER/run$CGROUP/cgroup.procs"
+umount "$FOLDER/run"
+exec unshare --cgroup --mount --propagation unchanged bash -c "$ROOT_UP"
+"""
+"""A group of processes of its own for each host."""
+
+ROOT_UP = """
+set -e
+layer="$FOLDER/state" root="$FOLDER/root"
+mount -t tmpfs -o mode=755 tmpfs "$layer"
+mkdir "$layer/upper" "$layer/work"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$layer/upper,workdir=$layer/work" "$root"
+mount -t proc proc "$root/proc"
+mount -t sysfs sysfs "$root/sys"
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+mount -t tmpfs -o mode=755 tmpfs "$root/run"
+mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+mount -t tmpfs -o mode=755 tmpfs "$root/etc/systemd/system"
+mount -t tmpfs -o mode=755 tmpfs "$root/dev"
+mkdir "$root/dev/pts" "$root/dev/shm"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
+mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+ln -s pts/ptmx "$root/dev/ptmx"
+ln -s /proc/self/fd "$root/dev/fd"
+for device in null zero full random urandom tty; do
+    touch "$root/dev/$device"
+    mount --bind "/dev/$device" "$root/dev/$device"
+done
+for path in $OURS; do
+    mkdir -p "$root$path"
+    mount --rbind "$path" "$root$path"
+    while [ "$path" != / ]; do
+        path=$(dirname "$path")
+        chmod o+x "$root$path"
+    done
+done
+mkdir -p "$root$SHARE" "$root/old"
+ln -s "$PROGRAMS" "$root/opt/covey/bin"
+cp "$UNITS"/* "$root$SHARE"
+for unit in $HIDDEN; do ln -s /dev/null "$root/etc/systemd/system/$unit"; done
+rm -f "$root/etc/machine-id"
+touch "$root/etc/machine-id"
+cat "$FOLDER/hosts" > "$root/etc/hosts"
+echo "$NAME" > "$root/etc/hostname"
+hostname "$NAME"
+ip link set lo up
+cd "$root"
+pivot_root . old
+umount -l /old
+mount --make-rshared /
+echo up
+exec env -i container=covey PATH=/usr/sbin:/usr/bin:/sbin:/bin "$SYSTEMD" --unit=multi-user.target > /dev/null 2>&1
+"""
+
+
+def why_not_booted() -> str:
+    """Why no host can be booted on this machine; empty when it can."""
+    if not SYSTEMD.exists():
+        return "there is no systemd here; next: apt install systemd"
+    if os.geteuid():
+        return "systemd as a first process needs root"
+    return why_not()
+
+
+def _outermost(paths: set[Path]) -> Iterator[Path]:
+    """Those that are in none of the others, and not where every host has them."""
+    for path in sorted(paths):
+        if not any(other in path.parents for other in paths | {Path("/usr")}):
+            yield path
+
+
+class BootedHost(Host):
+    """`run` and `shell` are what its root types."""
+
+    set_up = SET_UP
+
+    def made_with(self) -> dict[str, str]:
+        programs = Path(sys.executable).parent
+        ours = _outermost({ROOT, programs.parent, Path(sys.base_prefix)})
+        return {
+            **super().made_with(),
+            "ROOT_UP": ROOT_UP,
+            "CGROUP": self._cgroup(),
+            "OURS": shlex.join(map(str, ours)),
+            "PROGRAMS": str(programs),
+            "UNITS": str(ROOT / "systemd"),
+            "SHARE": SHARE,
+            "SYSTEMD": str(SYSTEMD),
+            "HIDDEN": " ".join(HIDDEN),
+        }
+
+    def power_on(self) -> None:
+        super().power_on()
+        self.run(["systemctl", "is-system-running", "--wait"], BOOTED_S)
+
+    def power_off(self) -> None:
+        super().power_off()
+        variables = {"FOLDER": str(self.folder), "CGROUP": self._cgroup()}
+        subprocess.run([*self.lab.inside(), "bash", "-c", CLEAR_UP], env={**os.environ, **variables}, check=False)
+
+    def _cgroup(self) -> str:
+        """In the tree of this process."""
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        ours = next((line[3:] for line in lines if line.startswith("0::")), "/")
+        return f"{ours.rstrip('/')}/{self.lab.folder.name}-{self.name}"
+
+    def environment(self) -> dict[str, str]:
+        """Of root there."""
+        return {
+            "PATH": "/opt/covey/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/run",
+            "LANG": "C.UTF-8",
+            **self.environ,
+        }
+
+    def enter(self) -> list[str]:
+        return [*super().enter(), "--cgroup"]
+
+    def journal(self, unit: str = "covey", lines: int = 20) -> str:
+        return self.run(["journalctl", "-u", unit, "-n", str(lines), "--no-pager", "-o", "cat"]).stdout

@@ -1,0 +1,202 @@
+"""The units on hosts whose first process is systemd, installed by what docs/operations.md tells people to type."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from chaos.rack.agents import wait
+from chaos.rack.booted import BootedHost, why_not_booted
+from chaos.rack.hosts import Laboratory
+
+pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("booted")]
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+BY_PIP = ("python3 -m venv", "pip install")
+"""What this machine's own environment stands for."""
+TOML = """\
+[gossip]
+seeds = ["gpu1:7946", "gpu2:7946"]
+[leader]
+voters = ["gpu1"]
+[gpus]
+simulated = 2
+[memory]
+slab = "4 MiB"
+"""
+PROBE = """\
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *words):
+    return "ok" if libc.syscall(number, *words) >= 0 else os.strerror(ctypes.get_errno())
+print("ptrace", call(101, 0, 0, 0, 0))
+print("pidfd_getfd", call(438, -1, 0, 0))
+print("mount", call(165, 0, 0, 0, 0, 0))
+print("userfaultfd", call(323, 1))
+print("namespace", call(272, 0x10000000))
+print("nice", os.nice(0), "oom", open("/proc/self/oom_score_adj").read().strip())
+open("/tmp/made-by-a-job", "w")
+"""
+
+
+def installation() -> list[str]:
+    """The lines of the first block of the page, without comments."""
+    text = PAGE.read_text().partition("## One host, then many\n\n")[2].partition("\n\n")[0]
+    lines = [re.sub(r"\s+# .*", "", line.strip()) for line in text.splitlines()]
+    assert lines[0].startswith(BY_PIP)
+    return [line for line in lines if not line.startswith(BY_PIP)]
+
+
+def typed(host: BootedHost, line: str, timeout_s: float = 60.0) -> str:
+    done = host.shell(line, timeout_s)
+    said = f"{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{host.name}: {line}\n{said}\n{host.journal()}"
+    assert "Traceback" not in said
+    return said
+
+
+def written(host: BootedHost, path: str, text: str) -> None:
+    typed(host, f"umask 077; printf %s {shlex.quote(text)} > {path}")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
+    """The first is installed by the page alone; then both are one rack, as the page says."""
+    if trouble := why_not_booted():
+        pytest.skip(f"no host can be booted here: {trouble}")
+    with Laboratory(2, kind=BootedHost) as lab:
+        first, second = (host for host in lab.hosts.values() if isinstance(host, BootedHost))
+        typed(first, "set -e; " + "\n".join(installation()))
+        said = typed(first, "systemctl status covey --no-pager; agentctl hosts")
+        assert "Active: active (running)" in said
+        assert "1 of 1 host alive; gpu1 leads" in said
+        key = first.shell("cat /etc/covey/gossip.key").stdout
+        others = [line for line in installation() if "--make-key" not in line]
+        typed(second, "set -e; " + "\n".join(others[:-2]))
+        written(second, "/etc/covey/gossip.key", key)
+        for host in (first, second):
+            typed(host, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
+        typed(first, "systemctl stop covey; rm -r /var/lib/covey/*; systemctl start covey")
+        typed(second, f"set -e; {others[-2]}\n{others[-1]}")
+        for host in (first, second):
+            up(host)
+        yield first, second
+
+
+def up(host: BootedHost) -> None:
+    """It sees both."""
+
+    def shown() -> str:
+        return host.shell("agentctl hosts").stdout
+
+    wait(lambda: "2 of 2 hosts alive; gpu1 leads" in shown(), lambda: f"{shown()}\n{host.journal()}", 60.0)
+
+
+def test_a_job_may_what_any_user_may_and_the_rest_fails_without_killing_it(
+    hosts: tuple[BootedHost, BootedHost],
+) -> None:
+    first, _ = hosts
+    written(first, "/tmp/probe.py", PROBE)
+    said = typed(first, "chmod 644 /tmp/probe.py; cd /; umask 027; agentctl submit --follow -- python3 /tmp/probe.py")
+    assert re.findall(r"(?m)^(?:\[0\] )?(\w+) (.*)$", said[said.index("ptrace") :])[:6] == [
+        ("ptrace", "ok"),
+        ("pidfd_getfd", "Bad file descriptor"),
+        ("mount", "Operation not permitted"),
+        ("userfaultfd", "ok"),
+        ("namespace", "Operation not permitted"),
+        ("nice", "0 oom 0"),
+    ]
+    assert typed(first, "stat -c '%a %U' /tmp/made-by-a-job").strip() == "640 covey", "as the umask of who submitted it"
+
+
+def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, BootedHost]) -> None:
+    drop_in = PAGE.read_text().partition("`systemctl edit covey` with\n\n```ini\n")[2].partition("```")[0]
+    for host in hosts:
+        typed(host, "mkdir /etc/systemd/system/covey.service.d")
+        written(host, "/etc/systemd/system/covey.service.d/containers.conf", drop_in)
+        typed(host, "systemctl daemon-reload && systemctl restart covey")
+        up(host)
+    contained = "unshare --user --map-root-user --mount --pid --fork mount -t tmpfs tmpfs /tmp"
+    typed(hosts[0], f"cd /; agentctl submit --wait -- {contained}")
+    for host in hosts:
+        typed(host, "rm -r /etc/systemd/system/covey.service.d; systemctl daemon-reload")
+
+
+def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
+    hosts: tuple[BootedHost, BootedHost],
+) -> None:
+    """Also over `stop` and `start`: by default systemd removes the folder of sockets between the two."""
+    borrower, lender = hosts
+    typed(borrower, "cd /; agentctl submit -- sleep 600")
+    typed(borrower, memory("memory.write(0, data)"))
+    wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, lambda: typed(borrower, "agentctl slabs"), 30.0)
+    lives = running(*hosts)
+    assert {"sleep", "supervisor", "vold", "spill", "slabd"} <= set(lives)
+    for host in hosts:
+        for line in ("systemctl restart covey", "systemctl stop covey; sleep 1; systemctl start covey"):
+            typed(host, line)
+            up(host)
+            wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, borrower.journal, 30.0)
+            assert running(*hosts) == lives, f"{host.name}: {line}"
+    typed(borrower, memory("assert memory.read(0, len(data)) == data"))
+    assert " running " in typed(borrower, "agentctl jobs")
+    wait(lambda: re.search("gpu2 .* 8 ", lender.shell("agentctl hosts").stdout), lender.journal, 30.0)
+
+
+def memory(line: str) -> str:
+    """A script that has 32 MiB of remote memory."""
+    script = f"""
+from covey.remote import RemoteMemory
+memory, data = RemoteMemory.open("v1", 32 << 20, "/run/covey/jobs.sock"), bytes(range(256)) * 4096 * 32
+{line}
+"""
+    return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
+
+
+def running(*hosts: BootedHost) -> dict[str, set[int]]:
+    """Of all processes but the agents: name -> which."""
+    found: dict[str, set[int]] = {}
+    for host in hosts:
+        for pid, command in host.processes().items():
+            words = command.split()
+            if "agent.program" in words:
+                found.setdefault(words[words.index("agent.program") + 1], set()).add(pid)
+            elif words[:2] == ["sleep", "600"]:
+                found.setdefault("sleep", set()).add(pid)
+    return found
+
+
+def test_an_agent_that_dies_or_hangs_is_started_again(hosts: tuple[BootedHost, BootedHost]) -> None:
+    _, second = hosts
+
+    def restarts() -> int:
+        return int(typed(second, "systemctl show covey -p NRestarts --value"))
+
+    def restarted(times: int) -> bool:
+        return restarts() == times
+
+    for number in ("KILL", "STOP"):
+        before = restarts()
+        typed(second, f"systemctl kill --kill-who=main --signal={number} covey")
+        wait(partial(restarted, before + 1), second.journal, 40.0)
+        up(second)
+
+
+def test_state_that_cannot_be_trusted_keeps_it_down_and_says_why(hosts: tuple[BootedHost, BootedHost]) -> None:
+    _, second = hosts
+    typed(second, "systemctl stop covey; cp -a /var/lib/covey/identity /tmp; echo rot > /var/lib/covey/identity")
+    assert second.shell("systemctl start covey").returncode
+    state = typed(second, "sleep 2; systemctl show covey -p ActiveState -p ExecMainStatus --value").split()
+    assert state == ["failed", "3"] or state == ["3", "failed"]
+    assert "the identity of this host cannot be read" in second.journal()
+    typed(second, "cp -a /tmp/identity /var/lib/covey/; systemctl start covey")
+    up(second)
+
+
+def test_a_host_that_leaves_is_gone_at_once(hosts: tuple[BootedHost, BootedHost]) -> None:
+    first, second = hosts
+    typed(second, "systemctl kill --signal=SIGINT covey")
+    wait(lambda: "left" in first.shell("agentctl hosts").stdout, first.journal, 10.0)
