@@ -15,6 +15,7 @@ from chaos.rack.hosts import Host, why_not
 
 SYSTEMD = Path("/lib/systemd/systemd")
 ROOT = Path(__file__).parents[2]
+"""Whose code runs there, whatever is installed in this environment."""
 SHARE = "/opt/covey/share/covey"
 BOOTED_S = 30.0
 CLEAR_UP = """
@@ -76,6 +77,8 @@ mkdir -p "$root$SHARE" "$root/old"
 ln -s "$PROGRAMS" "$root/opt/covey/bin"
 cp "$UNITS"/* "$root$SHARE"
 for unit in $HIDDEN; do ln -s /dev/null "$root/etc/systemd/system/$unit"; done
+mkdir -p "$root/etc/systemd/system.conf.d"
+printf '[Manager]\nDefaultEnvironment="PYTHONPATH=%s"\n' "$MODULES" > "$root/etc/systemd/system.conf.d/modules.conf"
 rm -f "$root/etc/machine-id"
 touch "$root/etc/machine-id"
 cat "$FOLDER/hosts" > "$root/etc/hosts"
@@ -125,6 +128,7 @@ class BootedHost(Host):
             "SHARE": SHARE,
             "SYSTEMD": str(SYSTEMD),
             "HIDDEN": " ".join(HIDDEN),
+            "MODULES": str(ROOT),
         }
 
     def power_on(self) -> None:
@@ -147,6 +151,7 @@ class BootedHost(Host):
         return {
             "PATH": "/opt/covey/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": "/run",
+            "PYTHONPATH": str(ROOT),
             "LANG": "C.UTF-8",
             **self.environ,
         }
