@@ -2,6 +2,7 @@
 
 The root of such a host is this machine's, read-only under a layer in memory; its own services are hidden, and what it
 writes is lost with its power. Our programs are in /opt/covey/bin, and what the wheel brings in /opt/covey/share/covey.
+/run/machine-net is the network of this machine, for what the kernel has in that one alone (NBD's netlink).
 """
 
 import os
@@ -53,6 +54,8 @@ mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
+touch "$root/run/machine-net"
+mount --bind /proc/1/ns/net "$root/run/machine-net"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mount -t tmpfs -o mode=755 tmpfs "$root/etc/systemd/system"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
@@ -61,9 +64,8 @@ mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
 mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
-for device in null zero full random urandom tty; do
-    touch "$root/dev/$device"
-    mount --bind "/dev/$device" "$root/dev/$device"
+for device in /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/nbd*; do
+    if [ -e "$device" ]; then touch "$root$device"; mount --bind "$device" "$root$device"; fi
 done
 for path in $OURS; do
     mkdir -p "$root$path"
@@ -136,6 +138,8 @@ class BootedHost(Host):
         self.run(["systemctl", "is-system-running", "--wait"], BOOTED_S)
 
     def power_off(self) -> None:
+        if self.init is None:
+            return
         super().power_off()
         variables = {"FOLDER": str(self.folder), "CGROUP": self._cgroup()}
         subprocess.run([*self.lab.inside(), "bash", "-c", CLEAR_UP], env={**os.environ, **variables}, check=False)
