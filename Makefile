@@ -137,7 +137,7 @@ compiled: $(READY) ## compile the byte path of remote memory for this environmen
 rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.main $(ARGS)
 
-swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified: root, some 10 minutes; not a part of check
+swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, then by the units under systemd: root, some 14 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.swap $(ARGS)
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom

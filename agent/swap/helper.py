@@ -140,6 +140,8 @@ class SwapHelper:
         if kernel.area(device) is not None:
             self._take_back(device)
             self._say(f"swap is off: {device}")
+        if kernel.in_use(device):
+            raise Impossible(f"the kernel has {device} in use", f"swapoff {device}, or unmount it, and detach again")
         with contextlib.closing(_netlink()) as netlink:
             nbd.disconnect(netlink, number)
         return SwapNow()

@@ -3,6 +3,7 @@
 Everything is looked up when it is asked for: nothing is remembered here that could be wrong after a crash.
 """
 
+import errno
 import os
 import re
 import subprocess
@@ -19,11 +20,13 @@ PROGRAM_S = 60.0
 MODULE = "nbd"
 UNLIMITED = 1 << 62
 """What cgroup v1 says of a group without a limit is more than this."""
+DELETED = r"\040(deleted)"
 _DEVICE = re.compile(r"nbd(\d+)")
 
 
 class SwapArea(NamedTuple):
     device: str
+    """As the kernel shows it, which is not always where the device is (`area`)."""
     size_bytes: int
     used_bytes: int
 
@@ -82,7 +85,25 @@ def areas() -> list[SwapArea]:
 
 
 def area(name: str) -> SwapArea | None:
-    return next((each for each in areas() if each.device == name), None)
+    """That of a block device, by its last name: what was switched on in a mount namespace that has ended since, such as
+    that of a service that was restarted, is shown as `/nbd0`."""
+    wanted = name.rpartition("/")[2]
+    return next((each for each in areas() if _last_name(each.device) == wanted), None)
+
+
+def _last_name(shown: str) -> str:
+    return shown.removesuffix(DELETED).rpartition("/")[2]
+
+
+def in_use(name: str) -> bool:
+    """Has the kernel itself this block device, as swap or for a file system, whatever it calls it? OSError."""
+    try:
+        os.close(os.open(name, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return True
+        raise
+    return False
 
 
 def begin(name: str, priority: int) -> None:
@@ -95,7 +116,7 @@ def room(name: str) -> RoomNow:
     """What there is for the pages in the swap area on that device."""
     memory = _numbers((PROC / "meminfo").read_text().replace(":", ""))
     mine = area(name)
-    elsewhere = sum(each.size_bytes - each.used_bytes for each in areas() if each.device != name)
+    elsewhere = sum(each.size_bytes - each.used_bytes for each in areas() if each != mine)
     return RoomNow(
         total_bytes=memory.get("MemTotal", 0) << 10,
         available_bytes=memory.get("MemAvailable", 0) << 10,

@@ -1,6 +1,6 @@
 """`make swap`: a kernel of its own (User-Mode Linux) swaps to remote memory, while its processes are killed.
 
-    python -m chaos.guest.swap            pages, then Redis where it is installed
+    python -m chaos.guest.swap            pages, then Redis where it is installed, then a host that boots systemd
     python -m chaos.guest.swap pages      one of them
     python -m chaos.guest.swap --run 'COMMAND'
 
@@ -16,8 +16,10 @@ from chaos.guest.image import NoGuest
 from chaos.guest.uml import run
 
 WITHIN_S = 900.0
-KINDS = ("pages", "redis")
+KINDS = ("pages", "redis", "systemd")
 PARTS = ("discards",)
+MODULES = "overlay bridge veth"
+"""What hosts with systemd need of the guest's kernel."""
 
 
 def main() -> None:
@@ -32,7 +34,8 @@ def main() -> None:
         parser.error(f"{wrong[0]}: expected {' or '.join(KINDS)}")
     python = shlex.quote(sys.executable)
     scripts = [options.run] if options.run else [
-        f"{python} -P tests/guest/kernel_swap.py {kind}" for kind in options.kinds or KINDS
+        f'{python} -m chaos.guest.modules "$COVEY_MODULES" {MODULES} && {python} -P tests/guest/systemd_swap.py'
+        if kind == "systemd" else f"{python} -P tests/guest/kernel_swap.py {kind}" for kind in options.kinds or KINDS
     ]  # fmt: skip
     code = 0
     try:

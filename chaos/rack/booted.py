@@ -55,7 +55,7 @@ mount -t sysfs sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 touch "$root/run/machine-net"
-mount --bind /proc/1/ns/net "$root/run/machine-net"
+mount --bind /proc/1/ns/net "$root/run/machine-net" 2> /dev/null || rm "$root/run/machine-net"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
 mount -t tmpfs -o mode=755 tmpfs "$root/etc/systemd/system"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
@@ -65,7 +65,7 @@ mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
 ln -s pts/ptmx "$root/dev/ptmx"
 ln -s /proc/self/fd "$root/dev/fd"
 for device in /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/nbd*; do
-    if [ -e "$device" ]; then touch "$root$device"; mount --bind "$device" "$root$device"; fi
+    if [ -e "$device" ]; then cp -a "$device" "$root/dev"; fi
 done
 for path in $OURS; do
     mkdir -p "$root$path"

@@ -45,6 +45,8 @@ class FakeKernel:
         self.areas: dict[str, tuple[int, int]] = {}
         self.memory(1024 * MIB, 512 * MIB)
         self.remembers = True
+        self.held: set[str] = set()
+        """Devices that are in use for something else."""
 
     def memory(self, total: int, available: int) -> None:
         text = MEMINFO.format(total=total >> 10, available=available >> 10)
@@ -81,6 +83,9 @@ class FakeKernel:
     def disconnect(self, netlink: Any, number: int) -> None:
         self.done.append(f"disconnect {number}")
 
+    def in_use(self, device: str) -> bool:
+        return kernel.area(device) is not None or device in self.held
+
     def begin(self, device: str, priority: int) -> None:
         self.done.append(f"swapon {Path(device).name} {priority}")
         self.on(device, 0)
@@ -98,6 +103,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     monkeypatch.setattr(kernel, "SYS", tmp_path / "sys")
     monkeypatch.setattr(kernel, "DEV", tmp_path / "dev")
     monkeypatch.setattr(kernel, "begin", fake.begin)
+    monkeypatch.setattr(kernel, "in_use", fake.in_use)
     monkeypatch.setattr(helper, "_netlink", FakeNetlink)
     for name in ("connect", "reconfigure", "disconnect"):
         monkeypatch.setattr(nbd, name, getattr(fake, name))
@@ -212,6 +218,29 @@ def test_pages_with_room_come_back_and_the_device_goes(
     system.group("max", 900 * MIB, 100 * MIB)
     assert asked.answer(EndSwap(BACKEND), []) == SwapNow()
     assert system.done == ["disconnect 4"]
+
+
+@pytest.mark.parametrize("shown", ["/nbd4", r"/dev/nbd4\040(deleted)", "/run/systemd/old/dev/nbd4"])
+def test_swap_that_another_helper_began_is_taken_back_whatever_its_path_is_now(
+    system: FakeKernel, asked: SwapHelper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shown: str
+) -> None:
+    """The unit has a mount namespace of its own, and with a restart another one. A device that is disconnected while it
+    is swap takes the pages of all programs with it."""
+    swapoff(monkeypatch, tmp_path, f"sed -i /nbd4/d {tmp_path}/proc/swaps")
+    system.device(4, BACKEND)
+    system.on("/dev/nbd40", 0, 100 * MIB)
+    system.on(shown, 50 * MIB)
+    assert asked.answer(AskSwap(BACKEND), []) == SwapNow(kernel.device(4), True, 50 * MIB)
+    assert kernel.room(kernel.device(4)).elsewhere_bytes == 100 * MIB
+    assert asked.answer(EndSwap(BACKEND), []) == SwapNow()
+    assert system.done == ["disconnect 4"]
+
+
+def test_a_device_that_the_kernel_has_in_use_is_never_disconnected(system: FakeKernel, asked: SwapHelper) -> None:
+    system.device(4, BACKEND)
+    system.held.add(kernel.device(4))
+    refused = asked.answer(EndSwap(BACKEND), [])
+    assert isinstance(refused, SwapRefused) and "in use" in refused.why and system.done == []
 
 
 def test_a_group_of_either_version_is_read(system: FakeKernel) -> None:
