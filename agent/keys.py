@@ -21,8 +21,8 @@ def find(config: Config, environ: Mapping[str, str]) -> Path:
         return Path(config.gossip.key_file)
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / NAME
     beside, own = Path(config.source).parent / NAME, Path(config.state_dir) / NAME
-    found = next((path for path in (credential, beside) if path.is_file()), own)
-    if config.gossip.seeds and not found.exists():
+    found = next((path for path in (credential, beside) if _is_there(path)), own)
+    if config.gossip.seeds and not _is_there(found):
         raise ConfigError(
             "there is no gossip key",
             f"{', '.join(config.gossip.seeds)} are seeds, but neither {beside} nor {own} exists",
@@ -31,9 +31,17 @@ def find(config: Config, environ: Mapping[str, str]) -> Path:
     return found
 
 
+def _is_there(path: Path) -> bool:
+    """Also one that this user may not see: to read it says so."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return True
+
+
 def load(path: Path, make: bool) -> list[bytes]:
     """The keys, each 32 bytes. With `make`, a missing file is made (a rack of one can grow by sharing it)."""
-    if make and not path.exists():
+    if make and not _is_there(path):
         generate(path)
     try:
         text = path.read_text("ascii")

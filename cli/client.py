@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import pwd
 import socket
 import sys
 import time
@@ -133,9 +134,19 @@ class Agent:
         reason = getattr(last, "strerror", None) or str(last) or "no answer"
         why = f"{_tried(list(errors))} (from {self.found_by}): {reason}"
         hint = "covey-rack start    (starts what is missing), or: covey-rack status"
-        if "rack" not in self.found_by:
+        if isinstance(last, PermissionError):
+            hint = f"only its own user and root may ask it: sudo -u {_owner(list(errors)[-1])} agentctl ..."
+        elif "rack" not in self.found_by:
             hint = "start one: agentd --config FILE, or name another: agentctl --agent unix:PATH hosts"
         return AgentctlError(NO_AGENT, "no agent answers", why, hint)
+
+
+def _owner(address: str) -> str:
+    """The user of an agent's socket, as far as that can be seen."""
+    try:
+        return pwd.getpwuid(os.stat(address.removeprefix("unix:")).st_uid).pw_name
+    except (OSError, KeyError):
+        return "covey"
 
 
 class Gone(AgentctlError):

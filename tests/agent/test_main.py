@@ -1,6 +1,7 @@
 """agentd as systemd sees it: one real process."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -229,6 +230,19 @@ def test_a_key_is_found_as_named_then_as_systemds_credential_then_beside_agent_t
     assert keys.find(config_of(tmp_path, '[gossip]\nkey_file = "/etc/key"'), environ) == Path("/etc/key")
     assert keys.find(config_of(tmp_path), environ) == credentials / "gossip.key"
     assert keys.find(config_of(tmp_path), {}) == tmp_path / "gossip.key"
+
+
+def test_a_key_that_this_user_may_not_see_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    config = config_of(tmp_path)
+    for name in ("is_file", "read_text"):
+        monkeypatch.setattr(Path, name, refuse)
+    found = keys.find(config, {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    with pytest.raises(ConfigError, match=f"cannot read the gossip key in {tmp_path}") as error:
+        keys.load(found, make=True)
+    assert "Permission denied" in error.value.why
 
 
 def test_a_host_with_seeds_makes_no_key_that_nobody_else_has(tmp_path: Path) -> None:

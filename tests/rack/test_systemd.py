@@ -112,6 +112,15 @@ def test_a_job_may_what_any_user_may_and_the_rest_fails_without_killing_it(
     assert typed(first, "stat -c '%a %U' /tmp/made-by-a-job").strip() == "640 covey", "as the umask of who submitted it"
 
 
+def test_another_user_is_told_whose_agent_it_is(hosts: tuple[BootedHost, BootedHost]) -> None:
+    first, _ = hosts
+    refused = first.shell("useradd alice; setpriv --reuid alice --clear-groups agentctl hosts")
+    assert refused.returncode == 5
+    assert "Permission denied" in refused.stderr
+    assert "sudo -u covey agentctl" in refused.stderr
+    typed(first, "setpriv --reuid covey --clear-groups agentctl hosts")
+
+
 def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, BootedHost]) -> None:
     drop_in = PAGE.read_text().partition("`systemctl edit covey` with\n\n```ini\n")[2].partition("```")[0]
     for host in hosts:
