@@ -92,7 +92,7 @@ def up(host: BootedHost) -> None:
     def shown() -> str:
         return host.shell("agentctl hosts").stdout
 
-    wait(lambda: "2 of 2 hosts alive; gpu1 leads" in shown(), lambda: f"{shown()}\n{host.journal()}", 60.0)
+    wait(lambda: "2 of 2 hosts alive; gpu1 leads" in shown(), lambda: f"{shown()}\n{host.journal()}", 60.0, 0.5)
 
 
 def test_a_job_may_what_any_user_may_and_the_rest_fails_without_killing_it(
@@ -121,6 +121,7 @@ def test_another_user_is_told_whose_agent_it_is(hosts: tuple[BootedHost, BootedH
     typed(first, "setpriv --reuid covey --clear-groups agentctl hosts")
 
 
+@pytest.mark.long
 def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, BootedHost]) -> None:
     drop_in = PAGE.read_text().partition("`systemctl edit covey` with\n\n```ini\n")[2].partition("```")[0]
     for host in hosts:
@@ -144,8 +145,9 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, lambda: typed(borrower, "agentctl slabs"), 30.0)
     lives = running(*hosts)
     assert {"sleep", "supervisor", "vold", "spill", "slabd"} <= set(lives)
-    for host in hosts:
-        for line in ("systemctl restart covey", "systemctl stop covey; sleep 1; systemctl start covey"):
+    stopped = "systemctl stop covey; sleep 1; systemctl start covey"
+    for host, lines in ((borrower, ("systemctl restart covey", stopped)), (lender, (stopped,))):
+        for line in lines:
             typed(host, line)
             up(host)
             wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, borrower.journal, 30.0)
@@ -178,7 +180,8 @@ def running(*hosts: BootedHost) -> dict[str, set[int]]:
     return found
 
 
-def test_an_agent_that_dies_or_hangs_is_started_again(hosts: tuple[BootedHost, BootedHost]) -> None:
+@pytest.mark.parametrize("number", ["KILL", pytest.param("STOP", marks=pytest.mark.long)])
+def test_an_agent_that_dies_or_hangs_is_started_again(hosts: tuple[BootedHost, BootedHost], number: str) -> None:
     _, second = hosts
 
     def restarts() -> int:
@@ -187,11 +190,10 @@ def test_an_agent_that_dies_or_hangs_is_started_again(hosts: tuple[BootedHost, B
     def restarted(times: int) -> bool:
         return restarts() == times
 
-    for number in ("KILL", "STOP"):
-        before = restarts()
-        typed(second, f"systemctl kill --kill-who=main --signal={number} covey")
-        wait(partial(restarted, before + 1), second.journal, 40.0)
-        up(second)
+    before = restarts()
+    typed(second, f"systemctl kill --kill-who=main --signal={number} covey")
+    wait(partial(restarted, before + 1), second.journal, 40.0, 0.5)
+    up(second)
 
 
 def test_state_that_cannot_be_trusted_keeps_it_down_and_says_why(hosts: tuple[BootedHost, BootedHost]) -> None:
