@@ -14,14 +14,16 @@ _LINE = re.compile(r"^[0-9a-f]{64}$")
 
 
 def find(config: Config, environ: Mapping[str, str]) -> Path:
-    """The file named in agent.toml, else systemd's credential, else the one beside agent.toml, else the state
-    directory's own, which need not exist. ConfigError when none is there and the seeds are other hosts: a key that is
-    made here opens nothing of theirs."""
+    """The file named in agent.toml, else systemd's credential if a key is in it, else the one beside agent.toml, else
+    the state directory's own, which need not exist. ConfigError when none is there and the seeds are other hosts: a key
+    that is made here opens nothing of theirs."""
     if config.gossip.key_file:
         return Path(config.gossip.key_file)
     credential = Path(environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / NAME
     beside, own = Path(config.source).parent / NAME, Path(config.state_dir) / NAME
-    found = next((path for path in (credential, beside) if _is_there(path)), own)
+    if _is_there(credential) and not _is_empty(credential):
+        return credential
+    found = beside if _is_there(beside) else own
     if config.gossip.seeds and not _is_there(found):
         raise ConfigError(
             "there is no gossip key",
@@ -39,6 +41,18 @@ def _is_there(path: Path) -> bool:
         return True
 
 
+def _is_empty(path: Path) -> bool:
+    """Comments only: what the unit gives where nobody made a key."""
+    try:
+        return not _lines(path.read_text("ascii"))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
 def load(path: Path, make: bool) -> list[bytes]:
     """The keys, each 32 bytes. With `make`, a missing file is made (a rack of one can grow by sharing it)."""
     if make and not _is_there(path):
@@ -49,7 +63,7 @@ def load(path: Path, make: bool) -> list[bytes]:
         raise ConfigError(
             f"cannot read the gossip key in {path}", str(error), "copy the file from another host of the rack"
         ) from error
-    found = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    found = _lines(text)
     if not 1 <= len(found) <= KEYS_MAX or not all(_LINE.match(line) for line in found):
         why = f"expected 1 to {KEYS_MAX} lines of 64 hex digits"
         raise ConfigError(f"{path} does not hold gossip keys", why, "copy the file from another host of the rack")

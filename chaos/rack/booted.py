@@ -9,16 +9,19 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaos.rack.hosts import Host, why_not
+from chaos.rack.hosts import Host, NoLaboratory, why_not
 
 SYSTEMD = Path("/lib/systemd/systemd")
 ROOT = Path(__file__).parents[2]
 """Whose code runs there, whatever is installed in this environment."""
 SHARE = "/opt/covey/share/covey"
 BOOTED_S = 30.0
+BOOTED = ("running", "degraded")
+"""`degraded`: some unit of the machine's own failed, which is none of ours."""
 CLEAR_UP = """
 mount -t cgroup2 cgroup2 "$FOLDER/run" || exit 0
 for _ in $(seq 50); do
@@ -135,7 +138,11 @@ class BootedHost(Host):
 
     def power_on(self) -> None:
         super().power_on()
-        self.run(["systemctl", "is-system-running", "--wait"], BOOTED_S)
+        until_s = time.monotonic() + BOOTED_S
+        while (said := self.run(["systemctl", "is-system-running", "--wait"], BOOTED_S)).stdout.strip() not in BOOTED:
+            if time.monotonic() > until_s:
+                raise NoLaboratory(f"{self.name} has not booted after {BOOTED_S:g} s: {said.stdout}{said.stderr}")
+            time.sleep(0.1)
 
     def power_off(self) -> None:
         if self.init is None:

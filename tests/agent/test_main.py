@@ -230,6 +230,8 @@ def test_a_key_is_found_as_named_then_as_systemds_credential_then_beside_agent_t
     assert keys.find(config_of(tmp_path, '[gossip]\nkey_file = "/etc/key"'), environ) == Path("/etc/key")
     assert keys.find(config_of(tmp_path), environ) == credentials / "gossip.key"
     assert keys.find(config_of(tmp_path), {}) == tmp_path / "gossip.key"
+    (credentials / "gossip.key").write_text("#")
+    assert keys.find(config_of(tmp_path), environ) == tmp_path / "gossip.key", "the unit found none"
 
 
 def test_a_key_that_this_user_may_not_see_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

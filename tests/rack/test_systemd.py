@@ -203,7 +203,10 @@ def test_state_that_cannot_be_trusted_keeps_it_down_and_says_why(hosts: tuple[Bo
     state = typed(second, "sleep 2; systemctl show covey -p ActiveState -p ExecMainStatus --value").split()
     assert state == ["failed", "3"] or state == ["3", "failed"]
     assert "the identity of this host cannot be read" in second.journal()
-    typed(second, "cp -a /tmp/identity /var/lib/covey/; systemctl start covey")
+    typed(second, "cp -a /tmp/identity /var/lib/covey/; mv /etc/covey/gossip.key /tmp")
+    assert second.shell("systemctl start covey").returncode
+    assert "there is no gossip key" in second.journal(), "not systemd's own word for it"
+    typed(second, "mv /tmp/gossip.key /etc/covey; systemctl restart covey")
     up(second)
 
 
