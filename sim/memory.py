@@ -7,7 +7,7 @@ Without more it rebuilds the paper's cluster (32 hosts, 90 containers) and its b
   sensitivity  what the paper leaves open about its workload
   racks        volumes kept in memory only, and a whole rack is lost
   views        1,000 and 5,000 hosts that choose on gossip 0 to 10 s old
-  large        the cluster on 1,000 and 5,000 hosts (--crowd; hours, so no part of `all`)
+  large        the cluster on 1,000 and 5,000 hosts (--crowd; an hour, so no part of `all`)
 Your own rack: --file containers.csv with the columns host,limit,working_set (sizes such as 12 GiB).
 """
 
