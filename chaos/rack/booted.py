@@ -6,7 +6,6 @@ writes is lost with its power. Our programs are in /opt/covey/bin, and what the 
 """
 
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ SYSTEMD = Path("/lib/systemd/systemd")
 ROOT = Path(__file__).parents[2]
 """Whose code runs there, whatever is installed in this environment."""
 SHARE = "/opt/covey/share/covey"
-BOOTED_S = 30.0
+BOOTED_S = 60.0
 BOOTED = ("running", "degraded")
 """`degraded`: some unit of the machine's own failed, which is none of ours."""
 CLEAR_UP = """
@@ -70,14 +69,14 @@ ln -s /proc/self/fd "$root/dev/fd"
 for device in /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /dev/nbd*; do
     if [ -e "$device" ]; then cp -a "$device" "$root/dev"; fi
 done
-for path in $OURS; do
+while read -r path; do
     mkdir -p "$root$path"
     mount --rbind "$path" "$root$path"
     while [ "$path" != / ]; do
         path=$(dirname "$path")
         chmod o+x "$root$path"
     done
-done
+done <<< "$OURS"
 mkdir -p "$root$SHARE" "$root/old"
 ln -s "$PROGRAMS" "$root/opt/covey/bin"
 cp "$UNITS"/* "$root$SHARE"
@@ -110,8 +109,9 @@ def why_not_booted() -> str:
 
 def _outermost(paths: set[Path]) -> Iterator[Path]:
     """Those that are in none of the others, and not where every host has them."""
-    for path in sorted(paths):
-        if not any(other in path.parents for other in paths | {Path("/usr")}):
+    everywhere = Path("/usr")
+    for path in sorted(paths - {everywhere}):
+        if not any(other in path.parents for other in paths | {everywhere}):
             yield path
 
 
@@ -127,7 +127,7 @@ class BootedHost(Host):
             **super().made_with(),
             "ROOT_UP": ROOT_UP,
             "CGROUP": self._cgroup(),
-            "OURS": shlex.join(map(str, ours)),
+            "OURS": "\n".join(map(str, ours)),
             "PROGRAMS": str(programs),
             "UNITS": str(ROOT / "systemd"),
             "SHARE": SHARE,
