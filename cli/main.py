@@ -31,6 +31,7 @@ NOUNS = {
     "tensors": (LOOK, "whose gradients are summed where"),
     "leader": (LOOK, "who leads, and since when"),
     "status": (LOOK, "the answering agent and its plugins"),
+    "doctor": (LOOK, "what is wrong, what this host lacks, and the next step for each"),
     "submit": (ACT, "start a job: agentctl submit --workers 4 -- python train.py"),
     "cancel": (ACT, "end a job"),
     "move": (ACT, "have ranks go on on another host: agentctl move j1 gpu2"),
@@ -129,7 +130,7 @@ ALIASES = {
     "host": "hosts", "nodes": "hosts", "members": "hosts", "gpu": "gpus", "ps": "jobs", "queue": "jobs", "log": "logs",
     "explain": "why", "run": "submit", "kill": "cancel", "delete": "cancel", "stop": "cancel", "quotas": "quota",
     "aggregators": "tensors", "agg": "tensors", "info": "status", "memory": "slabs", "voter": "voters",
-    "quorum": "voters",
+    "quorum": "voters", "check": "doctor", "diagnose": "doctor",
 }  # fmt: skip
 """What people type who come from elsewhere -> the noun they look for."""
 

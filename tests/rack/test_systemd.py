@@ -73,6 +73,7 @@ def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
         said = typed(first, "systemctl status covey --no-pager; agentctl hosts")
         assert "Active: active (running)" in said
         assert "1 of 1 host alive; gpu1 leads" in said
+        assert "good     covey.service: as it comes with this version" in typed(first, "agentctl doctor")
         key = first.shell("cat /etc/covey/gossip.key").stdout
         others = [line for line in installation() if "--make-key" not in line]
         typed(second, "set -e; " + "\n".join(others[:-2]))
