@@ -1,5 +1,7 @@
 """Seeds that show new states are kept and varied; a variation is as repeatable as its seed."""
 
+import pytest
+
 from chaos import novelty
 from chaos.faults import Partition, strike, swarm
 from chaos.novelty import Seen, signature, varied
@@ -36,6 +38,7 @@ def test_states_are_counted_without_changing_the_story_and_another_one_shows_oth
     assert seen.states > known
 
 
+@pytest.mark.long
 def test_a_variation_is_another_story_than_its_seed() -> None:
     assert tell("swarm", 2, until=60.0, vary=1).story_hash == tell("swarm", 2, until=60.0, vary=1).story_hash
     hashes = {tell("swarm", 2, until=60.0, vary=number).story_hash for number in range(4)}

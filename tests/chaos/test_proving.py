@@ -63,6 +63,7 @@ def test_a_copy_whose_processes_would_see_the_original_is_refused(
         Workbench(tmp_path / "copy", tree)
 
 
+@pytest.mark.long
 def test_a_test_that_is_red_without_the_bug_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proof = Proof(tmp_path, [HEARD_ONCE], cpu_s=0, workers=1)
     other = proof.clean.folder / "gossip/packet.py"

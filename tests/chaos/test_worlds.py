@@ -43,7 +43,11 @@ def test_one_letter_to_the_dead_that_holds_up_all_others_is_noticed(monkeypatch:
     ("name", "wrong", "noticed"),
     [
         ("health", lambda score, change: 0, "is deaf, and asked others"),
-        ("claim", lambda state, same, news: "reclaim" if not same else "news" if news else "none", "which lives"),
+        (
+            "change",
+            lambda state, claimed, news: "reclaim" if claimed != "same" else "news" if news else "none",
+            "which lives",
+        ),
         ("STATES", ("alive", "gone", "suspect", "left"), "is gone, and goes on as before"),
     ],
 )
