@@ -8,6 +8,7 @@ writes is lost with its power. Our programs are in /opt/covey/bin, and what the 
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,14 @@ SHARE = "/opt/covey/share/covey"
 BOOTED_S = 60.0
 BOOTED = ("running", "degraded")
 """`degraded`: some unit of the machine's own failed, which is none of ours."""
+TRIAL = """
+set -e
+mount -t tmpfs tmpfs "$FOLDER"
+mkdir "$FOLDER/upper" "$FOLDER/work" "$FOLDER/root" "$FOLDER/groups"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$FOLDER/upper,workdir=$FOLDER/work" "$FOLDER/root"
+mount -t cgroup2 cgroup2 "$FOLDER/groups"
+"""
+"""What the kernel must permit."""
 CLEAR_UP = """
 mount -t cgroup2 cgroup2 "$FOLDER/run" || exit 0
 for _ in $(seq 50); do
@@ -104,7 +113,12 @@ def why_not_booted() -> str:
         return "there is no systemd here; next: apt install systemd"
     if os.geteuid():
         return "systemd as a first process needs root"
-    return why_not()
+    if trouble := why_not():
+        return trouble
+    with tempfile.TemporaryDirectory(prefix="covey-booted-") as folder:
+        trial = ["unshare", "--mount", "--propagation", "private", "bash", "-c", TRIAL]
+        tried = subprocess.run(trial, env={**os.environ, "FOLDER": folder}, capture_output=True, text=True, check=False)
+    return f"{tried.stderr.strip()}; next: a machine with overlayfs and cgroup2" if tried.returncode else ""
 
 
 def _outermost(paths: set[Path]) -> Iterator[Path]:

@@ -152,7 +152,10 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
             typed(host, line)
             up(host)
             wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, borrower.journal, 30.0)
-            wait(lambda: running(*hosts) == lives, lambda: f"{lives}\n{running(*hosts)}\n{borrower.journal()}", 30.0)
+            now = running(*hosts)
+            assert lives.pop("aggd", set()) <= now.pop("aggd", set()), "the other host may begin one"
+            assert now == lives, f"{host.name}: {line}"
+            lives = running(*hosts)
     typed(borrower, memory("assert memory.read(0, len(data)) == data"))
     assert " running " in typed(borrower, "agentctl jobs")
     wait(lambda: re.search("gpu2 .* 8 ", lender.shell("agentctl hosts").stdout), lender.journal, 30.0)
