@@ -160,7 +160,7 @@ def of_host(looked: Looked) -> Iterator[Finding]:
         yield Finding("sockets", "lacking", why, next)
     if looked.no_faults:
         why = f"{looked.no_faults}: a RemoteArray of this user is read and written by calls alone"
-        yield Finding("arrays", "lacking", why, "sysctl vm.unprivileged_userfaultfd=1, or Linux 5.19")
+        yield Finding("arrays", "lacking", why, "Linux 5.19 or newer, without a sandbox that forbids userfaultfd")
     if looked.ptrace_scope is not None and looked.ptrace_scope > 1:
         why = f"kernel.yama.ptrace_scope is {looked.ptrace_scope}: ranks of a host copy large tensors for one another"
         yield Finding("tensors", "lacking", why, "sysctl kernel.yama.ptrace_scope=1")
