@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -139,6 +139,9 @@ rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated
 
 swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, then by the units under systemd: root, some 14 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.swap $(ARGS)
+
+elsewhere: $(READY) ## the gate, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
+	@$(BIN)/python -m chaos.guest.elsewhere $(or $(RELEASE),trixie) $(if $(RUN),--run '$(RUN)')
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python docs/picture.py

@@ -5,6 +5,7 @@ import ctypes
 import mmap
 import os
 import weakref
+from typing import Any
 
 import numpy
 
@@ -30,7 +31,7 @@ def map_shared(descriptor: int, size: int, at: int) -> memoryview:
     )
     if address in (None, _FAILED):
         raise OSError(ctypes.get_errno(), f"cannot map {size} bytes: {os.strerror(ctypes.get_errno())}")
-    whole = (ctypes.c_ubyte * size).from_address(address)
+    whole: Any = (ctypes.c_ubyte * size).from_address(address)  # numpy's releases differ in what they say it is
     weakref.finalize(whole, _libc.munmap, address, size).atexit = False
-    found: memoryview = numpy.frombuffer(whole, numpy.uint8).data  # type: ignore[call-overload]
+    found: memoryview = numpy.frombuffer(whole, numpy.uint8).data
     return found
