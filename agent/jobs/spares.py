@@ -17,7 +17,7 @@ A spare that was asked to become a rank, and does not say whether it has, is the
 import asyncio
 import contextlib
 
-from agent.jobs.claimed_socket import ClaimedSocket
+from agent.jobs.claimed_socket import claimed_socket
 from agent.jobs.spare_frames import (
     SPARES_MAX,
     KeepSpares,
@@ -65,7 +65,7 @@ class SparesKeeper:
         self._alone_since_s = env.clock.boot_s()
 
     async def run(self) -> None:
-        async with ClaimedSocket(self._env, self._config.socket, self._serve).claimed() as first:
+        async with claimed_socket(self._env, self._config.socket, self._serve) as first:
             if not first:
                 return
             self._env.spawn("spares", self._fill())

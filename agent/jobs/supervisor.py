@@ -39,7 +39,7 @@ from typing import Any
 
 import msgspec
 
-from agent.jobs.claimed_socket import ClaimedSocket
+from agent.jobs.claimed_socket import claimed_socket
 from agent.jobs.connected_agents import ConnectedAgents
 from agent.jobs.endings import EXTENSION_MAX_S, asked_to_end, extended
 from agent.jobs.rank_lease import HeldLease
@@ -107,7 +107,7 @@ class Supervisor:
         self._agents = ConnectedAgents(config, self._heard)
 
     async def run(self) -> None:
-        async with ClaimedSocket(self._env, self._config.socket, self._agents.serve).claimed() as first:
+        async with claimed_socket(self._env, self._config.socket, self._agents.serve) as first:
             if not first:
                 return
             self._ranks_here.adopt()

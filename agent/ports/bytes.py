@@ -15,6 +15,8 @@ from covey.ports import Accept, Address, ByteStream, Handed, HeldPort, Listener,
 
 CONNECTIONS_MAX = 2048
 """Accepted per listener; what comes beyond is closed at once."""
+FOUND_CHECK_S = 2.0
+"""How often a unix socket is looked for at its path."""
 
 
 class SocketListener:
@@ -26,6 +28,8 @@ class SocketListener:
         self._tasks: dict[asyncio.Task[None], SocketStream] = {}
         self._unix_path: str | None = None
         self._inode = 0
+        self._uid = -1
+        self._found: asyncio.Task[None] | None = None
         self.address: Address = ""
 
     def stream(self) -> SocketStream:
@@ -56,12 +60,55 @@ class SocketListener:
 
     def serve(self, server: asyncio.Server, address: Address) -> None:
         self._server, self.address = server, address
-        if address.startswith("unix:"):
-            self._unix_path = address.removeprefix("unix:")
-            self._inode = os.stat(self._unix_path).st_ino
+
+    async def serve_unix(self, path: str, uid: int) -> None:
+        """OSError. Where its file is removed it comes back."""
+        await self._bind(path, uid)
+        self._unix_path, self._uid, self.address = path, uid, f"unix:{path}"
+        self._found = asyncio.get_running_loop().create_task(self._keep(), name=f"keep {self.address}")
+
+    async def _bind(self, path: str, uid: int) -> None:
+        bound = bind_unix(path, uid=uid)
+        lost = self._server
+        # No await between binding and listening: no other task runs before the server listens.
+        self._server = await asyncio.get_running_loop().create_unix_server(self.stream, sock=bound)
+        self._inode = os.stat(path).st_ino
+        if lost is not None:
+            lost.close()
+
+    async def _keep(self) -> None:
+        """Somebody may remove the folder of sockets, make it again, and look for us there (systemd does when a service
+        stops and starts)."""
+        told = False
+        while True:
+            await asyncio.sleep(FOUND_CHECK_S)
+            path = self._unix_path
+            if path is None:
+                return
+            if not self._is_lost(path):
+                continue
+            try:
+                await self._bind(path, self._uid)
+            except OSError as error:
+                if not told:
+                    self._log.warning("nobody can reach this socket", address=self.address, why=str(error))
+                told = True
+            else:
+                self._log.info("socket was removed, and is there again", address=self.address)
+                told = False
+
+    def _is_lost(self, path: str) -> bool:
+        """And could be made again: a folder that is gone is somebody else's to make."""
+        try:
+            return os.stat(path).st_ino != self._inode
+        except OSError:
+            return os.path.isdir(os.path.dirname(path) or ".")
 
     async def close(self) -> None:
         """Idempotent. The socket file goes first, if it is still ours."""
+        if self._found is not None:
+            self._found.cancel()
+            self._found = None
         if self._unix_path is not None:
             with contextlib.suppress(FileNotFoundError):
                 if os.stat(self._unix_path).st_ino == self._inode:
@@ -86,27 +133,24 @@ class SocketBytes:
 
     async def listen(self, bind: Address, accept: Accept, uid: int = -1, bulk: bool = False) -> Listener:
         """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
-        listener is replaced; a lock on the directory serialises two processes that try at the same moment."""
+        listener is replaced; a lock on the directory serialises two processes that try at the same moment. A unix
+        socket that somebody removed is at its path again within 2 s."""
         listener = SocketListener(accept, self._log, bulk and bind.startswith("unix:"))
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
-            bound = bind_unix(bind.removeprefix("unix:"), uid=uid)
-            # No await between binding and listening: no other task runs before the server listens.
-            server = await loop.create_unix_server(listener.stream, sock=bound)
-            address = bind
-        else:
-            ip, port = ip_port(bind)
-            bound = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                bound.setblocking(False)
-                bound.bind((ip, port))
-                server = await loop.create_server(listener.stream, sock=bound, backlog=512)
-            except OSError:
-                bound.close()
-                raise
-            address = ip_port_text(bound.getsockname())
-        listener.serve(server, address)
+            await listener.serve_unix(bind.removeprefix("unix:"), uid)
+            return listener
+        ip, port = ip_port(bind)
+        bound = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setblocking(False)
+            bound.bind((ip, port))
+            server = await loop.create_server(listener.stream, sock=bound, backlog=512)
+        except OSError:
+            bound.close()
+            raise
+        listener.serve(server, ip_port_text(bound.getsockname()))
         return listener
 
     async def connect(self, to: Address, timeout_s: float = 2.0) -> ByteStream:

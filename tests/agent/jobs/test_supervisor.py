@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.jobs import supervisor
-from agent.jobs.claimed_socket import SOCKET_CHECK_S
 from agent.jobs.endings import EXTENSION_MAX_S
 from agent.jobs.supervision import (
     CANNOT_START,
@@ -353,23 +352,6 @@ async def test_siblings_of_a_rank_that_was_killed_are_stopped_and_told_by_what(
     assert supervisor.SIBLINGS_S <= env.clock.now_s() - began_s < supervisor.SIBLINGS_S + 1
     assert list(ended.codes.items()) == [(1, -signal.SIGKILL), (0, -signal.SIGTERM)], "in the order they ended"
     assert ended.reason == "rank 1 was killed by signal 9; its siblings on this host were stopped"
-
-
-@played(7)
-async def test_a_control_socket_that_was_removed_comes_back(env: Env, told: SupervisorConfig, story: Story) -> None:
-    stream = await meet(env, told)
-    await status(stream, running)
-    lost = [r for p in story.host.find("sup") for r in list(p.resources) if "sup.sock" in str(vars(r))]
-    assert lost
-    for listener in lost:
-        listener.release()
-    with pytest.raises(ConnectionError):
-        await env.bytes.connect(told.socket)
-    await asyncio.sleep(2 * SOCKET_CHECK_S)
-    again = await meet(env, told)
-    assert running(await status(again, running))
-    await again.write(pack(StopRanks(1.0, "found again")))
-    assert (await status(again, lambda state: state.ended)).reason == "found again"
 
 
 @played(8, ranks_s=3.0)

@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import random
+import shutil
 import socket
 import stat
 import sys
@@ -284,6 +285,40 @@ async def test_a_socket_file_left_by_a_dead_process_is_replaced_and_a_living_one
 
 async def _nobody(_stream: ByteStream) -> None:
     """Nobody comes."""
+
+
+@both_loops
+async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
+    short: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.ports.bytes.FOUND_CHECK_S", 0.01)
+    folder = f"{short}/run"
+    path = f"{folder}/x.sock"
+    listener, near, far = await pair(f"unix:{path}")
+
+    def said() -> list[str]:
+        return [line for line in LINES.text.splitlines() if "nobody can reach" in line and path in line]
+
+    shutil.rmtree(folder)
+    await asyncio.sleep(0.05)
+    assert os.listdir(short) == [], "it is not ours to make"
+    os.mkdir(folder)
+    await until(lambda: os.path.exists(path))
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    (await PORT.connect(f"unix:{path}")).close()
+    await near.write(b"still here")
+    assert await read(far, 10) == b"still here"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{folder}/y.sock")
+        other.listen(8)
+        os.rename(f"{folder}/y.sock", path)
+        inode = os.stat(path).st_ino
+        await until(said)
+        await asyncio.sleep(0.05)
+        assert len(said()) == 1
+        await listener.close()
+        assert os.stat(path).st_ino == inode, "another process listens there"
+    near.close()
 
 
 @both_loops
