@@ -128,7 +128,7 @@ def test_another_user_is_told_whose_agent_it_is(hosts: tuple[BootedHost, BootedH
 def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, BootedHost]) -> None:
     drop_in = PAGE.read_text().partition("`systemctl edit covey` with\n\n```ini\n")[2].partition("```")[0]
     for host in hosts:
-        typed(host, "mkdir /etc/systemd/system/covey.service.d")
+        typed(host, "mkdir -p /etc/systemd/system/covey.service.d")
         written(host, "/etc/systemd/system/covey.service.d/containers.conf", drop_in)
         typed(host, "systemctl daemon-reload && systemctl restart covey")
         up(host)
@@ -141,8 +141,11 @@ def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, Boo
 def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     hosts: tuple[BootedHost, BootedHost],
 ) -> None:
-    """Also over `stop` and `start`: by default systemd removes the folder of sockets between the two."""
+    """Also over `stop` and `start`: the unit of an older version lets systemd remove the folder of sockets between."""
     borrower, lender = hosts
+    typed(borrower, "mkdir -p /etc/systemd/system/covey.service.d")
+    written(borrower, "/etc/systemd/system/covey.service.d/older.conf", "[Service]\nRuntimeDirectoryPreserve=restart\n")
+    typed(borrower, "systemctl daemon-reload")
     typed(borrower, "cd /; agentctl submit -- sleep 600")
     typed(borrower, memory("memory.write(0, data)"))
     wait(lambda: "8/8" in borrower.shell("agentctl volumes").stdout, lambda: typed(borrower, "agentctl slabs"), 30.0)
