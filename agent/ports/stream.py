@@ -43,6 +43,8 @@ FILLS_MAX: Final = 16
 """How often a driver is told in one turn that what it wanted is there. With many requests under way both ends would
 take turns otherwise: one handles all of them while the other waits."""
 
+_WRITELINES_NEVER_PAUSE: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+"""CVE-2024-12254: the transports of that asyncio hold any number of bytes that were given to `writelines`."""
 _PEERCRED = struct.Struct("3i")
 
 
@@ -63,6 +65,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._polite = self._held = self._driven_soon = False
         self._lender: PageLender | None = None
         self._lends = True
+        self._joins = False
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
         self.uid = -1
@@ -141,7 +144,15 @@ class SocketStream(asyncio.BufferedProtocol):
         self._drive_soon()
 
     def send(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        if self._ended is None and self._transport is not None:
+        if self._ended is None:
+            self._give(parts)
+
+    def _give(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        if self._transport is None:
+            return
+        if self._joins:
+            self._transport.write(b"".join(parts))
+        else:
             self._transport.writelines(parts)
 
     def _drive_soon(self) -> None:
@@ -218,7 +229,7 @@ class SocketStream(asyncio.BufferedProtocol):
             again = True
         self._raise_if_ended()
         assert self._transport is not None
-        self._transport.writelines([_octets(part) for part in parts if len(part)])
+        self._give([_octets(part) for part in parts if len(part)])
         try:
             while self._held_up():
                 await self._wait_writable(first=True)
@@ -317,6 +328,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]  # uvloop's transports are no subclasses
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=0)
+        self._joins = _WRITELINES_NEVER_PAUSE and type(transport).__module__.startswith("asyncio.")
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)

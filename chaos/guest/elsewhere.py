@@ -46,6 +46,8 @@ cd "$TREE"
 exec sh -c "$RUN"
 """
 """In a mount namespace of its own."""
+HERE = ("PYENV", "PYTHON", "VIRTUAL_ENV", "MAKE", "MFLAGS")
+"""Variables that speak of this machine's Python, or of the make that we may be in."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -75,7 +77,7 @@ def run(suite: str, command: str) -> int:
     if os.geteuid() != 0:
         raise NoGuest("its root belongs to root; next: sudo make elsewhere")
     words = {"NEW": str(made(suite)), "TREE": str(root()), "RUN": command, "PATH": PATH, "HOME": "/root"}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYENV", "VIRTUAL_ENV"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(HERE)}
     entered = ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER]
     return subprocess.run(entered, env=inherited | words, check=False).returncode
 
