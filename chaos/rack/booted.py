@@ -1,7 +1,7 @@
 """Hosts of a laboratory whose first process is systemd, so that units run as on bare metal: users, sandbox, watchdog.
 
-The root of such a host is this machine's, read-only under a layer in memory; its own services are hidden, and what it
-writes is lost with its power. Our programs are in /opt/covey/bin, and what the wheel brings in /opt/covey/share/covey.
+The root of such a host is this machine's, read-only under a layer that stays when its power goes; the machine's own
+services are hidden. Our programs are in /opt/covey/bin, and what the wheel brings in /opt/covey/share/covey.
 /run/machine-net is the network of this machine, for what the kernel has in that one alone (NBD's netlink).
 """
 
@@ -54,12 +54,17 @@ umount "$FOLDER/run"
 exec unshare --cgroup --mount --propagation unchanged bash -c "$ROOT_UP"
 """
 """A group of processes of its own for each host."""
+DISK_UP = """
+mountpoint -q "$FOLDER/state" || mount -t tmpfs tmpfs "$FOLDER/state"
+chmod 755 "$FOLDER/state"
+"""
+"""In the laboratory itself, whose mounts no host's power ends."""
 
 ROOT_UP = """
 set -e
 layer="$FOLDER/state" root="$FOLDER/root"
-mount -t tmpfs -o mode=755 tmpfs "$layer"
-mkdir "$layer/upper" "$layer/work"
+first=$(if [ -e "$layer/upper" ]; then echo no; else echo yes; fi)
+mkdir -p "$layer/upper" "$layer/work" "$layer/units"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$layer/upper,workdir=$layer/work" "$root"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
@@ -68,7 +73,7 @@ mount -t tmpfs -o mode=755 tmpfs "$root/run"
 touch "$root/run/machine-net"
 mount --bind /proc/1/ns/net "$root/run/machine-net" 2> /dev/null || rm "$root/run/machine-net"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
-mount -t tmpfs -o mode=755 tmpfs "$root/etc/systemd/system"
+mount --bind "$layer/units" "$root/etc/systemd/system"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 mkdir "$root/dev/pts" "$root/dev/shm"
 mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
@@ -86,14 +91,15 @@ while read -r path; do
         chmod o+x "$root$path"
     done
 done <<< "$OURS"
-mkdir -p "$root$SHARE" "$root/old"
-ln -s "$PROGRAMS" "$root/opt/covey/bin"
-cp "$UNITS"/* "$root$SHARE"
-for unit in $HIDDEN; do ln -s /dev/null "$root/etc/systemd/system/$unit"; done
-mkdir -p "$root/etc/systemd/system.conf.d"
-printf '[Manager]\nDefaultEnvironment="PYTHONPATH=%s"\n' "$MODULES" > "$root/etc/systemd/system.conf.d/modules.conf"
-rm -f "$root/etc/machine-id"
-touch "$root/etc/machine-id"
+if [ $first = yes ]; then
+    mkdir -p "$root$SHARE" "$root/old" "$root/etc/systemd/system.conf.d"
+    ln -s "$PROGRAMS" "$root/opt/covey/bin"
+    cp "$UNITS"/* "$root$SHARE"
+    for unit in $HIDDEN; do ln -s /dev/null "$root/etc/systemd/system/$unit"; done
+    printf '[Manager]\nDefaultEnvironment="PYTHONPATH=%s"\n' "$MODULES" > "$root/etc/systemd/system.conf.d/modules.conf"
+    rm -f "$root/etc/machine-id"
+    touch "$root/etc/machine-id"
+fi
 cat "$FOLDER/hosts" > "$root/etc/hosts"
 echo "$NAME" > "$root/etc/hostname"
 hostname "$NAME"
@@ -151,6 +157,7 @@ class BootedHost(Host):
         }
 
     def power_on(self) -> None:
+        self._in_laboratory(DISK_UP)
         super().power_on()
         until_s = time.monotonic() + BOOTED_S
         while (said := self.run(["systemctl", "is-system-running", "--wait"], BOOTED_S)).stdout.strip() not in BOOTED:
@@ -162,8 +169,11 @@ class BootedHost(Host):
         if self.init is None:
             return
         super().power_off()
+        self._in_laboratory(CLEAR_UP)
+
+    def _in_laboratory(self, script: str) -> None:
         variables = {"FOLDER": str(self.folder), "CGROUP": self._cgroup()}
-        subprocess.run([*self.lab.inside(), "bash", "-c", CLEAR_UP], env={**os.environ, **variables}, check=False)
+        subprocess.run([*self.lab.inside(), "bash", "-c", script], env={**os.environ, **variables}, check=False)
 
     def _cgroup(self) -> str:
         """In the tree of this process."""

@@ -220,6 +220,25 @@ def test_state_that_cannot_be_trusted_keeps_it_down_and_says_why(hosts: tuple[Bo
     up(second)
 
 
+@pytest.mark.long
+def test_a_host_that_lost_its_power_boots_into_the_rack(hosts: tuple[BootedHost, BootedHost]) -> None:
+    """Once a lender, then the host whose volume it is: its log is on its disk, and nobody types anything."""
+    borrower, lender = hosts
+    typed(borrower, memory("memory.write(0, data)"))
+
+    def mapped() -> bool:
+        """Every byte is right, wherever it is: slabs that are asked for find a lender again."""
+        typed(borrower, memory("assert memory.read(0, len(data)) == data"))
+        return "8/8" in borrower.shell("agentctl volumes").stdout
+
+    for host in (lender, borrower):
+        host.power_off()
+        host.power_on()
+        for each in hosts:
+            up(each)
+        wait(mapped, borrower.journal, 60.0, 1.0)
+
+
 def test_a_host_that_leaves_is_gone_at_once(hosts: tuple[BootedHost, BootedHost]) -> None:
     first, second = hosts
     typed(second, "systemctl kill --signal=SIGINT covey")
