@@ -1,6 +1,7 @@
 """`make elsewhere`: the same tree in another release of Debian, with that release's Python, systemd and kernel.
 
-    python -m chaos.guest.elsewhere trixie                  the gate, then the swap of its kernel (User-Mode Linux)
+    python -m chaos.guest.elsewhere trixie                  the gate, hosts with wheels in /opt/covey, then the swap of
+                                                            its kernel (User-Mode Linux)
     python -m chaos.guest.elsewhere trixie --run 'COMMAND'
 
     packages -> mmdebstrap -> .guest/elsewhere/trixie, made once; entered as the root of a mount namespace
@@ -26,7 +27,7 @@ PACKAGES = (
     *("fuse3", "fio", "nbdkit", "libnbd-bin", "qemu-utils", "redis-server"),
 )
 """What an operator's host has, and the clients of tests."""
-RUN = "make check && make swap ARGS='pages systemd'"
+RUN = "make check && .venv/bin/python -P tests/guest/installed_hosts.py && make swap ARGS='pages systemd'"
 ENTER = """
 set -e
 mount --bind "$NEW" "$NEW"

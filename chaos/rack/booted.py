@@ -84,6 +84,7 @@ for device in /dev/null /dev/zero /dev/full /dev/random /dev/urandom /dev/tty /d
     if [ -e "$device" ]; then cp -a "$device" "$root/dev"; fi
 done
 while read -r path; do
+    [ -n "$path" ] || continue
     mkdir -p "$root$path"
     mount --rbind "$path" "$root$path"
     while [ "$path" != / ]; do
@@ -92,11 +93,15 @@ while read -r path; do
     done
 done <<< "$OURS"
 if [ $first = yes ]; then
-    mkdir -p "$root$SHARE" "$root/old" "$root/etc/systemd/system.conf.d"
-    ln -s "$PROGRAMS" "$root/opt/covey/bin"
-    cp "$UNITS"/* "$root$SHARE"
+    mkdir -p "$root/old" "$root/etc/systemd/system.conf.d"
+    if [ -n "$PROGRAMS" ]; then
+        mkdir -p "$root$SHARE"
+        ln -s "$PROGRAMS" "$root/opt/covey/bin"
+        cp "$UNITS"/* "$root$SHARE"
+        cd "$root/etc/systemd/system.conf.d"
+        printf '[Manager]\nDefaultEnvironment="PYTHONPATH=%s"\n' "$MODULES" > ours.conf
+    fi
     for unit in $HIDDEN; do ln -s /dev/null "$root/etc/systemd/system/$unit"; done
-    printf '[Manager]\nDefaultEnvironment="PYTHONPATH=%s"\n' "$MODULES" > "$root/etc/systemd/system.conf.d/modules.conf"
     rm -f "$root/etc/machine-id"
     touch "$root/etc/machine-id"
 fi
@@ -196,3 +201,13 @@ class BootedHost(Host):
 
     def journal(self, unit: str = "covey", lines: int = 20) -> str:
         return self.run(["journalctl", "-u", unit, "-n", str(lines), "--no-pager", "-o", "cat"]).stdout
+
+
+class InstalledHost(BootedHost):
+    """What is installed in /opt/covey of this machine runs there, and nothing of this tree."""
+
+    def made_with(self) -> dict[str, str]:
+        return {**super().made_with(), "OURS": "", "PROGRAMS": ""}
+
+    def environment(self) -> dict[str, str]:
+        return {name: value for name, value in super().environment().items() if name != "PYTHONPATH"}

@@ -1,0 +1,83 @@
+"""In another release (`make elsewhere`): hosts of systemd with our wheels in /opt/covey, compiled there.
+
+One line for each thing that holds; what does not hold ends it with its traceback.
+"""
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from chaos.rack.agents import wait
+from chaos.rack.booted import InstalledHost
+from chaos.rack.hosts import Laboratory
+from tests.rack.test_systemd import TOML, installation, memory, typed, up, written
+from tests.wheels import build, environment
+
+PLACE = Path("/opt/covey")
+MADE = PLACE / "made-by-a-test"
+BEGAN_S = time.monotonic()
+MAPPED = """
+for pid in $(pgrep -f "agent.program (vold|spill|slabd)"); do
+    echo $(stat -c %U /proc/$pid) $(grep -c mypyc /proc/$pid/maps) $(tr "\\0" " " < /proc/$pid/cmdline)
+done
+"""
+
+
+def say(line: str) -> None:
+    print(f"installed: {time.monotonic() - BEGAN_S:6.1f} s  {line}", flush=True)
+
+
+def installed() -> None:
+    """By pip, from wheels, as the page says; then compiled."""
+    if PLACE.exists() and not MADE.exists():
+        raise SystemExit(f"{PLACE} is somebody's installation\nnext: make elsewhere, whose /opt is its own")
+    shutil.rmtree(PLACE, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="covey-wheels-") as folder:
+        wheels = [build(name, Path(folder)) for name in ("covey_job", "covey_agent")]
+        programs = environment(PLACE, wheels)
+        MADE.touch()
+        more = f"covey-agent[compiled] @ {wheels[1].as_uri()}"
+        subprocess.run([programs / "python", "-m", "pip", "install", "-q", more], cwd="/", check=True)
+    say(f"wheels in {PLACE}, {sys.version.split()[0]}")
+    subprocess.run([programs / "python", "-m", "agent.compiled"], cwd="/", check=True)
+    say("compiled")
+
+
+def main() -> None:
+    installed()
+    with Laboratory(2, kind=InstalledHost) as lab:
+        first, second = (host for host in lab.hosts.values() if isinstance(host, InstalledHost))
+        lines = [line for line in installation() if "--make-key" not in line]
+        for host in (first, second):
+            typed(host, "set -e; " + "\n".join(lines[:-2]))
+            typed(host, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
+        typed(first, "agentd --make-key /etc/covey/gossip.key")
+        written(second, "/etc/covey/gossip.key", typed(first, "cat /etc/covey/gossip.key"))
+        for host in (first, second):
+            typed(host, "set -e; " + "\n".join(lines[-2:]))
+        for host in (first, second):
+            up(host)
+        say(f"two hosts of {typed(first, 'systemctl --version').splitlines()[0]}")
+        script = memory("memory.write(0, data)").replace(sys.executable, f"{PLACE}/bin/python")
+        typed(first, script)
+        wait(lambda: "8/8" in first.shell("agentctl volumes").stdout, first.journal, 30.0)
+        typed(first, script.replace("memory.write(0, data)", "assert memory.read(0, len(data)) == data"))
+        say("32 MiB of remote memory, every byte right")
+        found = [line.split(maxsplit=2) for host in (first, second) for line in typed(host, MAPPED).splitlines()]
+        assert len(found) == 3, found
+        assert all(user == "covey" and int(maps) for user, maps, _ in found), found
+        say("vold, its log and slabd run compiled, as the user covey")
+        said = typed(first, "agentctl doctor")
+        assert "0 wrong" in said and "interpreted" not in said, said
+        say("agentctl doctor: 0 wrong")
+    say("all of it holds")
+
+
+if __name__ == "__main__":
+    main()
