@@ -71,6 +71,9 @@ def test_units_settings_and_the_example_come_with_the_agent(wheel: Wheel) -> Non
     steps = (ROOT / "docs/operations.md").read_text().partition("cd /opt/covey/share/covey")[2].partition("\n\n")[0]
     named = set(re.findall(r"(?<![\w./])(?:\./)?((?:covey|agent)\.[a-z.]+)", steps))
     assert named == SHARED - {"examples/digits.py"}, "docs/operations.md names what the wheel brings"
+    unit = (ROOT / "systemd/covey.service").read_text()
+    assert "Documentation=file:/opt/covey/share/covey/operations.md\n" in unit
+    assert "operations.md" in shared
     assert inside(wheel("covey_job"), ".data") == inside(wheel("covey_tools"), ".data") == []
 
 

@@ -17,7 +17,7 @@ FOLDERS = {"covey_job": "covey", "covey_agent": ".", "covey_tools": "tools"}
 """Name of a wheel -> where its pyproject.toml stands, in the order in which they need one another."""
 NEEDED = (
     *("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos"),
-    *("tools", "systemd", "examples", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
+    *("tools", "systemd", "examples", "docs", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
 )
 LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
 """Files of earlier builds: setuptools would put what they list into new ones."""
