@@ -26,7 +26,7 @@ from covey.units import GIB, MIB
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, StandIn, beneath_pynvml
 
-DEADLINE_S = 0.3
+DEADLINE_S = 1.0
 BUSY = "import time\nheld = bytearray(32 << 20)\nend = time.time() + 20\nwhile time.time() < end: pass\n"
 IDLE = "import time\nheld = bytearray(32 << 20)\ntime.sleep(20)\n"
 HELD = 32 * MIB
