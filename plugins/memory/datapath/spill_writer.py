@@ -290,16 +290,15 @@ async def run_spill(env: Env, config: SpillConfig) -> None:
     memory as that does: when the ring is full, writes of the volume wait for it."""
     env.probes.stay_in_memory(flushes=True)
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    claimed = False
+    claimed = asyncio.Event()
 
     async def serve(stream: ByteStream) -> None:
-        nonlocal claimed
         token = bytearray(TOKEN_BYTES)
         await stream.read_into(memoryview(token))
-        if claimed or not hmac.compare_digest(bytes(token), config.token):
+        if claimed.is_set() or not hmac.compare_digest(bytes(token), config.token):
             env.log.info("refused a connection to the writer of a spill log: it is another one's", peer=stream.peer)
             return
-        claimed = True
+        claimed.set()
         try:
             await stream.write(b"\1")
             hello = await read_frame(stream, order_decoder)
@@ -320,12 +319,13 @@ async def run_spill(env: Env, config: SpillConfig) -> None:
                 raise
             await asyncio.sleep(LOOK_S)
     try:
-        async with asyncio.timeout(HELLO_S):
-            while not claimed:  # noqa: ASYNC110
-                await asyncio.sleep(LOOK_S)
-        await over
-    except TimeoutError:
-        env.log.warning("nobody came to the writer of a spill log", volume=config.volume)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HELLO_S):
+                await claimed.wait()
+        if claimed.is_set():  # also when both were true at once: the machine stood still
+            await over
+        else:
+            env.log.warning("nobody came to the writer of a spill log", volume=config.volume)
     finally:
         await listener.close()
 

@@ -3,6 +3,7 @@ writers than fit in one message, one step or one turn."""
 
 import asyncio
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from agent.ports import disk as disk_port
 from agent.ports.disk import DirectoryDisk
-from plugins.memory.datapath import spill_wire
+from plugins.memory.datapath import spill_wire, spill_writer
 from plugins.memory.datapath.page_table import PageTable
 from plugins.memory.datapath.spill import Spill
 from plugins.memory.machine.spill_log import (
@@ -27,7 +28,7 @@ from plugins.memory.machine.spill_log import (
 )
 from plugins.memory.policy import log_records, spilling
 from tests.plugins.memory.ports import Bench, a_bench, a_volume, placed, read, soon, write
-from tests.plugins.memory.spilled import PAGE, content, look
+from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, content, look
 from tests.plugins.memory.test_spill import RUNNING, damaged, die, opened, put
 
 
@@ -167,6 +168,17 @@ async def test_a_segment_with_more_records_than_a_message_holds_is_sealed() -> N
         again = await opened(bench, 2, pages, 4096)
         assert again.count_written(0, pages) == 50_001
         assert list(again.versions(99_998, 3)) == [50_000, 0, 0]
+
+
+async def test_a_writer_that_was_reached_stays_though_the_machine_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_writer, "HELLO_S", 0.05)
+    async with a_bench() as bench:
+        spill = Spill(bench.env, "data", "v", PAGES, PAGE, PLACES)
+        await spill.open(1)
+        time.sleep(0.2)  # noqa: ASYNC251
+        await spill.settle()
+        assert spill.writer.starts == 1
+        await spill.close()
 
 
 async def test_a_list_longer_than_a_message_is_saved() -> None:
