@@ -140,7 +140,7 @@ rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated
 swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, then by the units under systemd: root, some 14 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.swap $(ARGS)
 
-elsewhere: $(READY) ## the gate, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
+elsewhere: $(READY) ## the gate, hosts with our wheels, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
 	@$(BIN)/python -m chaos.guest.elsewhere $(or $(RELEASE),trixie) $(if $(RUN),--run '$(RUN)')
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom

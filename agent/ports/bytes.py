@@ -28,7 +28,6 @@ class SocketListener:
         self._tasks: dict[asyncio.Task[None], SocketStream] = {}
         self._unix_path: str | None = None
         self._inode = 0
-        self._uid = -1
         self._found: asyncio.Task[None] | None = None
         self.address: Address = ""
 
@@ -64,8 +63,8 @@ class SocketListener:
     async def serve_unix(self, path: str, uid: int) -> None:
         """OSError. Where its file is removed it comes back."""
         await self._bind(path, uid)
-        self._unix_path, self._uid, self.address = path, uid, f"unix:{path}"
-        self._found = asyncio.get_running_loop().create_task(self._keep(), name=f"keep {self.address}")
+        self._unix_path, self.address = path, f"unix:{path}"
+        self._found = asyncio.get_running_loop().create_task(self._keep(path, uid), name=f"keep {self.address}")
 
     async def _bind(self, path: str, uid: int) -> None:
         bound = bind_unix(path, uid=uid)
@@ -76,19 +75,16 @@ class SocketListener:
         if lost is not None:
             lost.close()
 
-    async def _keep(self) -> None:
+    async def _keep(self, path: str, uid: int) -> None:
         """Somebody may remove the folder of sockets, make it again, and look for us there (systemd does when a service
         stops and starts)."""
         told = False
         while True:
             await asyncio.sleep(FOUND_CHECK_S)
-            path = self._unix_path
-            if path is None:
-                return
             if not self._is_lost(path):
                 continue
             try:
-                await self._bind(path, self._uid)
+                await self._bind(path, uid)
             except OSError as error:
                 if not told:
                     self._log.warning("nobody can reach this socket", address=self.address, why=str(error))

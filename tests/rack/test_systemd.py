@@ -229,7 +229,8 @@ def test_a_host_that_lost_its_power_boots_into_the_rack(hosts: tuple[BootedHost,
     def mapped() -> bool:
         """Every byte is right, wherever it is: slabs that are asked for find a lender again."""
         typed(borrower, memory("assert memory.read(0, len(data)) == data"))
-        return "8/8" in borrower.shell("agentctl volumes").stdout
+        lent = re.search("gpu2 .* 8 ", lender.shell("agentctl hosts").stdout)
+        return lent is not None and "8/8" in borrower.shell("agentctl volumes").stdout
 
     for host in (lender, borrower):
         host.power_off()
