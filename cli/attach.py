@@ -16,11 +16,22 @@ from covey.units import format_size, parse_size
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("volume", metavar="NAME")
     parser.add_argument("size", metavar="SIZE", help="such as 64MiB")
+    kind_arguments(parser)
+    parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
+    parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
+
+
+def kind_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where a volume's pages lie, and against whose budget they count: of every command that makes one."""
     parser.add_argument("--mirror", metavar="2", type=int, help="no disk: each slab lies on two other hosts")
     parser.add_argument("--parity", metavar="K+1", help="no disk: pages on K other hosts, their parity on one more")
-    parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
     parser.add_argument("--tenant", metavar="NAME", help="against whose budget it counts (default: nobody's)")
-    parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
+
+
+def asked_kind(arguments: argparse.Namespace) -> dict[str, int | str]:
+    """What of it was said, as the agent is asked for it."""
+    said = {name: getattr(arguments, name) for name in ("tenant", "mirror", "parity")}
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def run(context: Context) -> int:
@@ -29,15 +40,9 @@ def run(context: Context) -> int:
     except ValueError as error:
         raise AgentctlError(USAGE, "that volume cannot be made", str(error), "agentctl attach NAME 64MiB") from None
     agent = on_host(context, context.args.host)
-    body = {"volume": context.args.volume, "size_bytes": size_bytes}
+    body = {"volume": context.args.volume, "size_bytes": size_bytes, **asked_kind(context.args)}
     if context.args.user is not None:
         body["uid"] = uid_of(context.args.user)
-    if context.args.tenant is not None:
-        body["tenant"] = context.args.tenant
-    if context.args.mirror is not None:
-        body["mirror"] = context.args.mirror
-    if context.args.parity is not None:
-        body["parity"] = context.args.parity
     answer = agent.post("volumes", body=body)
     if context.json:
         return context.say_json(answer.whole)

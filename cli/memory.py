@@ -6,7 +6,8 @@ volumes of each tenant may take on each host; and what the whole rack lends to e
 where, as the host that answers heard it some seconds ago.
 
 `agentctl memory attach --size 64G --swap` makes a volume (NAME, or `swap`) and has the kernel of its host swap to it,
-which takes `covey-swapd` on that host. `agentctl memory detach` brings its pages back into memory and then forgets the
+which takes `covey-swapd` on that host. With `--mirror 2` or `--parity K+1` it has no disk of its own, as with
+`agentctl attach`. `agentctl memory detach` brings its pages back into memory and then forgets the
 volume; where there is no room for them it says so, and the swap stays on.
 
 `agentctl memory export NAME --socket PATH` serves any NBD client (qemu, nbdfuse, nbdcopy, fio), also after a restart of
@@ -17,6 +18,7 @@ import os
 import time
 from typing import Any
 
+from cli.attach import asked_kind, kind_arguments
 from cli.client import NOT_FOUND, REFUSED, USAGE, Agent, AgentctlError
 from cli.context import Context, on_host
 from cli.detach import say_where
@@ -37,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("volume", nargs="?", metavar="NAME", help=f"(attach, detach: default {SWAP})")
     parser.add_argument("--size", metavar="SIZE", help="of a volume that is attached, such as 64G")
     parser.add_argument("--swap", action="store_true", help="it is swap of its host")
+    kind_arguments(parser)
     parser.add_argument("--socket", metavar="PATH", help="of the unix socket that clients connect to")
     parser.add_argument("--host", metavar="NAME", help="whose volume it is (default: of the agent that answers)")
 
@@ -87,7 +90,7 @@ def attach_swap(context: Context) -> int:
         raise AgentctlError(USAGE, "that volume cannot be made", str(error), step) from None
     agent = on_host(context, context.args.host)
     was_there = bool(row_of(agent, name))
-    agent.post("volumes", body={"volume": name, "size_bytes": size_bytes})
+    agent.post("volumes", body={"volume": name, "size_bytes": size_bytes, **asked_kind(context.args)})
     try:
         answer = agent.post("volumes", name, "swap", body={})
     except AgentctlError:

@@ -16,7 +16,7 @@ from chaos.guest.image import NoGuest
 from chaos.guest.uml import run
 
 WITHIN_S = 900.0
-KINDS = ("pages", "redis", "systemd")
+KINDS = ("pages", "mirror", "parity", "redis", "systemd")
 PARTS = ("discards",)
 MODULES = "overlay bridge veth"
 """What hosts with systemd need of the guest's kernel."""

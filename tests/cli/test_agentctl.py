@@ -676,6 +676,11 @@ def test_a_volume_is_attached_as_swap_and_taken_away_when_it_was_refused(run: Ru
     code, said, _ = run("memory", "attach", "--size", "64G", "--swap")
     assert (code, said) == (0, "swap: 64 GiB, swap of gpu1; next: agentctl memory\n")
     assert ("POST /v1/volumes", {"volume": "swap", "size_bytes": 64 << 30}) in agent.asked
+    assert run("memory", "attach", "--size", "1G", "--swap", "--mirror", "2", "--tenant", "ann")[0] == 0
+    asked = {"volume": "swap", "size_bytes": 1 << 30, "mirror": 2, "tenant": "ann"}
+    assert ("POST /v1/volumes", asked) in agent.asked
+    assert run("memory", "attach", "--size", "1G", "--swap", "--parity", "2+1")[0] == 0
+    assert ("POST /v1/volumes", {"volume": "swap", "size_bytes": 1 << 30, "parity": "2+1"}) in agent.asked
     assert run("memory", "attach", "--size", "64G")[0] == 2
     assert run("memory", "attach", "--swap")[0] == 2
     assert run("memory", "attach", "--size", "much", "--swap")[0] == 2

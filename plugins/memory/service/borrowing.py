@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,6 +98,7 @@ class Borrowing:
     ) -> OpenVolume:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
         `uid` -1: asked by agentctl."""
+        began_s = self._env.clock.now_s()
         async with self._changing:
             known = self._volume_like(name, size_bytes, uid if owner is None else owner, kind, by)
             found = self.volumes.get(name)
@@ -114,18 +116,19 @@ class Borrowing:
             why = found.trouble or f"its process is still starting after {READY_S:g} s"
             raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
         if found.known.members > 1 and not found.known.formed:
-            await self._form(found)
+            await self._form(found, began_s)
         return found
 
-    async def _form(self, found: OpenVolume) -> None:
+    async def _form(self, found: OpenVolume, began_s: float) -> None:
         """Wait until it has a place for everything. Refused, and detached, when there is no room."""
-        if not await forming.until_formed(found, self._env.clock):
-            refused = forming.no_room(found)
-            await self.detach(found.known.volume, -1)
+        name = found.known.volume
+        placed = partial(self.machine.volumes.get, name)
+        if not await forming.until_formed(found, placed, self._env.clock, began_s):
+            refused = forming.no_room(found, placed())
+            await self.detach(name, -1)
             raise refused
         found.known = msgspec.structs.replace(found.known, formed=True)
         await self._record.set_volume(found.known)
-        name = found.known.volume
         if why := forming.shared_racks(self.machine.volumes.get(name), self.peers()):
             self._host.note(f"volume/{name}", "racks shared", why)
 

@@ -2,7 +2,7 @@
 members on hosts of their own, or is told that there is no room for them. And for whom a volume is made."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from covey.core import HostId
@@ -11,6 +11,7 @@ from covey.ports import Clock
 from covey.units import format_size
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.borrower_budgets import places_of
+from plugins.memory.machine.lender_search import Opening, Requesting
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedVolume
 from plugins.memory.policy import mirroring, parity
@@ -21,10 +22,10 @@ from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownVolume
 
 FORMED_S = 15.0
-"""How long whoever attaches waits at most; it goes on."""
+"""How long whoever attaches waits at most, for the volume's process too (a command takes 20 s at most); it goes on."""
 STUCK_S = 7.0
-"""Without one slab more for so long there is no room."""
-LOOK_S = 0.1
+"""Without one slab more for so long, while all lenders have declined, there is no room."""
+QUIET_S, LOOK_S = 1.0, 0.1
 
 
 class Payer(NamedTuple):
@@ -83,14 +84,18 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
     return max(1, members), False
 
 
-async def until_formed(volume: OpenVolume, clock: Clock) -> bool:
-    """True once every slab has its members; False when there is no room for them. Refused (1): not yet."""
-    began_s = moved_s = clock.now_s()
-    seen = -1
+async def until_formed(
+    volume: OpenVolume, searching: Callable[[], BorrowedVolume | None], clock: Clock, began_s: float
+) -> bool:
+    """True once every slab has its members; False when there is no room for them. Refused (1): not yet.
+    `began_s`: when somebody began to wait for the volume."""
+    seen, moved_s = -1, clock.now_s()
     while (formed := volume.formed()) < volume.slabs:
         now_s = clock.now_s()
         if formed != seen:
             seen, moved_s = formed, now_s
+        elif now_s - moved_s >= QUIET_S and _may_have_room(searching()):
+            moved_s = now_s  # a lender's first slab is there when its process has started
         if now_s - moved_s >= STUCK_S:
             return False
         if now_s - began_s >= FORMED_S:
@@ -100,14 +105,21 @@ async def until_formed(volume: OpenVolume, clock: Clock) -> bool:
     return True
 
 
-def no_room(volume: OpenVolume) -> Refused:
+def _may_have_room(volume: BorrowedVolume | None) -> bool:
+    """Has a lender said so, to a member without a place that waits for it or asks again?"""
+    homeless = [slab for slab in volume.slabs if not slab.places] if volume is not None else []
+    return any(slab.was_offered or isinstance(slab.search, Requesting | Opening) for slab in homeless)
+
+
+def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:
     """Why it could not be made."""
-    formed, slabs = volume.formed(), volume.slabs
+    found = sum(1 for slab in placed.slabs if slab.place is not None) if placed is not None else 0
     trouble = f" ({volume.trouble})" if volume.trouble else ""
     known = volume.known
-    part = "a copy" if not known.parity else "a part"
-    found = f"{formed} of {slabs} slabs found {hosts(known)} other hosts with room for {part} each{trouble}"
-    why = f"{found}; what was taken is given back"
+    why = (
+        f"its {volume.slabs} slabs need {volume.numbers} places, on {hosts(known)} other hosts each, and {found}"
+        f" were found{trouble}; what was taken is given back"
+    )
     without = "--parity" if known.parity else "--mirror"
     next_step = f"agentctl hosts shows who lends; ask for less, or attach it without {without}"
     return Refused(4, f"cannot attach volume {volume.known.volume}", why, next_step)

@@ -1,16 +1,20 @@
 """Volumes without a disk on a simulated rack: real service, machines and byte programs on virtual time."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from chaos.faults import SIGSTOP
+from chaos.faults import SIGCONT, SIGSTOP
 from chaos.world.world import World
 from covey.errors import Refused
+from covey.ports import Env
+from plugins.base import Program
 from plugins.memory.policy.settings import MemorySettings
-from plugins.views import SlabView
+from plugins.views import SlabView, VolumeView
 
 from .rack import SETTINGS, MemoryRack, SimClient, kill, pattern
 from .test_service import read_all, until_done, write_all
@@ -148,7 +152,7 @@ def test_both_members_lost_at_once_read_as_an_error_and_never_as_zeros() -> None
 
 def test_without_a_second_lender_attaching_is_refused_and_nothing_stays_lent() -> None:
     with a_rack(2) as rack:
-        with pytest.raises(Refused, match=r"cannot attach volume data.*0 of 2 slabs") as refused:
+        with pytest.raises(Refused, match=r"cannot attach volume data.*need 4 places.*, and 2 were") as refused:
             rack.attach("h1", VOLUME, "128 KiB", mirror=2)
         assert refused.value.code == 4
         assert rack.command("h1", "volumes") == []
@@ -194,3 +198,62 @@ def test_detaching_gives_both_members_back() -> None:
         rack.command("h1", "detach", volume=VOLUME)
         rack.run(2)
         assert not any(rack.agents[name].lending.machine.lent for name in rack.agents)
+
+
+def slow(program: Program, start_s: float) -> Program:
+    async def run(env: Env, config: Any) -> None:
+        await asyncio.sleep(start_s)
+        await program.run(env, config)
+
+    return replace(program, run=run)
+
+
+@pytest.mark.parametrize("start_s", [4.0, 9.0])
+def test_lenders_whose_slab_processes_start_slowly_have_room_all_the_same(start_s: float) -> None:
+    """The first slab that a host lends starts its process; on a busy machine that took 12 s."""
+    with a_rack(4) as rack:
+        programs = dict(rack.programs())
+        rack.world.programs = lambda: programs | {"slabd": slow(programs["slabd"], start_s)}
+        began_s = rack.world.now
+        assert until_attached(rack).slabs_whole == 4
+        assert rack.world.now - began_s < 30
+
+
+def test_lenders_that_are_silent_have_not_said_that_they_have_no_room() -> None:
+    """Asked again and again, longer and longer apart: between two times nobody has declined."""
+    with a_rack(3) as rack:
+        rack.attach("h1", "first", "64 KiB", mirror=2)
+        for lender in ("h2", "h3"):
+            rack.slabd(lender).signal(SIGSTOP)
+        assert_not_yet(rack)
+        assert_not_yet(rack)
+        for lender in ("h2", "h3"):
+            rack.slabd(lender).signal(SIGCONT)
+        assert until_attached(rack).slabs_whole == 4
+
+
+def until_attached(rack: MemoryRack) -> VolumeView:
+    for _ in range(3):
+        with suppress(NotYet):
+            return try_attach(rack)
+    raise AssertionError("it is not attached")
+
+
+class NotYet(Exception):
+    """To be asked for again."""
+
+
+def try_attach(rack: MemoryRack) -> VolumeView:
+    began_s = rack.world.now
+    try:
+        return rack.attach("h1", VOLUME, "256 KiB", mirror=2)
+    except Refused as refused:
+        assert refused.code == 1, f"not 'no room' but 'not yet': {refused}"
+        assert "not ready" in str(refused)
+        assert rack.world.now - began_s < 18, "a command has an answer in 20 s"
+        raise NotYet from None
+
+
+def assert_not_yet(rack: MemoryRack) -> None:
+    with pytest.raises(NotYet):
+        try_attach(rack)
