@@ -50,6 +50,7 @@ class Latencies:
     def __init__(self) -> None:
         self.reads: dict[Answerer, RequestTimes] = {each: RequestTimes() for each in get_args(Answerer)}
         self.writes: dict[Answerer, RequestTimes] = {"lender": RequestTimes(), "disk": RequestTimes()}
+        self.from_lenders, self.to_lenders = self.reads["lender"], self.writes["lender"]
 
     def told(self) -> tuple[LatencyCounts, ...]:
         """Those of which there were any."""

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 
 from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
-from plugins.memory.datapath.slab_memory import SlabPages
+from plugins.memory.datapath.slab_memory import LIVE, SlabPages
 from plugins.memory.datapath.slabwire import Versions
 
 
@@ -22,6 +22,7 @@ class MappedSlab:
         self._page_bytes = kept.record.page_bytes
         self._memory: memoryview = kept.pages
         self._versions: memoryview = kept.versions
+        self._live: memoryview = kept.live_word()
         self._closed = False
 
     def write_one(self, page: int, version: int, content: memoryview) -> bool:
@@ -51,6 +52,15 @@ class MappedSlab:
         versions = self.read_now(first, into)
         answered(versions is not None, NO_VERSIONS if versions is None else versions)
 
+    def read_one(self, page: int, into: memoryview) -> int:
+        """The version of what is in `into` now; -1: the slab does not count any more."""
+        if self._closed:
+            return -1
+        at = page * self._page_bytes
+        into[:] = self._memory[at : at + self._page_bytes]
+        version = self._versions[page]
+        return version if self._counts() else -1
+
     def read_now(self, first: int, into: memoryview) -> Versions | None:
         """Of what is in `into` now; None: the slab does not count any more."""
         if self._closed:
@@ -65,10 +75,11 @@ class MappedSlab:
         """Idempotent."""
         if not self._closed:
             self._closed = True
+            self._live.release()
             self._kept.let_go()
 
     def _counts(self) -> bool:
-        if self._kept.live:
+        if self._live[0] == LIVE:
             return True
         self._gone()
         return False

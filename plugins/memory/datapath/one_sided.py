@@ -127,7 +127,9 @@ class OneSided:
 
     def is_free(self, first: int, count: int) -> bool:
         """Nothing that came before about these pages is under way."""
-        return not self._behind and self._busy.find(1, first, first + count) < 0
+        if self._behind:
+            return False
+        return not self._busy[first] if count == 1 else self._busy.find(1, first, first + count) < 0
 
     def may_write(self, page: int) -> bool:
         """At once, where writing takes no time. Its record is the one that was put last then."""

@@ -55,6 +55,9 @@ class PagesAtLender:
         self.count += count - self.flags.count(1, first, first + count)
         self.flags[first : first + count] = b"\1" * count
 
+    def has_all(self, first: int, count: int) -> bool:
+        return self.flags[first] != 0 if count == 1 else self.flags.find(0, first, first + count) < 0
+
     def drop(self, first: int, count: int) -> None:
         if count == 1:
             self.count -= self.flags[first]
@@ -234,6 +237,15 @@ class RemoteSlab:
             self._ask(READ, first, count, 0, (), into, answered)
         else:
             self._read_sealed(seal, first, into, OpenedRead(self, answered).opened)
+
+    def is_at_hand(self, page: int) -> bool:
+        """`read_one` finds it as it was written last."""
+        return self._seal is None and self._is_at_hand() and self._is_free(page, 1)
+
+    def read_one(self, page: int, into: memoryview) -> int:
+        """`MappedSlab.read_one`."""
+        assert self.mapped is not None
+        return self.mapped.read_one(page, into)
 
     def _read_sealed(self, seal: PageSeal, first: int, into: memoryview, opened: Opened) -> None:
         count = len(into) // self.page_bytes

@@ -93,6 +93,10 @@ class SlabPages:
         whole = record.page_bytes > 0 and len(shared.view) == memory_bytes(record.slab_bytes, record.page_bytes)
         return cls(shared, record) if whole else None
 
+    def live_word(self) -> memoryview:
+        """One byte, which is `LIVE` as long as it counts. Whoever has it releases it before `let_go`."""
+        return self.shared.view[_LIVE_AT : _LIVE_AT + 1]
+
     @property
     def live(self) -> bool:
         """It counts."""

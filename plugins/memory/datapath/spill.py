@@ -206,7 +206,7 @@ class Spill:
             records = count
         if log.put == log.written or len(self) + records >= log.rows_max:
             self._wake.set()
-        log.has_put(records, self._now_s())
+        log.has_put(records, self._now_s() if log.put == log.written else 0.0)
         return before
 
     def _work(self) -> None:

@@ -151,6 +151,7 @@ class SpillLog:
     # ---- what happens ----
 
     def has_put(self, records: int, now_s: float) -> None:
+        """`now_s` counts for the first one of which none is written."""
         if self.put == self.written:
             self._oldest_s = now_s
         self.put += records

@@ -69,6 +69,21 @@ def test_all_that_is_true_of_a_volume_is_true_where_its_slabs_are_mapped() -> No
     assert run.returncode == 0, run.stdout[-4000:]
 
 
+async def test_a_mapped_page_that_is_older_than_it_was_is_not_believed() -> None:
+    async with a_mapped_bench() as (bench, volume):
+        await placed(volume, bench.register(0))
+        await write(volume, 5, 1)
+        await write(volume, 5, 2)
+        await volume.flush()
+        into, answered = bytearray(PAGE), list[OSError | None]()
+        volume.submit_read(5, memoryview(into), answered.append)
+        assert answered == [None] and into == page(2), "at once: it is mapped"
+        lent(bench).versions[5] -= 1
+        volume.submit_read(5, memoryview(into), answered.append)
+        await soon(lambda: answered == [None, None])
+        assert into == page(2) and "older content" in bench.told[-1].why  # type: ignore[union-attr]
+
+
 def lent(bench: Bench, index: int = 0) -> HostedSlab:
     return bench.store.slabs["h1", "data", index]
 

@@ -137,6 +137,21 @@ async def test_hole_1_a_lender_that_answers_older_than_it_acknowledged_is_given_
         assert "older content" in bench.told[-1].why
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_hole_1_a_lender_that_answers_older_is_given_up_by_who_does_not_wait(count: int) -> None:
+    async with a_volume() as (bench, volume):
+        await placed(volume, bench.register(0))
+        for word in (1, 2):
+            await write(volume, 5, *[word] * count)
+        await volume.flush()
+        bench.store.slabs["h1", "data", 0].versions[4 + count] -= 1
+        into, answered = bytearray(count * PAGE), list[OSError | None]()
+        volume.submit_read(5, memoryview(into), answered.append)
+        await soon(lambda: answered == [None])
+        assert into == page(2) * count
+        assert isinstance(bench.told[-1], SlabLost) and "older content" in bench.told[-1].why
+
+
 async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_write() -> None:
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
