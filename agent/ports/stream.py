@@ -79,7 +79,7 @@ class SocketStream(asyncio.BufferedProtocol):
         size = len(target)
         if self._reader is not None:
             raise RuntimeError(f"two readers on the stream from {self.peer}")
-        at = self._take(target)
+        at = self._take(target, 0)
         if at == size:
             return
         if self._ended is not None:
@@ -92,11 +92,12 @@ class SocketStream(asyncio.BufferedProtocol):
         finally:
             self._reader = self._target = None
 
-    def _take(self, target: memoryview) -> int:
-        """Move what the spill holds into `target`: how many bytes."""
-        count = min(self._end - self._start, len(target))
-        target[:count] = self._spill[self._start : self._start + count]
-        self._start += count
+    def _take(self, target: memoryview, at: int) -> int:
+        """Move what the spill holds into `target` from that byte on: how many bytes."""
+        start = self._start
+        count = min(self._end - start, len(target) - at)
+        target[at : at + count] = self._spill[start : start + count]
+        self._start = start + count
         if self._start == self._end:
             if self._end == SPILL_BYTES_FIRST == len(self._spill):
                 self._spill = memoryview(bytearray(SPILL_BYTES))  # it was full, and the reader took all of it
@@ -120,7 +121,7 @@ class SocketStream(asyncio.BufferedProtocol):
         else:
             self._end += nbytes
             if self._target is not None:
-                self._filled += self._take(self._target[self._filled :])
+                self._filled += self._take(self._target, self._filled)
         if self._driver is not None:
             self._drive_on()
             return
@@ -138,7 +139,7 @@ class SocketStream(asyncio.BufferedProtocol):
         """`covey.driven.DrivenStream`. What was received already comes first, in the next turn."""
         self._driver, self._polite = by, polite
         self._target = by.wanted()
-        self._filled = self._take(self._target)
+        self._filled = self._take(self._target, 0)
         if self._end == 0:
             self._spill = memoryview(bytearray(SPILL_BYTES))
         self._drive_soon()
@@ -171,7 +172,7 @@ class SocketStream(asyncio.BufferedProtocol):
         driver, fills = self._driver, 0
         while driver is not None and self._target is not None and not self._waits():
             if self._filled < len(self._target):
-                self._filled += self._take(self._target[self._filled :])
+                self._filled += self._take(self._target, self._filled)
                 if self._filled < len(self._target):
                     break
             if fills == most:

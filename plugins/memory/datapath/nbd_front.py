@@ -46,7 +46,6 @@ from plugins.memory.datapath.nbdwire import (
     NbdRequest,
 )
 from plugins.memory.datapath.shape import Undecided
-from plugins.memory.datapath.write_buffers import LONG_BYTES
 
 UNDER_WAY_MAX: Final = 256
 """Requests of one connection."""
@@ -388,7 +387,7 @@ class NbdFront:
         """As `was_read`, of any other command."""
         request = waiting.request
         if request.command is WRITE:
-            if waiting.data is not None and request.length >= LONG_BYTES:
+            if waiting.data is not None:
                 self._volume.buffers.give(waiting.data)
             self._over(request.length)
         else:

@@ -87,9 +87,11 @@ class SlabMemory:
 
     def overwritten(self, first: int, count: int) -> None:
         """No lender holds the newest content of these pages of the volume any more."""
-        for link in (self.link, self.source):
-            if link is not None:
-                link.held.drop(first - self.first, count)
+        at, link, source = first - self.first, self.link, self.source
+        if link is not None:
+            link.held.drop(at, count)
+        if source is not None:
+            source.held.drop(at, count)
 
     def adopt(self, link: RemoteSlab) -> RemoteSlab | None:
         """One more link: the newest epoch takes the writes, the one before serves what it holds. Returns the oldest

@@ -37,6 +37,7 @@ from plugins.memory.datapath.shape import Shape, VolumeRecord
 from plugins.memory.datapath.slab import SlabMemory
 from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.spill import Spill, named
+from plugins.memory.datapath.write_buffers import WriteBuffers
 
 FEW = 16
 """Pages of a slab that are looked at first."""
@@ -106,6 +107,7 @@ class Volume(PagedVolume[SlabMemory]):
         spill = Spill(env, shape.name, prefix, shape.pages, shape.page_bytes, queue_pages)
         super().__init__(env, shape, prefix, deadline_s, sealed, SlabMemory, spill)
         self.spill = spill
+        self.buffers = WriteBuffers(shape.page_bytes)
         self.lenders: Lenders = Lenders(
             env, self.places, spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell, self._requested
         )

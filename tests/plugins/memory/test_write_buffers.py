@@ -1,0 +1,47 @@
+"""Buffers of writes: which come back, and which never may."""
+
+from plugins.memory.datapath.write_buffers import KEPT_MAX, KEPT_SHORT_MAX, LONG_BYTES, WriteBuffers
+
+PAGE = 4096
+
+
+def test_a_buffer_comes_back_for_the_next_write_of_its_size() -> None:
+    buffers = WriteBuffers(PAGE)
+    for size in (PAGE, LONG_BYTES):
+        taken = buffers.take(size)
+        buffers.give(taken)
+        assert buffers.take(2 * size).obj is not taken.obj
+        assert buffers.take(size).obj is taken.obj
+        assert buffers.take(size).obj is not taken.obj, "it is in use"
+
+
+def test_short_ones_come_back_only_where_that_is_said() -> None:
+    buffers = WriteBuffers()
+    taken = buffers.take(PAGE)
+    buffers.give(taken)
+    assert buffers.take(PAGE).obj is not taken.obj
+
+
+def test_what_somebody_may_still_send_does_not_come_back() -> None:
+    """Also when only a part of it is known to be spoiled."""
+    for size in (PAGE, LONG_BYTES):
+        buffers = WriteBuffers(PAGE)
+        taken = buffers.take(size)
+        buffers.spoil(taken[size // 2 :])
+        buffers.give(taken)
+        assert buffers.take(size).obj is not taken.obj
+        buffers.give(taken)
+        assert buffers.take(size).obj is taken.obj, "once is forgotten once"
+
+
+def test_no_more_are_kept_than_may_be_under_way() -> None:
+    buffers = WriteBuffers(PAGE)
+    for size, most in ((PAGE, KEPT_SHORT_MAX), (LONG_BYTES, KEPT_MAX)):
+        taken = [buffers.take(size) for _ in range(most + 5)]
+        for each in taken:
+            buffers.give(each)
+        again = {id(buffers.take(size).obj) for _ in range(most + 5)}
+        assert len(again & {id(each.obj) for each in taken}) == most
+    for size in range(PAGE, PAGE * (KEPT_MAX + 10), PAGE):
+        buffers.give(buffers.take(size))
+    assert len(buffers._free) <= KEPT_MAX
