@@ -293,7 +293,7 @@ def with_job(rack: LivingRack, job: Any, helper: Helper) -> None:
     took = while_killed(job, "write", half, PAGES, kill_both)
     job.do("verify")
     say(f"kill -9 of the helper and of vold while it writes: {took:.1f} s, then all of 160 MiB verified")
-    if is_whole(rack):
+    if has_no_disk(rack):
         while_silent(rack, job)
     _, said = ctl(rack, "memory")
     say(f"agentctl memory: {next((line for line in said.splitlines() if 'swap on' in line), said)}")
@@ -329,8 +329,8 @@ def no_room(rack: LivingRack, job: Any) -> None:
     must(code == 4, f"agentctl detach of swap: {code}, {said}")
 
 
-def is_whole(rack: LivingRack) -> bool:
-    """A volume without a disk keeps its places, whatever is in them."""
+def has_no_disk(rack: LivingRack) -> bool:
+    """Then its places stay, whatever is in them."""
     return int(row(rack)["members"]) > 1
 
 
@@ -351,7 +351,7 @@ def frees(rack: LivingRack, job: Any) -> None:
     job.end()
     wait("the swap area is empty", lambda: swapped() < MIB)
     say(f"the job ended, {held} slabs are at lenders: {indices(rack)}; with content, in KiB: {content(rack)}")
-    if not is_whole(rack):
+    if not has_no_disk(rack):
         freed(rack, held)
     must(held >= LENT_MIN, f"only {held} slabs were at lenders: nothing was tried")
     job = kind()

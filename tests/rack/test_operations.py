@@ -23,6 +23,7 @@ NOT_TYPED = {
     "systemctl stop covey": BOOTED,
     "systemctl enable --now covey-swap": "would swap on this machine",
     "agentctl memory attach swap1 --size 64G --swap": "would swap on this machine; tests/guest/kernel_swap.py does",
+    "agentctl memory attach swap2 --size 64G --swap --mirror 2": "likewise",
     "systemctl restart covey": BOOTED,
     "systemctl kill --signal=SIGINT covey": BOOTED,
     "agentd --make-key /etc/covey/gossip.key": "this is how the key of this rack was made",

@@ -8,7 +8,7 @@ from typing import Final
 
 KEPT_MAX: Final = 16
 KEPT_SHORT_MAX: Final = 64
-"""As many writes of a page may be under way at most places."""
+"""More writes of a page are seldom under way."""
 LONG_BYTES: Final = 32 << 10
 """Shorter ones come from Python's own memory, which is quick, unless somebody says that they may come back too."""
 

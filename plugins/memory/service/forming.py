@@ -90,12 +90,15 @@ async def until_formed(
     """True once every slab has its members; False when there is no room for them. Refused (1): not yet.
     `began_s`: when somebody began to wait for the volume."""
     seen, moved_s = -1, clock.now_s()
+    looked_s = moved_s
     while (formed := volume.formed()) < volume.slabs:
         now_s = clock.now_s()
         if formed != seen:
             seen, moved_s = formed, now_s
-        elif now_s - moved_s >= QUIET_S and _may_have_room(searching()):
-            moved_s = now_s  # a lender's first slab is there when its process has started
+        elif now_s - looked_s >= QUIET_S:
+            looked_s = now_s
+            if _may_have_room(searching()):  # a lender's first slab is there when its process has started
+                moved_s = now_s
         if now_s - moved_s >= STUCK_S:
             return False
         if now_s - began_s >= FORMED_S:
