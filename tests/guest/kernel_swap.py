@@ -30,8 +30,7 @@ SIZE, LIMIT, HELD = 512 * MIB, 64 * MIB, 160 * MIB
 HOST, VOLUME = "gpu1", "swap"
 GROUP = Path("/sys/fs/cgroup/job")
 HELPER = "/run/covey-swap/swapd.sock"
-LENDERS = {"mirror": 3, "parity": 3}
-"""Of a volume with a disk two."""
+LENDERS, LENDERS_WITHOUT_DISK = 2, 3
 SMALLER = "160M"
 """What has no disk takes all its places at once, slabs of 16 MiB: 20 or 15, of the 8 that each lender has here."""
 WORDS = {"mirror": ("--mirror", "2"), "parity": ("--parity", "2+1")}
@@ -377,7 +376,7 @@ def main() -> None:
     threading.Thread(target=watch, daemon=True).start()
     try:
         helper = Helper()
-        with living_rack(1 + LENDERS.get(kind, 2), 1) as rack:
+        with living_rack(1 + (LENDERS_WITHOUT_DISK if kind in WORDS else LENDERS), 1) as rack:
             say(f"a rack of {len(rack.hosts)} agents is up")
             try:
                 play(rack, kind, helper)

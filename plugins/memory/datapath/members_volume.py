@@ -157,7 +157,7 @@ class MembersVolume(PagedVolume[M]):
 
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
         """As of `Volume`."""
-        size = self.shape.slab_pages
+        size = self._slab_pages
         slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
         unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.mirror.asks or slab.mirror.lost]
         return runs_of(self._newest[first : first + count] == 0, first, most, unsure)

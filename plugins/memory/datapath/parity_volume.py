@@ -95,7 +95,7 @@ class ParityVolume(MembersVolume[ParitySlab]):
         )  # fmt: skip
 
     def _make(self, index: int, first: int, pages: int, touched: Callable[[ParitySlab], None]) -> ParitySlab:
-        newest = self._newest[first : first + self.shape.slab_pages].reshape(-1, self._data)
+        newest = self._newest[first : first + self._slab_pages].reshape(-1, self._data)
 
         def changed(slab: MirrorSlab) -> None:
             assert isinstance(slab, ParitySlab)

@@ -98,11 +98,6 @@ class SlabPages:
         return self.shared.view[_LIVE_AT : _LIVE_AT + 1]
 
     @property
-    def live(self) -> bool:
-        """It counts."""
-        return self.shared.view[_LIVE_AT] == LIVE
-
-    @property
     def size(self) -> int:
         """Bytes of the mapping."""
         return len(self.shared.view)

@@ -140,7 +140,7 @@ class Volume(PagedVolume[SlabMemory]):
 
     def _count_written(self) -> None:
         """Slab by slab, of those in which the disk has something."""
-        size = self.shape.slab_pages
+        size = self._slab_pages
         for index in self.spill.table.slabs_in_use(size):
             slab = self.slabs[index]
             slab.written = self.spill.count_written(slab.first, slab.pages)
@@ -389,7 +389,7 @@ class Volume(PagedVolume[SlabMemory]):
 
     async def ever_written(self, first: int, count: int) -> bool:
         """Was any of these pages, which lie in one slab? A lender that has not answered may know better."""
-        slab = self.slabs[first // self.shape.slab_pages]
+        slab = self.slabs[first // self._slab_pages]
         return bool(slab.unsure) or self.spill.ever_written(first, count)
 
     def are_zeros(self, first: int, count: int) -> bool:
@@ -411,7 +411,7 @@ class Volume(PagedVolume[SlabMemory]):
     def allocation(self, first: int, count: int, most: int) -> list[tuple[int, int, bool]]:
         """Runs of these pages that follow one another, at most `most` of them: first page, pages, whether they are
         known to read as zeros. What a lender may hold newer is not."""
-        size = self.shape.slab_pages
+        size = self._slab_pages
         slabs = self.slabs.used(first // size, (first + count - 1) // size + 1)
         unsure = [(slab.first, slab.first + slab.pages) for slab in slabs if slab.unsure]
         return self.spill.table.zero_runs(first, count, most, unsure)
@@ -436,7 +436,7 @@ class Volume(PagedVolume[SlabMemory]):
     async def _restore(self) -> None:
         """Pages that this host's disk lost, and of which a lender holds the newest content, are written anew."""
         for page in self.spill.keeper.lost(dropped=False):
-            slab, version = self.slabs[page // self.shape.slab_pages], self.spill.version(page)
+            slab, version = self.slabs[page // self._slab_pages], self.spill.version(page)
             data = memoryview(bytearray(self.shape.page_bytes))
             holder = slab.holder(page)
             if holder is None:

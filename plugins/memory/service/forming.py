@@ -13,7 +13,7 @@ from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.borrower_budgets import places_of
 from plugins.memory.machine.lender_search import Opening, Requesting
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.machine.slab import BorrowedVolume
+from plugins.memory.machine.slab import BorrowedVolume, counted
 from plugins.memory.policy import mirroring, parity
 from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS
@@ -120,7 +120,7 @@ def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:
     trouble = f" ({volume.trouble})" if volume.trouble else ""
     known = volume.known
     why = (
-        f"its {volume.slabs} slabs need {volume.numbers} places, on {hosts(known)} other hosts each, and {found}"
+        f"{volume.numbers} places are needed ({counted(volume.slabs)}, on {hosts(known)} other hosts each), and {found}"
         f" were found{trouble}; what was taken is given back"
     )
     without = "--parity" if known.parity else "--mirror"

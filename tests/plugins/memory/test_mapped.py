@@ -131,7 +131,7 @@ async def test_a_slab_taken_back_neither_has_nor_takes_pages_before_that_is_know
         users, slab.users = slab.users, []  # nobody is told
         bench.store.free("h1", "data", 0, 1)
         slab.users = users
-        assert not mapped.live and not any(mapped.versions), "the kernel has it"
+        assert not mapped.live_word()[0] and not any(mapped.versions), "the kernel has it"
         assert link.usable
         assert await read(volume, 3, 1) == [7]
         await write(volume, 3, 8)

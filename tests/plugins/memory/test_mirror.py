@@ -152,7 +152,7 @@ def test_both_members_lost_at_once_read_as_an_error_and_never_as_zeros() -> None
 
 def test_without_a_second_lender_attaching_is_refused_and_nothing_stays_lent() -> None:
     with a_rack(2) as rack:
-        with pytest.raises(Refused, match=r"cannot attach volume data.*need 4 places.*, and 2 were") as refused:
+        with pytest.raises(Refused, match=r"cannot attach volume data: 4 places are needed.*, and 2 were") as refused:
             rack.attach("h1", VOLUME, "128 KiB", mirror=2)
         assert refused.value.code == 4
         assert rack.command("h1", "volumes") == []
