@@ -15,10 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost
 from chaos.rack.hosts import Laboratory
-from tests.rack.test_systemd import installation, typed, written
+from tests.rack.installed import alive, install, start, typed
 
 TOML = """\
 [gossip]
@@ -31,6 +30,7 @@ simulated = 2
 headroom = "1 GiB"
 """
 """Slabs are of the default size."""
+READY_S = 90.0
 OPEN = """
 import pathlib, random, time
 from covey.remote import RemoteMemory
@@ -78,30 +78,6 @@ def places(host: BootedHost) -> list[list[str]]:
     return [[*row[:6], row[-1]] for row in rows if row and row[0] in ("disk", "mirror")]
 
 
-def stand(hosts: list[BootedHost]) -> None:
-    key = ""
-    for host in hosts:
-        lines = [line for line in installation() if "--make-key" not in line]
-        typed(host, "set -e; " + "\n".join(lines[:-2]))
-        typed(host, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
-        if key:
-            written(host, "/etc/covey/gossip.key", key)
-        else:
-            typed(host, "agentd --make-key /etc/covey/gossip.key")
-            key = typed(host, "cat /etc/covey/gossip.key")
-    for host in hosts:
-        typed(host, installation()[-1])
-    for host in hosts:
-        whole(host, len(hosts))
-
-
-def whole(host: BootedHost, count: int) -> None:
-    def shown() -> str:
-        return host.shell("agentctl hosts").stdout
-
-    wait(lambda: f"{count} of {count} hosts alive" in shown(), lambda: shown() + host.journal(), 90.0, 0.5)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         "memory_booted.py", description="An idle while, and an upgrade, of hosts of systemd."
@@ -111,7 +87,8 @@ def main() -> None:
     options = parser.parse_args()
     with Laboratory(options.hosts, kind=BootedHost) as lab:
         hosts = [host for host in lab.hosts.values() if isinstance(host, BootedHost)]
-        stand(hosts)
+        install(hosts, TOML)
+        start(hosts, READY_S)
         first = hosts[0]
         typed(first, script(WRITE), 600.0)
         time.sleep(10.0)
@@ -127,7 +104,7 @@ def main() -> None:
         for host in hosts:
             say(f"{host.name}: systemctl restart covey")
             typed(host, "systemctl restart covey")
-            whole(host, len(hosts))
+            alive(host, len(hosts), READY_S)
             time.sleep(3.0)
         typed(first, "touch /run/enough; sleep 3")
         say(typed(first, "cat /run/load"))

@@ -16,8 +16,10 @@ from chaos.guest.image import NoGuest
 from chaos.guest.uml import run
 
 WITHIN_S = 900.0
-KINDS = ("pages", "mirror", "parity", "redis", "systemd")
+KINDS = ("pages", "mirror", "parity", "lost", "redis", "redis-mirror", "systemd", "systemd-mirror")
 PARTS = ("discards",)
+BOOTED = {"systemd": "disk", "systemd-mirror": "mirror"}
+"""On hosts whose first process is systemd."""
 MODULES = "overlay bridge veth"
 """What hosts with systemd need of the guest's kernel."""
 
@@ -33,9 +35,10 @@ def main() -> None:
     if wrong:
         parser.error(f"{wrong[0]}: expected {' or '.join(KINDS)}")
     python = shlex.quote(sys.executable)
+    modules = f'{python} -m chaos.guest.modules "$COVEY_MODULES" {MODULES}'
     scripts = [options.run] if options.run else [
-        f'{python} -m chaos.guest.modules "$COVEY_MODULES" {MODULES} && {python} -P tests/guest/systemd_swap.py'
-        if kind == "systemd" else f"{python} -P tests/guest/kernel_swap.py {kind}" for kind in options.kinds or KINDS
+        f"{modules} && {python} -P tests/guest/systemd_swap.py {BOOTED[kind]}" if kind in BOOTED
+        else f"{python} -P tests/guest/kernel_swap.py {kind}" for kind in options.kinds or KINDS
     ]  # fmt: skip
     code = 0
     try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from chaos.guest.boot import follow
 from chaos.guest.image import NoGuest, root
 
-MEMORY_MB = 2048
+MEMORY_MB = 3072
 NEEDED = {"apt-get": "apt", "dpkg-deb": "dpkg"}
 PACKAGE = "user-mode-linux"
 

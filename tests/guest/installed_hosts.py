@@ -3,7 +3,6 @@
 One line for each thing that holds; what does not hold ends it with its traceback.
 """
 
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from chaos.rack.agents import wait
 from chaos.rack.booted import InstalledHost
 from chaos.rack.hosts import Laboratory
-from tests.rack.test_systemd import TOML, installation, memory, typed, up, written
+from tests.rack.installed import install, memory, start, typed
 from tests.wheels import build, environment
 
 PLACE = Path("/opt/covey")
@@ -53,16 +52,8 @@ def main() -> None:
     installed()
     with Laboratory(2, kind=InstalledHost) as lab:
         first, second = (host for host in lab.hosts.values() if isinstance(host, InstalledHost))
-        lines = [line for line in installation() if "--make-key" not in line]
-        for host in (first, second):
-            typed(host, "set -e; " + "\n".join(lines[:-2]))
-            typed(host, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
-        typed(first, "agentd --make-key /etc/covey/gossip.key")
-        written(second, "/etc/covey/gossip.key", typed(first, "cat /etc/covey/gossip.key"))
-        for host in (first, second):
-            typed(host, "set -e; " + "\n".join(lines[-2:]))
-        for host in (first, second):
-            up(host)
+        install([first, second])
+        start([first, second])
         say(f"two hosts of {typed(first, 'systemctl --version').splitlines()[0]}")
         script = memory("memory.write(0, data)").replace(sys.executable, f"{PLACE}/bin/python")
         typed(first, script)

@@ -1,8 +1,9 @@
 """In the User-Mode Linux of `make swap`: a real kernel swaps to a volume, while its processes and lenders are killed.
 
-    python tests/guest/kernel_swap.py pages|mirror|parity|redis|discards
+    python tests/guest/kernel_swap.py pages|mirror|parity|redis|redis-mirror|lost|discards
 
-`mirror` and `parity` are `pages` with a volume that has no disk; `discards` is the last part of `pages` alone.
+`mirror` and `parity` are `pages` with a volume that has no disk; in `lost` all of its lenders lose what they hold;
+`discards` is the last part of `pages` alone.
 
 The job has 160 MiB under a limit of 64 MiB, and looks at every byte. One line for each thing that holds; what does not
 hold is said, and the exit status is 1.
@@ -33,9 +34,12 @@ HELPER = "/run/covey-swap/swapd.sock"
 LENDERS, LENDERS_WITHOUT_DISK = 2, 3
 SMALLER = "160M"
 """What has no disk takes all its places at once, slabs of 16 MiB: 20 or 15, of the 8 that each lender has here."""
-WORDS = {"mirror": ("--mirror", "2"), "parity": ("--parity", "2+1")}
+MIRROR = ("--mirror", "2")
+WORDS = {"mirror": MIRROR, "redis-mirror": MIRROR, "lost": MIRROR, "parity": ("--parity", "2+1")}
 """Of volumes without a disk, as people say it."""
 SILENT_S = 45.0
+DEAD_S = 10.0
+ENDED_S = 180.0
 LENT_MIN = 6
 """Slabs at lenders before discards are looked at. Half of them at most may stay: the kernel discards whole runs of 256
 pages, and keeps some slots at hand, and the first slab has the header of the swap area."""
@@ -83,10 +87,10 @@ PAGES = HELD // 4096
 class PageJob:
     """160 MiB of its own, every page of which it can write anew and verify."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: int = HELD, is_limited: bool = True) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", JOB.format(held=HELD)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=join_group,
+            [sys.executable, "-c", JOB.format(held=held)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=join_group if is_limited else None,
         )  # fmt: skip
 
     def start(self, what: str, first: int, end: int) -> None:
@@ -241,11 +245,13 @@ def play(rack: LivingRack, kind: str, helper: Helper) -> None:
     say(said)
     must(len(Path("/proc/swaps").read_text().splitlines()) == 2, "there is no swap area")
     limited(LIMIT)
-    job = RedisJob() if kind == "redis" else PageJob()
+    job: Any = RedisJob() if kind.startswith("redis") else PageJob()
     try:
         if kind == "discards":
             job.do("write")
             frees(rack, job)
+        elif kind == "lost":
+            loses(rack, job)
         else:
             with_job(rack, job, helper)
     finally:
@@ -368,9 +374,42 @@ def frees(rack: LivingRack, job: Any) -> None:
     job.end()
 
 
+def loses(rack: LivingRack, job: PageJob) -> None:
+    """All lenders at once, with what they hold: who needs such a page is ended by SIGBUS, and nobody else."""
+    other = PageJob(16 * MIB, is_limited=False)
+    other.do("write", 0, 16 * MIB // 4096)
+    job.do("write")
+    must(swapped() > 60 * MIB, "nothing is swapped")
+    vold = rack.program(HOST, "vold")
+    for host in rack.hosts:
+        if host.name != HOST:
+            rack.lose(host.name)
+    job.start("verify", 0, PAGES)
+    time.sleep(DEAD_S)
+    must(job.process.poll() is None, f"while no lender answers the job is ended: {job.process.poll()}")
+    began_s = time.monotonic()
+    rack.start()
+    ended = job.process.wait(ENDED_S)
+    must(ended == -signal.SIGBUS, f"the job needs pages that nobody has, and ends with {ended}")
+    say(f"all lenders died for {DEAD_S:g} s: the job waited, and had SIGBUS {time.monotonic() - began_s:.0f} s later")
+    must(rack.program(HOST, "vold") == vold, "the volume's process was started again")
+    wait("the swap area is empty", lambda: swapped() < MIB)
+    say(" / ".join(ctl(rack, "volumes")[1].splitlines()))
+    other.do("verify", 0, 16 * MIB // 4096)
+    wait("every slab has its members", lambda: row(rack)["slabs_whole"] == row(rack)["slabs"], 150)
+    job = PageJob()
+    job.do("write")
+    must(swapped() > 60 * MIB, "nothing is swapped")
+    job.do("verify")
+    say("the next job swaps to the same area, every page verified")
+    frees(rack, job)
+    other.do("verify", 0, 16 * MIB // 4096)
+    other.end()
+
+
 def main() -> None:
     kind = sys.argv[1]
-    if kind == "redis" and shutil.which("redis-server") is None:
+    if kind.startswith("redis") and shutil.which("redis-server") is None:
         say("redis: left out, redis-server is not installed; next: apt-get install redis-server")
         return
     threading.Thread(target=watch, daemon=True).start()

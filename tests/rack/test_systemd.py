@@ -3,31 +3,17 @@
 import os
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost, why_not_booted
 from chaos.rack.hosts import Laboratory
+from tests.rack.installed import KEY, PAGE, TOML, alive, install, installation, memory, typed, written
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("booted")]
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-BY_PIP = ("python3 -m venv", "pip install")
-"""What this machine's own environment stands for."""
-TOML = """\
-[gossip]
-seeds = ["gpu1:7946", "gpu2:7946"]
-[leader]
-voters = ["gpu1"]
-[gpus]
-simulated = 2
-[memory]
-slab = "4 MiB"
-"""
 PROBE = """\
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -43,26 +29,6 @@ open("/tmp/made-by-a-job", "w")
 """
 
 
-def installation() -> list[str]:
-    """The lines of the first block of the page, without comments."""
-    text = PAGE.read_text().partition("## One host, then many\n\n")[2].partition("\n\n")[0]
-    lines = [re.sub(r"\s+# .*", "", line.strip()) for line in text.splitlines()]
-    assert lines[0].startswith(BY_PIP)
-    return [line for line in lines if not line.startswith(BY_PIP)]
-
-
-def typed(host: BootedHost, line: str, timeout_s: float = 60.0) -> str:
-    done = host.shell(line, timeout_s)
-    said = f"{done.stdout}{done.stderr}"
-    assert done.returncode == 0, f"{host.name}: {line}\n{said}\n{host.journal()}"
-    assert "Traceback" not in said
-    return said
-
-
-def written(host: BootedHost, path: str, text: str) -> None:
-    typed(host, f"umask 077; printf %s {shlex.quote(text)} > {path}")
-
-
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
     """The first is installed by the page alone; then both are one rack, as the page says."""
@@ -75,26 +41,18 @@ def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
         assert "Active: active (running)" in said
         assert "1 of 1 host alive; gpu1 leads" in said
         assert "good     covey.service: as it comes with this version" in typed(first, "agentctl doctor")
-        key = first.shell("cat /etc/covey/gossip.key").stdout
-        others = [line for line in installation() if "--make-key" not in line]
-        typed(second, "set -e; " + "\n".join(others[:-2]))
-        written(second, "/etc/covey/gossip.key", key)
-        for host in (first, second):
-            typed(host, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
+        key = first.shell(f"cat {KEY}").stdout
+        install([second], key=key)
+        typed(first, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
         typed(first, "systemctl stop covey; rm -r /var/lib/covey/*; systemctl start covey")
-        typed(second, f"set -e; {others[-2]}\n{others[-1]}")
+        typed(second, "set -e; " + "\n".join(installation()[-2:]))
         for host in (first, second):
             up(host)
         yield first, second
 
 
 def up(host: BootedHost) -> None:
-    """It sees both."""
-
-    def shown() -> str:
-        return host.shell("agentctl hosts").stdout
-
-    wait(lambda: "2 of 2 hosts alive; gpu1 leads" in shown(), lambda: f"{shown()}\n{host.journal()}", 60.0, 0.5)
+    alive(host, 2)
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls are called by their numbers")
@@ -164,17 +122,6 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     typed(borrower, memory("assert memory.read(0, len(data)) == data"))
     assert " running " in typed(borrower, "agentctl jobs")
     wait(lambda: re.search("gpu2 .* 8 ", lender.shell("agentctl hosts").stdout), lender.journal, 30.0)
-
-
-def memory(line: str) -> str:
-    """A script that has 32 MiB of remote memory."""
-    script = f"""
-import random
-from covey.remote import RemoteMemory
-memory, data = RemoteMemory.open("v1", 32 << 20, "/run/covey/jobs.sock"), random.Random(1).randbytes(32 << 20)
-{line}
-"""
-    return f"{shlex.quote(sys.executable)} -c {shlex.quote(script)}"
 
 
 def running(*hosts: BootedHost) -> dict[str, set[int]]:
