@@ -5,7 +5,7 @@ next bytes belong and told when they are there; what it sends is queued and neve
 driven by sockets (`agent.ports.stream`) and by the simulator (`chaos.world.driven`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 from covey.ports import ByteStream
@@ -40,6 +40,10 @@ class DrivenStream(ByteStream, Protocol):
 
     def go_on(self) -> None:
         """Read again."""
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it when all that arrived is handled, over whichever connection of this process it came, so that what
+        is said on the way leaves together; in the next turn where nothing is being handled."""
 
     def send(self, parts: Sequence[Part]) -> None:
         """Queue all parts as one unit. Buffers must stay as they are until the peer has answered. Nothing happens once

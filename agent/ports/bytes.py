@@ -7,7 +7,7 @@ import socket
 
 from agent.ports.datagrams import ip_port_text
 from agent.ports.held_ends import BoundPort, OtherEnd
-from agent.ports.stream import SocketStream
+from agent.ports.stream import SocketStream, Turn
 from agent.ports.unix_sockets import bind_unix, unix_path
 from covey.addresses import ip_port
 from covey.bulk import widen
@@ -22,8 +22,8 @@ FOUND_CHECK_S = 2.0
 class SocketListener:
     """`covey.ports.Listener`: a task per connection."""
 
-    def __init__(self, accept: Accept, log: Logger, widens: bool = False) -> None:
-        self._accept, self._log, self._widens = accept, log, widens
+    def __init__(self, accept: Accept, log: Logger, turn: Turn, widens: bool = False) -> None:
+        self._accept, self._log, self._turn, self._widens = accept, log, turn, widens
         self._server: asyncio.Server | None = None
         self._tasks: dict[asyncio.Task[None], SocketStream] = {}
         self._unix_path: str | None = None
@@ -32,7 +32,7 @@ class SocketListener:
         self.address: Address = ""
 
     def stream(self) -> SocketStream:
-        return SocketStream(self._connected)
+        return SocketStream(self._turn, self._connected)
 
     def _connected(self, stream: SocketStream) -> None:
         if len(self._tasks) >= CONNECTIONS_MAX or self._server is None:
@@ -126,12 +126,16 @@ class SocketBytes:
 
     def __init__(self, log: Logger) -> None:
         self._log = log
+        self._turn = Turn()
+
+    def _stream(self) -> SocketStream:
+        return SocketStream(self._turn)
 
     async def listen(self, bind: Address, accept: Accept, uid: int = -1, bulk: bool = False) -> Listener:
         """OSError when the address is taken: for a unix socket, when a process accepts there. A socket file without a
         listener is replaced; a lock on the directory serialises two processes that try at the same moment. A unix
         socket that somebody removed is at its path again within 2 s."""
-        listener = SocketListener(accept, self._log, bulk and bind.startswith("unix:"))
+        listener = SocketListener(accept, self._log, self._turn, bulk and bind.startswith("unix:"))
         loop = asyncio.get_running_loop()
         if bind.startswith("unix:"):
             await listener.serve_unix(bind.removeprefix("unix:"), uid)
@@ -155,10 +159,10 @@ class SocketBytes:
             async with asyncio.timeout(timeout_s):
                 if to.startswith("unix:"):
                     path = unix_path(to.removeprefix("unix:"))
-                    _, stream = await loop.create_unix_connection(SocketStream, path)
+                    _, stream = await loop.create_unix_connection(self._stream, path)
                 else:
                     ip, port = ip_port(to)
-                    _, stream = await loop.create_connection(SocketStream, ip, port)
+                    _, stream = await loop.create_connection(self._stream, ip, port)
         except TimeoutError as error:
             raise ConnectionError(f"{to} did not answer within {timeout_s:g} s") from error
         except ConnectionError:
@@ -176,7 +180,7 @@ class SocketBytes:
         try:
             ours.setblocking(False)
             widen(other)
-            _, stream = await asyncio.get_running_loop().create_unix_connection(SocketStream, sock=ours)
+            _, stream = await asyncio.get_running_loop().create_unix_connection(self._stream, sock=ours)
         except OSError:
             ours.close()
             other.close()

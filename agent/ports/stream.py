@@ -48,11 +48,40 @@ _WRITELINES_NEVER_PAUSE: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3,
 _PEERCRED = struct.Struct("3i")
 
 
+class Turn:
+    """Of all streams of a process: what waits until the bytes that came over one of them are handled. The loop would do
+    it in its next turn, after another look at all sockets."""
+
+    __slots__ = ("_after", "is_on")
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Bytes are being handled."""
+        self._after: deque[Callable[[], None]] = deque()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """`covey.driven.DrivenStream`."""
+        if self.is_on:
+            self._after.append(call)
+        else:
+            asyncio.get_running_loop().call_soon(call)
+
+    def end(self) -> None:
+        """They are handled. Where that failed, what is left is for the loop."""
+        try:
+            while self._after:
+                self._after.popleft()()
+        finally:
+            self.is_on = False
+            while self._after:
+                asyncio.get_running_loop().call_soon(self._after.popleft())
+
+
 class SocketStream(asyncio.BufferedProtocol):
     """`covey.ports.ByteStream` over one asyncio transport."""
 
-    def __init__(self, connected: Callable[["SocketStream"], None] | None = None) -> None:
-        self._connected = connected
+    def __init__(self, turn: Turn, connected: Callable[["SocketStream"], None] | None = None) -> None:
+        self._turn, self._connected = turn, connected
         self._transport: asyncio.Transport | None = None
         self._ended: ConnectionError | None = None
         self._spill = memoryview(bytearray(SPILL_BYTES_FIRST))
@@ -166,8 +195,22 @@ class SocketStream(asyncio.BufferedProtocol):
         if self._driven_soon:
             self._drive_on()
 
+    def soon(self, call: Callable[[], None]) -> None:
+        self._turn.soon(call)
+
     def _drive_on(self, most: int = FILLS_MAX) -> None:
-        """Hand over what is here, unless the peer has to take something first; what is more in the next turn."""
+        turn = self._turn
+        if turn.is_on:
+            self._hand_over(most)
+            return
+        turn.is_on = True
+        try:
+            self._hand_over(most)
+        finally:
+            turn.end()
+
+    def _hand_over(self, most: int) -> None:
+        """What is here, unless the peer has to take something first; what is more in the next turn."""
         self._driven_soon = False
         driver, fills = self._driver, 0
         while driver is not None and self._target is not None and not self._waits():

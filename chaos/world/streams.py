@@ -185,6 +185,9 @@ class SimStream:
         if self._driven is not None:
             self._driven.go_on()
 
+    def soon(self, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(call)
+
     def send(self, parts: Sequence[Part]) -> None:
         assert self._driven is not None, "it is not driven yet"
         self._driven.send(parts)

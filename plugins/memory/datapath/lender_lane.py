@@ -111,7 +111,7 @@ class LenderLane(AskedInOrder):
 
     def _send(self, *parts: Part) -> None:
         if not self._out:
-            self._loop.call_soon(self._flush)
+            self._stream.soon(self._flush)
         self._out += parts
 
     def _flush(self) -> None:

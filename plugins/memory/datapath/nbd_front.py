@@ -178,7 +178,7 @@ class NbdFront:
     def _say(self, *parts: Part) -> None:
         if not self._out and not self._flushing:
             self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._stream.soon(self._flush)
         self._out += parts
 
     def _flush(self) -> None:

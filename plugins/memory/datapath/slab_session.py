@@ -86,7 +86,7 @@ class SlabSession:
         self._verbs.lose(slab)
         if self._slabs.pop((slab.index, slab.epoch), None) is not None:
             self._say(SlabReply(GONE, 0, slab.index, slab.epoch, 0))
-            asyncio.get_running_loop().call_soon(self.turn)
+            self._stream.soon(self.turn)
 
     # ---- driven ----
 

@@ -161,11 +161,11 @@ class StandIn:
 
 
 async def kernel_with(descriptor: int) -> Client:
-    from agent.ports.stream import SocketStream
+    from agent.ports.stream import SocketStream, Turn
 
     plain = socket.socket(fileno=descriptor)
     plain.setblocking(False)
-    _, stream = await asyncio.get_running_loop().create_unix_connection(SocketStream, sock=plain)
+    _, stream = await asyncio.get_running_loop().create_unix_connection(lambda: SocketStream(Turn()), sock=plain)
     return Client(stream)
 
 
