@@ -37,12 +37,20 @@ from plugins.memory.policy.mirroring import MEMBERS
 class MirrorWrite:
     """Under way to every member of a slab. `left`: who has not answered; `has`: epochs of those that have it."""
 
-    __slots__ = ("count", "era", "first", "has", "left", "over", "slab", "version")
+    __slots__ = ("count", "era", "first", "has", "left", "over", "pages", "slab", "version")
 
     def __init__(
-        self, slab: MirrorSlab, first: int, count: int, version: int, era: int, left: int, over: Callable[[bool], None]
+        self,
+        slab: MirrorSlab,
+        first: int,
+        count: int,
+        pages: memoryview | None,
+        version: int,
+        era: int,
+        left: int,
+        over: Callable[[bool], None],
     ) -> None:
-        self.slab, self.first, self.count = slab, first, count
+        self.slab, self.first, self.count, self.pages = slab, first, count, pages
         self.version, self.era, self.left, self.over = version, era, left, over
         self.has: list[int] = []
 
@@ -159,7 +167,7 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         slab.writes[version] = (first, count)
         slab.touch()
         targets = slab.targets()
-        sent = MirrorWrite(slab, first, count, version, era, len(targets), over)
+        sent = MirrorWrite(slab, first, count, pages, version, era, len(targets), over)
         for link in targets:
             link.send_write(at, count, version, pages, partial(self._answered, sent, link))
         if not targets:
@@ -170,6 +178,8 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
         if did:
             sent.has.append(link.place.epoch)
             self._held(sent.slab, link, sent.first, sent.count, sent.version)
+        else:
+            self.buffers.spoil(sent.pages)  # its connection may still send them, though the others acknowledge
         if not sent.left:
             self._at(sent.slab, sent.version, sent.era, sent.has, sent.over)
 
