@@ -107,6 +107,8 @@ class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
     secret: Secret = b""
     refused: Reason = ""
     """Why there is none; empty when it is mapped."""
+    late: bool = False
+    """That is no word about room: its slab process did not answer in time, or frees an older mapping first."""
 
 
 # ---- eviction --------------------------------------------------------------------------------------------------------

@@ -231,28 +231,25 @@ class Borrower:
         self._epoch += 1
         slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
         chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(free) else ""
-        reason = (
-            f"{why}; asked {names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {names(fresh)}"
-        )
+        said = f"{why}; asked {names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {names(fresh)}"
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
         timer = search_timer(slab, self._epoch, "answers", 1.5 * ANSWER_S)
-        return [LogEvent(slab.subject, event, reason), *sends, timer]
+        return [LogEvent(slab.subject, event, said), *sends, timer]
 
-    def _retry_later(self, slab: BorrowedSlab, event: str, reason: str, now_s: float) -> Actions:
-        slab.search_ended()
+    def _retry_later(self, slab: BorrowedSlab, event: str, reason: str, now_s: float, late: bool = False) -> Actions:
+        slab.search_ended(late)
         slab.retries += 1
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s
         why = f"{reason}; {members.without(slab)}, next try in {pause_s:g} s"
-        actions: Actions = [LogEvent(slab.subject, event, why)]
-        return actions + leave_if_evicted(slab)
+        return [LogEvent(slab.subject, event, why), *leave_if_evicted(slab)]
 
-    def _offered(self, slab: BorrowedSlab, host: HostId, slabs: int, now_s: float) -> Actions:
+    def _offered(self, slab: BorrowedSlab, host: HostId, slabs: int, now_s: float, late: bool = False) -> Actions:
         search = slab.search
         if not isinstance(search, Querying) or host not in search.asked or host in search.offers:
             return []
-        search = search.offered(host, slabs)
+        search = search.offered(host, slabs, late)
         if len(search.offers) == len(search.asked):
             return self._take(slab, search, now_s)
         slab.search_on(search)
@@ -263,7 +260,7 @@ class Borrower:
         volume, said = self.volumes[slab.volume], search.said
         chosen = placement.freest(search.asked, search.offers, volume.by_host.chosen)
         if chosen is None:
-            return self._retry_later(slab, "nobody has room", said, now_s)
+            return self._retry_later(slab, "nobody has room", said, now_s, search.late)
         had = volume.by_host.chosen[chosen]
         slab.search_on(search.requesting(chosen))
         sizes, payer = (volume.slab_bytes, volume.page_bytes), (volume.tenant, volume.job)
@@ -273,7 +270,9 @@ class Borrower:
         note = LogEvent(slab.subject, "taken", f"{said}; {chosen} has {best}")
         return [note, Send(chosen, taken, ANSWER_S), search_timer(slab, search.epoch, "map", 1.5 * ANSWER_S)]
 
-    def _next_best(self, slab: BorrowedSlab, search: Requesting | Opening, why: str, now_s: float) -> Actions:
+    def _next_best(
+        self, slab: BorrowedSlab, search: Requesting | Opening, why: str, now_s: float, late: bool = False
+    ) -> Actions:
         """The chosen host is out; take the other one, if it has room. What the volume's process was told to open is
         closed first: it may be open, with pages that nobody else has."""
         lost, old = search.chosen, search.epoch
@@ -283,7 +282,7 @@ class Borrower:
             slab.left[old] = lost
             back = CloseSlab(slab.volume, slab.index, old)
         note = LogEvent(slab.subject, "refused", f"{lost}: {why}")
-        return [note, back, *self._take(slab, without(search, self._epoch), now_s)]
+        return [note, back, *self._take(slab, without(search, self._epoch, late), now_s)]
 
     def _granted(self, slab: BorrowedSlab, search: Requesting, info: MrInfo) -> Actions:
         opening = search.granted(info.address, info.secret)
@@ -297,11 +296,11 @@ class Borrower:
             return []
         match search:
             case Querying() if event.step == "answers":
-                return self._take(slab, search, now_s)
+                return self._take(slab, search.over(), now_s)
             case Requesting() if event.step == "map":
-                return self._next_best(slab, search, "did not answer", now_s)
+                return self._next_best(slab, search, "did not answer", now_s, late=True)
             case Opening() if event.step == "open":
-                return self._next_best(slab, search, f"not opened within {OPEN_S:g} s", now_s)
+                return self._next_best(slab, search, f"not opened within {OPEN_S:g} s", now_s, late=True)
             case _:
                 return []
 
@@ -430,7 +429,7 @@ class Borrower:
         if not isinstance(search, Requesting):
             return []
         if message.refused:
-            return self._next_best(slab, search, message.refused, now_s)
+            return self._next_best(slab, search, message.refused, now_s, message.late)
         return self._granted(slab, search, message)
 
     def _activity(self, message: CheckActivity) -> Activity:
@@ -456,9 +455,9 @@ class Borrower:
         if slab is None or search is None or search.epoch != message.epoch:
             return []
         if isinstance(message, QueryMem):
-            return self._offered(slab, to, 0, now_s)
+            return self._offered(slab, to, 0, now_s, late=True)
         if isinstance(search, Requesting) and search.chosen == to:
-            return self._next_best(slab, search, "did not answer", now_s)
+            return self._next_best(slab, search, "did not answer", now_s, late=True)
         return []
 
     # ---- volumes ----

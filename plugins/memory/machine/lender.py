@@ -358,12 +358,12 @@ class Lender:
         if message.epoch > known.slab.epoch:
             # The borrower forgot this mapping (it started anew): the old one is freed first, and it may ask again.
             freeing = self._free(known, "replaced", f"{sender} maps it again under epoch {message.epoch}")
-            return [*freeing, self._refuse(sender, message.ref, "its older mapping is being freed; ask again")]
+            return [*freeing, self._refuse(sender, message.ref, "its older mapping is being freed; ask again", True)]
         if known.state == "lent":
             return [self._mr_info(known)]
         if known.state == "registering":
             return []  # the answer is on its way
-        return [self._refuse(sender, message.ref, "this mapping is being taken back")]
+        return [self._refuse(sender, message.ref, "this mapping is being taken back", True)]
 
     def _map_new(self, sender: HostId, message: Map, now_s: float) -> Actions:
         why = self._why_not(message, now_s)
@@ -390,8 +390,8 @@ class Lender:
         self.refused_for_budget += bool(why)
         return why
 
-    def _refuse(self, to: HostId, slab: SlabRef, why: str) -> Send:
-        return Send(to, MrInfo(slab.volume, slab.index, slab.epoch, refused=why[:300]), ANSWER_S)
+    def _refuse(self, to: HostId, slab: SlabRef, why: str, late: bool = False) -> Send:
+        return Send(to, MrInfo(slab.volume, slab.index, slab.epoch, refused=why[:300], late=late), ANSWER_S)
 
     def _mr_info(self, lent: Lent) -> Send:
         slab = lent.slab
@@ -414,7 +414,7 @@ class Lender:
         if lent is None or lent.state != "registering":
             return []
         del self.lent[lent.borrower, lent.slab.volume, lent.slab.index]
-        return [self._refuse(event.borrower, event.slab, event.why)]
+        return [self._refuse(event.borrower, event.slab, event.why, event.late)]
 
     def _renew(self, sender: HostId, message: Renew, now_s: float) -> Actions:
         """An eviction under way is not put off by a renewal."""

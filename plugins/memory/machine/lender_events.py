@@ -37,6 +37,8 @@ class SlabRegistered(LentSlabEvent, frozen=True):
 
 class SlabNotRegistered(LentSlabEvent, frozen=True):
     why: str
+    late: bool = False
+    """The slab process did not answer in time."""
 
 
 class SlabFreed(LentSlabEvent, frozen=True):

@@ -18,7 +18,9 @@ class AskedHosts(msgspec.Struct, frozen=True, kw_only=True):
 
     asked: tuple[HostId, ...]
     offers: Mapping[HostId, int]
-    """Slabs each could lend; 0 for one that declined. A host that has not answered is absent."""
+    """Slabs each could lend; 0 for one that declined or was late. A host that has not answered is absent."""
+    late: bool = False
+    """One of them did not answer in time."""
 
     @property
     def said(self) -> str:
@@ -39,11 +41,17 @@ class Querying(AskedHosts, frozen=True, kw_only=True):
         """The host that `Map` was sent to."""
         return None
 
-    def offered(self, host: HostId, slabs: int) -> "Querying":
-        return Querying(epoch=self.epoch, asked=self.asked, offers={**self.offers, host: slabs})
+    def offered(self, host: HostId, slabs: int, late: bool = False) -> "Querying":
+        offers = {**self.offers, host: slabs}
+        return Querying(epoch=self.epoch, asked=self.asked, offers=offers, late=self.late or late)
+
+    def over(self) -> "Querying":
+        """Nobody is waited for any longer."""
+        late = self.late or len(self.offers) < len(self.asked)
+        return Querying(epoch=self.epoch, asked=self.asked, offers=self.offers, late=late)
 
     def requesting(self, chosen: HostId) -> "Requesting":
-        return Requesting(epoch=self.epoch, asked=self.asked, offers=self.offers, chosen=chosen)
+        return Requesting(epoch=self.epoch, asked=self.asked, offers=self.offers, late=self.late, chosen=chosen)
 
 
 class Requesting(AskedHosts, frozen=True, kw_only=True):
@@ -54,7 +62,7 @@ class Requesting(AskedHosts, frozen=True, kw_only=True):
 
     def granted(self, address: str, secret: bytes) -> "Opening":
         place = SlabPlace(self.epoch, self.chosen, address, secret)
-        return Opening(asked=self.asked, offers=self.offers, place=place)
+        return Opening(asked=self.asked, offers=self.offers, late=self.late, place=place)
 
 
 class Opening(AskedHosts, frozen=True, kw_only=True):
@@ -93,9 +101,10 @@ TRANSITIONS: StateTable[LenderSearch] = StateTable(
 )
 
 
-def without(search: Requesting | Opening, epoch: int) -> Querying:
-    """The hosts that are left when the chosen one declines, under the next epoch."""
-    return Querying(epoch=epoch, asked=search.asked, offers={**search.offers, search.chosen: 0})
+def without(search: Requesting | Opening, epoch: int, late: bool) -> Querying:
+    """The hosts that are left when the chosen one declines, or is late, under the next epoch."""
+    offers = {**search.offers, search.chosen: 0}
+    return Querying(epoch=epoch, asked=search.asked, offers=offers, late=search.late or late)
 
 
 def names(hosts: Sequence[HostId]) -> str:

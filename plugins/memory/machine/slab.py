@@ -131,11 +131,11 @@ class BorrowedSlab:
     """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
     process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before.
     `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`).
-    `had_place`: once. `was_offered`: a host had room for it in its last search."""
+    `had_place`: once. `was_late`: a host that its last search asked did not answer in time."""
 
     __slots__ = (
         "_by_host", "_phase", "doubted", "had_place", "index", "left", "members", "retries", "retry_at_s",
-        "volume", "was_offered",
+        "volume", "was_late",
     )  # fmt: skip
 
     def __init__(self, volume: str, index: int, members: int = 1) -> None:
@@ -144,7 +144,7 @@ class BorrowedSlab:
         self._by_host: SlabsByHost | None = None
         self.left: dict[int, HostId] = {}
         self.doubted = self.retries = 0
-        self.had_place = self.was_offered = False
+        self.had_place = self.was_late = False
         self.retry_at_s = 0.0
 
     # ---- reading ----
@@ -273,9 +273,9 @@ class BorrowedSlab:
         assert before is not None, f"{self.subject} does not search"
         self._become(goes_on(self._phase, lender_search.TRANSITIONS.next(before, step)))
 
-    def search_ended(self) -> None:
-        """Nobody has room, or gives it in time."""
-        self.was_offered = self.search is not None and self.search.chosen is not None
+    def search_ended(self, late: bool) -> None:
+        """Nobody has room, or gives it in time. `late`: one of those who were asked did not answer."""
+        self.was_late = late
         if self.search is not None:
             self._become(goes_on(self._phase, None))
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,7 +35,7 @@ from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import forming, views
 from plugins.memory.service.doors import Doors
-from plugins.memory.service.forming import AS_IS, NOBODY, Kind, Payer
+from plugins.memory.service.forming import AS_IS, NOBODY, Former, Kind, Payer
 from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
@@ -82,6 +81,7 @@ class Borrowing:
         self.volumes: dict[str, OpenVolume] = {}
         self.doors = Doors(host, settings.swap_helper, record, self.volumes)
         self._changing = asyncio.Lock()
+        self._former = Former(host, record, self.machine, self.volumes, self._changing, self._forget)
         self._asked: set[HostId] = set()
         """Lenders who are being asked what they hold."""
 
@@ -116,21 +116,8 @@ class Borrowing:
             why = found.trouble or f"its process is still starting after {READY_S:g} s"
             raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
         if found.known.members > 1 and not found.known.formed:
-            await self._form(found, began_s)
+            await self._former.wait(found, began_s)
         return found
-
-    async def _form(self, found: OpenVolume, began_s: float) -> None:
-        """Wait until it has a place for everything. Refused, and detached, when there is no room."""
-        name = found.known.volume
-        placed = partial(self.machine.volumes.get, name)
-        if not await forming.until_formed(found, placed, self._env.clock, began_s):
-            refused = forming.no_room(found, placed())
-            await self.detach(name, -1)
-            raise refused
-        found.known = msgspec.structs.replace(found.known, formed=True)
-        await self._record.set_volume(found.known)
-        if why := forming.shared_racks(self.machine.volumes.get(name), self.peers()):
-            self._host.note(f"volume/{name}", "racks shared", why)
 
     def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
@@ -182,13 +169,17 @@ class Borrowing:
             if found.known.swap:
                 why = "it is swap of this host, and its pages would be lost"
                 raise Refused(4, f"cannot detach volume {name}", why, f"agentctl memory detach {name}")
-            del self.volumes[name]
-            await found.process.stop(forget=True)
-            self.dispatch(events.VolumeDetached(name))
-            for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
-                await self._env.disk.delete(file)
-            await self._record.forget_volume(name)
-            self._host.note(f"volume/{name}", "detached", "forgotten here and at its lenders")
+            await self._forget(found)
+
+    async def _forget(self, found: OpenVolume) -> None:
+        name = found.known.volume
+        del self.volumes[name]
+        await found.process.stop(forget=True)
+        self.dispatch(events.VolumeDetached(name))
+        for file in await self._env.disk.names(f"{vold.prefix(name)}/"):
+            await self._env.disk.delete(file)
+        await self._record.forget_volume(name)
+        self._host.note(f"volume/{name}", "detached", "forgotten here and at its lenders")
 
     def _keep(self, known: KnownVolume) -> OpenVolume:
         name, settings = known.volume, self._settings
@@ -232,6 +223,7 @@ class Borrowing:
         )
         self.volumes[name] = OpenVolume(known, process)
         self._env.spawn(f"memory vold {name}", process.keep())
+        self._former.begin(self.volumes[name])
         return self.volumes[name]
 
     async def _volume_up(self, known: KnownVolume, process: ByteProcess) -> None:

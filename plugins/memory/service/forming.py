@@ -2,13 +2,15 @@
 members on hosts of their own, or is told that there is no room for them. And for whom a volume is made."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from covey.core import HostId
 from covey.errors import Refused
-from covey.ports import Clock
 from covey.units import format_size
+from plugins.base import Host
 from plugins.memory.machine.borrower import Borrower
 from plugins.memory.machine.borrower_budgets import places_of
 from plugins.memory.machine.lender_search import Opening, Requesting
@@ -18,8 +20,9 @@ from plugins.memory.policy import mirroring, parity
 from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS
 from plugins.memory.policy.placement import LenderPeer
+from plugins.memory.service import views
 from plugins.memory.service.open_volume import OpenVolume
-from plugins.memory.service.record import KnownVolume
+from plugins.memory.service.record import KnownVolume, SlabRecord
 
 FORMED_S = 15.0
 """How long whoever attaches waits at most, for the volume's process too (a command takes 20 s at most); it goes on."""
@@ -84,34 +87,101 @@ def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
     return max(1, members), False
 
 
-async def until_formed(
-    volume: OpenVolume, searching: Callable[[], BorrowedVolume | None], clock: Clock, began_s: float
-) -> bool:
-    """True once every slab has its members; False when there is no room for them. Refused (1): not yet.
-    `began_s`: when somebody began to wait for the volume."""
-    seen, moved_s = -1, clock.now_s()
-    looked_s = moved_s
-    while (formed := volume.formed()) < volume.slabs:
-        now_s = clock.now_s()
-        if formed != seen:
-            seen, moved_s = formed, now_s
-        elif now_s - looked_s >= QUIET_S:
-            looked_s = now_s
-            if _may_have_room(searching()):  # a lender's first slab is there when its process has started
-                moved_s = now_s
-        if now_s - moved_s >= STUCK_S:
-            return False
-        if now_s - began_s >= FORMED_S:
-            why = f"{formed} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far, and it goes on"
-            raise Refused(1, f"volume {volume.known.volume} is not ready", why, "try again in a few seconds")
-        await asyncio.sleep(LOOK_S)
-    return True
+class Former:
+    """Finds a place for everything of this host's volumes without a disk, or gives back what was found: one task for a
+    volume, whoever waits for it, and also when nobody does any more. `changing` is held while volumes come and go;
+    `forget` is called with it held."""
+
+    def __init__(
+        self,
+        host: Host,
+        record: SlabRecord,
+        machine: Borrower,
+        volumes: Mapping[str, OpenVolume],
+        changing: asyncio.Lock,
+        forget: Callable[[OpenVolume], Awaitable[None]],
+    ) -> None:
+        self._host, self._env, self._record = host, host.env, record
+        self._machine, self._volumes, self._changing, self._forget = machine, volumes, changing, forget
+
+    def begin(self, volume: OpenVolume) -> None:
+        """Unless it has its places, or somebody is at it."""
+        if volume.known.members > 1 and not volume.known.formed and volume.settled is None:
+            volume.settled = asyncio.Event()
+            self._env.spawn(f"memory forms {volume.known.volume}", self._form(volume))
+
+    async def wait(self, volume: OpenVolume, began_s: float) -> None:
+        """Refused: there is no room (4), not yet (1). `began_s`: when somebody began to wait for the volume."""
+        self.begin(volume)
+        what, settled = f"volume {volume.known.volume} is not ready", volume.settled
+        assert settled is not None
+        try:
+            async with asyncio.timeout(began_s + FORMED_S - self._env.clock.now_s()):
+                await settled.wait()
+        except TimeoutError:
+            why = f"{volume.formed()} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far, and it goes on"
+            raise Refused(1, what, why, "try again in a few seconds") from None
+        if volume.refused is not None:
+            raise volume.refused
+        if not volume.known.formed:
+            raise Refused(1, what, "it was detached meanwhile", "attach it again")
+
+    async def _form(self, volume: OpenVolume) -> None:
+        settled = volume.settled
+        assert settled is not None
+        try:
+            has_all = await self._until_placed(volume)
+            async with self._changing:
+                if self._is_ours(volume) and has_all:
+                    await self._formed(volume)
+                elif self._is_ours(volume):
+                    volume.refused = no_room(volume, self._placed(volume))
+                    self._host.note(f"volume/{volume.known.volume}", "no room", volume.refused.why)
+                    await self._forget(volume)
+        except OSError as error:
+            what, step = f"volume {volume.known.volume} is not ready", "make room on this host's disk and try again"
+            volume.refused = Refused(1, what, f"its record cannot be written: {error}", step)
+            volume.settled = None
+        settled.set()
+
+    async def _formed(self, volume: OpenVolume) -> None:
+        known = msgspec.structs.replace(volume.known, formed=True)
+        await self._record.set_volume(known)
+        volume.known = known
+        if why := shared_racks(self._placed(volume), views.peers(self._host.hosts(), self._host.id)):
+            self._host.note(f"volume/{known.volume}", "racks shared", why)
+
+    def _is_ours(self, volume: OpenVolume) -> bool:
+        """It was not detached; another one may have its name."""
+        return self._volumes.get(volume.known.volume) is volume
+
+    def _placed(self, volume: OpenVolume) -> BorrowedVolume | None:
+        return self._machine.volumes.get(volume.known.volume)
+
+    async def _until_placed(self, volume: OpenVolume) -> bool:
+        """True once every slab has its members; False when there is no room for them, or it was detached."""
+        clock = self._env.clock
+        seen, moved_s = -1, clock.now_s()
+        began_s = looked_s = moved_s
+        while (formed := volume.formed()) < volume.slabs and self._is_ours(volume):
+            now_s = clock.now_s()
+            if formed != seen:
+                seen, moved_s = formed, now_s
+            elif now_s - looked_s >= QUIET_S:
+                looked_s = now_s
+                if not volume.process.ready.is_set() or _may_have_room(self._placed(volume)):
+                    moved_s = now_s
+            if now_s - moved_s >= STUCK_S:
+                return False
+            await asyncio.sleep(LOOK_S if now_s - began_s < FORMED_S else QUIET_S)
+        return self._is_ours(volume)
 
 
 def _may_have_room(volume: BorrowedVolume | None) -> bool:
-    """Has a lender said so, to a member without a place that waits for it or asks again?"""
+    """Is somebody still asked for a member without a place, or was late when asked last? A lender's first slab is there
+    when its process has started."""
     homeless = [slab for slab in volume.slabs if not slab.places] if volume is not None else []
-    return any(slab.was_offered or isinstance(slab.search, Requesting | Opening) for slab in homeless)
+    return any(slab.was_late or isinstance(slab.search, Requesting | Opening) for slab in homeless)
 
 
 def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:

@@ -195,9 +195,8 @@ class Lending:
                 ASK_S,
             )
         except (ConnectionError, TimeoutError) as error:
-            self.dispatch(
-                machine.SlabNotRegistered(action.borrower, slab, f"the slab process does not answer: {error}")
-            )
+            why = f"the slab process does not answer: {error}"
+            self.dispatch(machine.SlabNotRegistered(action.borrower, slab, why, late=True))
             return
         if isinstance(answer, Yes):
             self.dispatch(machine.SlabRegistered(action.borrower, slab, self.machine.address))

@@ -1,10 +1,12 @@
 """A volume of this host, as its process told: it says once a second what changed, and here it is put together."""
 
+import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from covey.core import HostId
+from covey.errors import Refused
 from plugins.memory.datapath.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.policy import mirroring
@@ -35,6 +37,10 @@ class OpenVolume:
     """Epoch -> how the link to that place is."""
     older: deque[tuple[LatencyCounts, ...]] = field(default_factory=lambda: deque(maxlen=LATENCIES_KEPT))
     """How long requests took, as its process said up to a minute ago, the oldest first."""
+    settled: asyncio.Event | None = None
+    """Set when it is known whether it has a place for everything; None: nobody looks."""
+    refused: Refused | None = None
+    """Why it has none."""
     ending: bool = False
     """It is swap, and was to end when its process was asked last."""
     _answers: int = 0

@@ -1,0 +1,150 @@
+"""How a volume without a disk finds its places, on a simulated rack: who decides it, and what several who wait see."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from covey.core import Message
+from covey.errors import Refused
+from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.messages import QueryMem
+from plugins.views import VolumeView
+
+from .rack import MemoryRack, RackHost, kill
+from .test_mirror import VOLUME, a_rack
+from .test_service import until_done, write_all
+
+TOO_LARGE = "32 MiB"
+"""512 slabs; two lenders have room for some 60 each."""
+
+
+class Attaching:
+    """Somebody on the first host who attaches a volume, and what he is told."""
+
+    def __init__(self, rack: MemoryRack, size: str, **kind: Any) -> None:
+        self.said: VolumeView | Refused | None = None
+        self.took_s = 0.0
+        self._rack, self._asked = rack, {"volume": VOLUME, "size": size, **kind}
+        self.task = rack.processes["h1"].spawn("attach", self._attach())
+
+    async def _attach(self) -> None:
+        began_s = self._rack.world.now
+        try:
+            self.said = await self._rack.agents["h1"].commands()["attach"](self._asked)
+        except Refused as refused:
+            self.said = refused
+        self.took_s = self._rack.world.now - began_s
+
+    def until_told(self) -> VolumeView | Refused:
+        self._rack.until(lambda: self.said is not None)
+        assert self.said is not None
+        return self.said
+
+    def is_refused(self, code: int) -> str:
+        said = self.until_told()
+        assert isinstance(said, Refused), said
+        assert said.code == code, said
+        return str(said)
+
+
+def lent(rack: MemoryRack) -> int:
+    return sum(len(agent.lending.machine.lent) for agent in rack.agents.values())
+
+
+@pytest.mark.parametrize("after_s", [5.0, 8.0])
+@pytest.mark.parametrize("mirror", [0, 2])
+def test_who_is_refused_does_not_detach_what_another_attached_since(after_s: float, mirror: int) -> None:
+    """Two wait for a volume for which there is no room; as soon as one is told, somebody has another of its name."""
+    with a_rack(3) as rack:
+        first = Attaching(rack, TOO_LARGE, mirror=2)
+        rack.run(after_s)
+        second = Attaching(rack, TOO_LARGE, mirror=2)
+        first.is_refused(4)
+        third = Attaching(rack, "128 KiB", mirror=mirror)
+        assert isinstance(third.until_told(), VolumeView)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        second.is_refused(4)
+        rack.run(20)
+        assert [(view.volume, view.size_bytes) for view in rack.command("h1", "volumes")] == [(VOLUME, 128 << 10)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_detached_as_it_becomes_whole_is_not_on_record(seed: int) -> None:
+    with a_rack(4, seed=seed) as rack:
+        waiting, borrowing = Attaching(rack, "128 KiB", mirror=2), rack.agents["h1"].borrowing
+        rack.until(lambda: VOLUME in borrowing.volumes and borrowing.volumes[VOLUME].formed() == 2)
+        rack.command("h1", "detach", volume=VOLUME)
+        assert "it was detached meanwhile" in waiting.is_refused(1)
+        assert not borrowing.volumes
+        assert not borrowing._record.now.volumes
+        rack.run(5)
+        assert not lent(rack)
+
+
+def test_room_for_which_nobody_waits_any_more_is_given_back() -> None:
+    """Who asked is gone after a second, and nobody asks again."""
+    with a_rack(3) as rack:
+        waiting = Attaching(rack, TOO_LARGE, mirror=2)
+        rack.until(lambda: lent(rack) > 0)
+        task = waiting.task
+        assert isinstance(task, asyncio.Task)
+        task.cancel()
+        rack.until(lambda: not lent(rack))
+        assert ("no room" in dict(rack.story(f"volume/{VOLUME}"))) and not rack.command("h1", "volumes")
+
+
+def test_a_later_agent_gives_back_what_was_taken_for_a_volume_without_room() -> None:
+    with a_rack(3) as rack:
+        Attaching(rack, TOO_LARGE, mirror=2)
+        rack.run(4)
+        kill([rack.processes["h1"]])
+        rack.run(1)
+        rack.host("h1").start_agent()
+        rack.until(lambda: not lent(rack))
+        rack.attach("h2", "other", "64 KiB", mirror=2)
+
+
+def test_a_later_agent_goes_on_with_a_volume_for_which_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_rack(3) as rack:
+        with monkeypatch.context() as patch:
+            patch.setattr(SlabStore, "register", refuses)
+            Attaching(rack, "128 KiB", mirror=2)
+            rack.run(4)
+            kill([rack.processes["h1"]])
+            rack.run(1)
+        rack.host("h1").start_agent()
+        rack.until(lambda: any(view.slabs_whole == 2 for view in rack.agents["h1"].borrowing.volume_views()))
+        assert rack.attach("h1", VOLUME, "128 KiB", mirror=2).slabs_whole == 2
+
+
+@pytest.mark.parametrize("late_s", [2.5, 4.0])
+def test_lenders_whose_agents_answer_late_have_not_said_that_they_have_no_room(late_s: float) -> None:
+    with a_rack(3) as rack:
+        post, is_late = rack.post, [True]
+
+        async def slowly(sender: RackHost, to: str, call: Callable[..., Any], message: Message) -> Any:
+            if isinstance(message, QueryMem) and is_late[0]:
+                await asyncio.sleep(late_s)
+            return await post(sender, to, call, message)
+
+        rack.post = slowly  # type: ignore[method-assign]
+        assert "and it goes on" in Attaching(rack, "128 KiB", mirror=2).is_refused(1)
+        is_late[0] = False
+        assert isinstance(Attaching(rack, "128 KiB", mirror=2).until_told(), VolumeView)
+
+
+def refuses(self: SlabStore, asked: object) -> None:
+    raise ValueError("no memory")
+
+
+def test_lenders_that_offer_room_and_refuse_every_slab_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlabStore, "register", refuses)
+    with a_rack(3) as rack:
+        for _ in range(3):  # the first slab of a lender waits for its process
+            waiting = Attaching(rack, "128 KiB", mirror=2)
+            if isinstance(said := waiting.until_told(), Refused) and said.code == 4:
+                break
+        assert "0 were found" in waiting.is_refused(4)
+        assert any("no memory" in why for _, why in rack.story(f"slab/{VOLUME}/0"))
