@@ -70,6 +70,18 @@ def test_who_is_refused_does_not_detach_what_another_attached_since(after_s: flo
         assert [(view.volume, view.size_bytes) for view in rack.command("h1", "volumes")] == [(VOLUME, 128 << 10)]
 
 
+def test_what_was_detached_and_attached_anew_is_another_volume() -> None:
+    """Whoever looked for places of the first one leaves the second one alone."""
+    with a_rack(3) as rack:
+        first = Attaching(rack, TOO_LARGE, mirror=2)
+        rack.until(lambda: lent(rack) > 0)
+        rack.command("h1", "detach", volume=VOLUME)
+        assert isinstance(Attaching(rack, "128 KiB", mirror=2).until_told(), VolumeView)
+        assert "it was detached meanwhile" in first.is_refused(1)
+        rack.run(30)
+        assert [view.slabs_whole for view in rack.command("h1", "volumes")] == [2]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_detached_as_it_becomes_whole_is_not_on_record(seed: int) -> None:
     with a_rack(4, seed=seed) as rack:
