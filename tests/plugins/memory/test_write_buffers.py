@@ -1,6 +1,12 @@
 """Buffers of writes: which come back, and which never may."""
 
-from plugins.memory.datapath.write_buffers import KEPT_MAX, KEPT_SHORT_MAX, LONG_BYTES, WriteBuffers
+from plugins.memory.datapath.write_buffers import (
+    KEPT_BYTES_MAX,
+    KEPT_MAX,
+    KEPT_SHORT_MAX,
+    LONG_BYTES,
+    WriteBuffers,
+)
 
 PAGE = 4096
 
@@ -31,7 +37,7 @@ def test_what_somebody_may_still_send_does_not_come_back() -> None:
         buffers.give(taken)
         assert buffers.take(size).obj is not taken.obj
         buffers.give(taken)
-        assert buffers.take(size).obj is taken.obj, "once is forgotten once"
+        assert buffers.take(size).obj is not taken.obj, "nor later"
 
 
 def test_no_more_are_kept_than_may_be_under_way() -> None:
@@ -42,6 +48,34 @@ def test_no_more_are_kept_than_may_be_under_way() -> None:
             buffers.give(each)
         again = {id(buffers.take(size).obj) for _ in range(most + 5)}
         assert len(again & {id(each.obj) for each in taken}) == most
-    for size in range(PAGE, PAGE * (KEPT_MAX + 10), PAGE):
-        buffers.give(buffers.take(size))
-    assert len(buffers._free) <= KEPT_MAX
+
+
+def test_of_many_sizes_those_that_came_last_are_kept_and_pages() -> None:
+    buffers = WriteBuffers(PAGE)
+    taken = [buffers.take(size) for size in range(PAGE, PAGE * (KEPT_MAX + 10), PAGE)]
+    for each in taken:
+        buffers.give(each)
+    again = [buffers.take(len(each)).obj is each.obj for each in taken]
+    assert again == [True, *[False] * 9, *[True] * (KEPT_MAX - 1)]
+
+
+def test_no_more_memory_is_kept_than_the_longest_request_takes() -> None:
+    buffers = WriteBuffers(PAGE)
+    long = KEPT_BYTES_MAX // 4
+    taken = [buffers.take(long) for _ in range(6)]
+    for _ in range(2):  # what was taken again is not counted any more
+        for each in taken:
+            buffers.give(each)
+        taken = [buffers.take(long) for _ in range(6)]
+    assert len({id(each.obj) for each in taken}) == 6
+    buffers.give(taken[0])
+    buffers.give(buffers.take(KEPT_BYTES_MAX))
+    assert list(buffers._free) == [long]
+
+
+def test_memory_of_somebody_else_is_neither_kept_nor_remembered() -> None:
+    """A write of a job's connection is never given back, and may fail at its lender again and again."""
+    buffers, theirs = WriteBuffers(PAGE), memoryview(bytearray(PAGE))
+    buffers.spoil(theirs)
+    buffers.give(theirs)
+    assert not buffers._free
