@@ -370,6 +370,7 @@ class Spare(msgspec.Struct, frozen=True):
     """Key `spare`: memory above headroom. A hint with an age: whoever is chosen is asked live and may refuse."""
 
     slab_bytes: int
+    """Memory that a slab of its own size takes at a lender, with seals: others of that size hear of each that fits."""
     slabs_free: int
     slabs_lent: int
     rack: Annotated[str, Meta(max_length=63)] = ""

@@ -38,7 +38,7 @@ from plugins.memory.machine.borrower_events import (
     VolumeDetached,
     VolumeFound,
 )
-from plugins.memory.machine.leaving import close, closed, give_back, leave_if_evicted, lost_note, reconcile
+from plugins.memory.machine.leaving import close, closed, give_back, given_back, leave_if_evicted, lost_note, reconcile
 from plugins.memory.machine.lender_search import Opening, Querying, Requesting, names, without
 from plugins.memory.machine.members import search_timer
 from plugins.memory.machine.place import Link, SlabPlace
@@ -223,9 +223,16 @@ class Borrower:
         away = sum(other.leaves(leaving) for other in self._all()) if leaving is not None else 0
         room = eviction.free_at_others(self._peers, volume.slab_bytes, self.me, leaving, away)
         free, nobody, none = self._asked_for.may_ask(slab, room, now_s)
-        free = members.kept_apart(volume, slab, free, self._peers)
-        if not free:
-            return self._retry_later(slab, nobody, f"{why}; {none}", now_s)
+        allowed = members.kept_apart(volume, slab, free, self._peers)
+        if not allowed:
+            other = members.may_make_way(volume, slab, free)
+            slab.retries = slab.retries if other is None else 0
+            later = self._retry_later(slab, nobody, f"{why}; {none}", now_s)
+            because = f"slab {slab.index} of {slab.volume} may lie on its host, and not where room is"
+            return (
+                later if other is None else [*later, *self._seek(other, "makes way", because, now_s, other.hosts()[0])]
+            )
+        free = allowed
         asked = placement.hosts_to_ask_by_view(free, volume.by_host.near, self._rng, self._choices, self._drawn)
         fresh = [host for host in asked if host not in volume.by_host.near]  # which knows of this search once it begins
         self._epoch += 1
@@ -480,14 +487,7 @@ class Borrower:
     def _volume_detached(self, name: str) -> Actions:
         self.awaited.discard(name)
         volume = self.volumes.pop(name, None)
-        actions: Actions = []
-        for slab in volume.slabs if volume else ():
-            held = [(place.lender, place.epoch) for place in slab.places]
-            if slab.search is not None and slab.search.chosen is not None:
-                held.append((slab.search.chosen, slab.search.epoch))
-            held += [(lender, epoch) for epoch, lender in slab.left.items()]
-            actions += [Send(lender, Done(name, slab.index, epoch)) for lender, epoch in held]
-        return actions
+        return [] if volume is None else [action for slab in volume.slabs for action in given_back(slab)]
 
     # ---- looking ----
 

@@ -1,16 +1,19 @@
 """Members of slabs that have no disk (`policy.mirroring`): each is a `BorrowedSlab` with a place, a search and a
 life of its own. Here is what makes it one of several."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from covey.core import HostId, Send, SetTimer
 from plugins.memory.machine.borrower_events import Actions, GraceOver, SearchOver, VolumeFound
 from plugins.memory.machine.leaving import give_back
-from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Cold
+from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Closing, Cold, Mapped, Migrating
 from plugins.memory.messages import AboutSlab, FreeMem, MrInfo, Renew, SlabRef, Unrenewed, in_parts
 from plugins.memory.policy import mirroring, placement
 from plugins.memory.policy.mirroring import SEARCHES_MAX
 from plugins.memory.policy.placement import LenderPeer
+
+LOOKED_AT_MAX = 512
+"""Members, for one that may make way."""
 
 
 def new_volume(found: VolumeFound, hot: float | None, cold_share: float) -> BorrowedVolume:
@@ -41,8 +44,30 @@ def kept_apart(
     """Of hosts with room, those that may be asked for this member."""
     if volume.members == 1:
         return free
-    held = {host for other in others(volume, slab) for host in (*other.hosts(), *other.left.values())}
-    return mirroring.apart(free, held, {peer.host: peer.rack for peer in peers})
+    return mirroring.apart(free, _held(volume, slab), {peer.host: peer.rack for peer in peers})
+
+
+def _held(volume: BorrowedVolume, slab: BorrowedSlab) -> set[HostId]:
+    """Where its siblings lie, may lie, or are looked for."""
+    return {host for other in others(volume, slab) for host in (*other.hosts(), *other.left.values())}
+
+
+def may_make_way(volume: BorrowedVolume, slab: BorrowedSlab, room: Collection[HostId]) -> BorrowedSlab | None:
+    """All hosts with room hold siblings of this member, so it may lie on none of them: one of another slab that may,
+    and whose host this one may be on. It moves there with its pages; one of a volume at a time. None: there is none.
+    Lenders that were late while a volume was attached leave such a pattern, and so do hosts that are lost."""
+    if volume.members == 1 or not room:
+        return None
+    held, count = _held(volume, slab), len(volume.slabs)
+    for step in range(1, min(count, LOOKED_AT_MAX)):
+        other = volume.slabs[(slab.index + step) % count]
+        phase = other.phase
+        if isinstance(phase, Migrating | Closing):
+            return None
+        is_settled = isinstance(phase, Mapped) and phase.link == "open" and not phase.evicted
+        if is_settled and held.isdisjoint(other.hosts()) and not _held(volume, other).issuperset(room):
+            return other
+    return None
 
 
 def homeless(volume: BorrowedVolume, now_s: float) -> list[BorrowedSlab]:

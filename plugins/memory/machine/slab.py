@@ -94,7 +94,7 @@ TRANSITIONS: StateTable[Phase] = StateTable(
         },
         Mapped: {
             Mapped: "the volume's process says how its link is, or its lender wants it back",
-            Migrating: "its lender wants it back while it is hot: other hosts are asked for room",
+            Migrating: "its lender wants it back while it is hot, or it makes way: hosts are asked for room",
             Closing: "it is cold, its link ended for good, its lender is gone, or wants it back in vain",
             Cold: "the volume's process does not have the place any more",
         },

@@ -132,6 +132,11 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return parse_size(self.page)
 
     @property
+    def lent_slab_bytes(self) -> int:
+        """Of a slab at its lender, with the seals of its pages."""
+        return self.slab_bytes // self.page_bytes * (self.page_bytes + SEAL_BYTES * self.seal)
+
+    @property
     def spill_queue_pages(self) -> int:
         return parse_size(self.spill_queue) // self.page_bytes
 

@@ -222,7 +222,7 @@ class Lending:
     # ---- what others see ----
 
     def _publish(self) -> None:
-        slab_bytes = self._settings.slab_bytes
+        slab_bytes = self._settings.lent_slab_bytes
         spare_bytes = self.machine.spare_bytes()
         spare = Spare(slab_bytes, spare_bytes // slab_bytes, len(self.machine.lent), self._settings.rack)
         if self._published is None or _worth_telling(self._published, spare):

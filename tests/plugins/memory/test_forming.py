@@ -1,20 +1,26 @@
 """How a volume without a disk finds its places, on a simulated rack: who decides it, and what several who wait see."""
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from covey.core import Message
+from covey.core import HostId, Message
 from covey.errors import Refused
 from plugins.memory.datapath.slab_store import SlabStore
+from plugins.memory.machine import members
+from plugins.memory.machine.borrower_events import SlabFailed, VolumeFound
+from plugins.memory.machine.place import SlabPlace
+from plugins.memory.machine.slab import BorrowedVolume
 from plugins.memory.messages import QueryMem
 from plugins.views import VolumeView
 
-from .rack import MemoryRack, RackHost, kill
+from .rack import SETTINGS, MemoryRack, RackHost, kill
 from .test_mirror import VOLUME, a_rack
-from .test_service import until_done, write_all
+from .test_service import read_all, until_done, write_all
 
 TOO_LARGE = "32 MiB"
 """512 slabs; two lenders have room for some 60 each."""
@@ -160,3 +166,115 @@ def test_lenders_that_offer_room_and_refuse_every_slab_have_none(monkeypatch: py
                 break
         assert "0 were found" in waiting.is_refused(4)
         assert any("no memory" in why for _, why in rack.story(f"slab/{VOLUME}/0"))
+
+
+TWELVE_SLABS = msgspec.structs.replace(SETTINGS, lend="780 KiB")
+"""Of 64 KiB and their seals."""
+
+
+def pairs(rack: MemoryRack) -> Counter[tuple[str, ...]]:
+    """Lenders of each slab."""
+    found: dict[int, list[str]] = {}
+    for view in rack.slabs("h1"):
+        if view.lender is not None:
+            found.setdefault(view.index, []).append(view.lender)
+    return Counter(tuple(sorted(lenders)) for lenders in found.values())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_member_makes_way_where_room_is_on_the_host_of_its_sibling_alone(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third lender is heard of when the others are full. Of the last slab one member may lie there, and the other
+    one nowhere, though there is room for three."""
+    monkeypatch.setattr(members, "SEARCHES_MAX", 16)
+    slabs = 17
+    with a_rack(4, seed, TWELVE_SLABS) as rack:
+        rack.declare("h4", "suspect")
+        waiting = Attaching(rack, f"{64 * slabs} KiB", mirror=2)
+        rack.until(lambda: lent(rack) == 24)
+        rack.declare("h4", "alive")
+        said = waiting.until_told()
+        assert isinstance(said, VolumeView), said
+        assert said.slabs_whole == slabs
+        assert lent(rack) == 2 * slabs
+        found = pairs(rack)
+        assert sum(found.values()) == slabs and all(len(set(pair)) == 2 for pair in found)
+        assert any(event == "makes way" for index in range(slabs) for event, _ in rack.story(f"slab/data/{index}"))
+
+
+def test_the_pages_of_a_member_that_makes_way_go_with_it() -> None:
+    with a_rack(4) as rack:
+        rack.declare("h4", "suspect")
+        rack.attach("h1", VOLUME, "256 KiB", mirror=2)
+        until_done(rack, rack.client("h1", write_all, VOLUME))
+        assert pairs(rack) == {("h2", "h3"): 4}
+        lose(rack, 0, leaves=("h2", "h3"), to=("h4",))
+        rack.until(lambda: any("h4" in pair for pair in pairs(rack)))
+        lose(rack, 1, leaves=(), to=())
+        stories = [f"slab/{VOLUME}/{index}" for index in (1, 2, 3)]
+        rack.until(lambda: any(event == "makes way" for each in stories for event, _ in rack.story(each)))
+        rack.until(lambda: sum("h4" in pair for pair in pairs(rack).elements()) == 2)
+        assert rack.slab("h1", VOLUME, 1).place is None, "the hosts that have room now are not heard of"
+        for host in ("h2", "h3"):
+            rack.declare(host, "alive")
+        rack.until(lambda: rack.agents["h1"].borrowing.volumes[VOLUME].formed() == 4)
+        until_done(rack, rack.client("h1", read_all, VOLUME))
+
+
+def lose(rack: MemoryRack, number: int, leaves: Sequence[str], to: Sequence[str]) -> None:
+    """A member's place; from now on these hosts are not heard of, and those are."""
+    for host, state in [*((host, "suspect") for host in leaves), *((host, "alive") for host in to)]:
+        rack.declare(host, state)  # type: ignore[arg-type]
+    rack.until(lambda: all(slab.state == "mapped" for slab in rack.slabs("h1")))
+    place = rack.slab("h1", VOLUME, number).place
+    assert place is not None
+    rack.agents["h1"].borrowing.dispatch(SlabFailed(VOLUME, number, place.epoch, "of a test"))
+
+
+def a_volume(*pairs: tuple[str, str]) -> BorrowedVolume:
+    """Members by the names of their lenders; `-`: none."""
+    found = members.new_volume(VolumeFound("v", len(pairs), 64, 4, (), 2), None, 0.0)
+    for slab, lender in zip(found.slabs, [name for pair in pairs for name in pair], strict=True):
+        if lender != "-":
+            slab.found([SlabPlace(slab.index + 1, HostId(lender), "", b"")])
+            slab.linked("open")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pairs", "room", "way"),
+    [
+        ([("c", "-"), ("a", "b")], "c", 2),
+        ([("a", "b"), ("a", "b"), ("c", "-")], "c", 0),
+        ([("c", "-"), ("c", "a"), ("c", "b")], "c", None),  # all have it already
+        ([("c", "-"), ("c", "a"), ("b", "a")], "c", 4),
+        ([("c", "-"), ("a", "b")], "", None),
+        ([("c", "-")], "c", None),
+    ],
+)
+def test_who_may_make_way(pairs: list[tuple[str, str]], room: str, way: int | None) -> None:
+    volume = a_volume(*pairs)
+    homeless = next(slab for slab in volume.slabs if slab.place is None)
+    found = members.may_make_way(volume, homeless, [HostId(host) for host in room])
+    assert (None if found is None else found.index) == way
+
+
+def test_one_makes_way_at_a_time_and_none_that_is_not_whole() -> None:
+    volume, room = a_volume(("c", "-"), ("a", "b"), ("a", "b")), [HostId("c")]
+    lost = volume.slabs[1]
+    volume.slabs[2].linked("filling")
+    found = members.may_make_way(volume, lost, room)
+    assert found is volume.slabs[3]
+    found.evict()
+    found = members.may_make_way(volume, lost, room)
+    assert found is volume.slabs[4]
+    found.close()
+    assert members.may_make_way(volume, lost, room) is None
+
+
+def test_room_for_the_last_slab_of_a_lender_is_heard_of() -> None:
+    """A slab takes more there than it holds, by the seals of its pages: counted without them, one too few is seen."""
+    with a_rack(3, settings=msgspec.structs.replace(SETTINGS, lend="65 KiB")) as rack:
+        rack.attach("h1", VOLUME, "64 KiB", mirror=2)
+        assert pairs(rack) == {("h2", "h3"): 1}

@@ -14,7 +14,7 @@ from plugins.facts import Spare
 from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.slab import SlabMemory
-from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.policy.settings import SEAL_BYTES, MemorySettings
 from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
 
 
@@ -245,7 +245,7 @@ def test_nothing_is_lent_with_lend_0_and_no_slab_process_runs() -> None:
     with a_rack(2, settings=MemorySettings(lend="0 B", slab="64 KiB")) as rack:
         assert rack.host("h1").find("slabd") == []
         spare = rack.view("h1").value("spare", Spare)
-        assert spare == Spare(slab_bytes=65536, slabs_free=0, slabs_lent=0)
+        assert spare == Spare(slab_bytes=16 * (4096 + SEAL_BYTES), slabs_free=0, slabs_lent=0)
         rack.attach("h1", "data", "64 KiB")
         until_done(rack, rack.client("h1", write_all, "data"))
         until_done(rack, rack.client("h1", read_all, "data"))
