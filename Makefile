@@ -137,7 +137,7 @@ compiled: $(READY) ## compile the byte path of remote memory for this environmen
 rdma: $(READY) ## the tests of remote memory over RDMA (SoftRoCE) in an emulated guest of Debian packages: root, a network, some 5 minutes; not a part of check
 	@$(BIN)/python -m chaos.guest.main $(ARGS)
 
-swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, from a volume with a disk, mirrored and with parity, then by the units under systemd: root, some 25 minutes; not a part of check
+swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote memory under a limit, with kills, pages and Redis verified, from a volume with a disk, mirrored and with parity, lost at all lenders, then under systemd, with a disk and mirrored: root, 40 to 90 minutes; ARGS='lost mirror' for some of it; not a part of check
 	@$(BIN)/python -m chaos.guest.swap $(ARGS)
 
 elsewhere: $(READY) ## the gate, hosts with our wheels, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
