@@ -107,7 +107,7 @@ class Former:
     def begin(self, volume: OpenVolume) -> None:
         """Unless it has its places, or somebody is at it."""
         if volume.known.members > 1 and not volume.known.formed and volume.settled is None:
-            volume.settled = asyncio.Event()
+            volume.settled, volume.refused = asyncio.Event(), None
             self._env.spawn(f"memory forms {volume.known.volume}", self._form(volume))
 
     async def wait(self, volume: OpenVolume, began_s: float) -> None:

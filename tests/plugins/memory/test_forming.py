@@ -1,6 +1,7 @@
 """How a volume without a disk finds its places, on a simulated rack: who decides it, and what several who wait see."""
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from plugins.memory.machine.borrower_events import SlabFailed, VolumeFound
 from plugins.memory.machine.place import SlabPlace
 from plugins.memory.machine.slab import BorrowedVolume
 from plugins.memory.messages import QueryMem
+from plugins.memory.service.record import KnownVolume
 from plugins.views import VolumeView
 
 from .rack import SETTINGS, MemoryRack, RackHost, kill
@@ -278,3 +280,21 @@ def test_room_for_the_last_slab_of_a_lender_is_heard_of() -> None:
     with a_rack(3, settings=msgspec.structs.replace(SETTINGS, lend="65 KiB")) as rack:
         rack.attach("h1", VOLUME, "64 KiB", mirror=2)
         assert pairs(rack) == {("h2", "h3"): 1}
+
+
+def test_a_disk_that_refuses_once_is_no_reason_to_be_refused_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_rack(3) as rack:
+        record = rack.agents["h1"].borrowing._record
+        write, refuses_now = record.set_volume, [True]
+
+        async def full(known: KnownVolume) -> None:
+            if known.formed and refuses_now[0]:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            await write(known)
+
+        monkeypatch.setattr(record, "set_volume", full)
+        assert "No space left" in Attaching(rack, "128 KiB", mirror=2).is_refused(1)
+        refuses_now[0] = False
+        said = Attaching(rack, "128 KiB", mirror=2).until_told()
+        assert isinstance(said, VolumeView), said
+        assert record.now.volumes[0].formed
