@@ -245,7 +245,7 @@ class Borrower:
         return [LogEvent(slab.subject, event, said), *sends, timer]
 
     def _retry_later(self, slab: BorrowedSlab, event: str, reason: str, now_s: float, late: bool = False) -> Actions:
-        slab.search_ended(late)
+        slab.search_ended(now_s, late)
         slab.retries += 1
         pause_s = min(RETRY_MAX_S, RETRY_S * 2 ** min(slab.retries - 1, 10))
         slab.retry_at_s = now_s + pause_s

@@ -23,6 +23,7 @@ until then its pages may be the only copy, should the process die.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -131,11 +132,12 @@ class BorrowedSlab:
     """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
     process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before.
     `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`).
-    `had_place`: once. `was_late`: a host that its last search asked did not answer in time."""
+    `had_place`: once. `declined_s`: when it was last to be tried again later. `late_s`: when its last search ended, if
+    somebody who was asked did not answer in time."""
 
     __slots__ = (
-        "_by_host", "_phase", "doubted", "had_place", "index", "left", "members", "retries", "retry_at_s",
-        "volume", "was_late",
+        "_by_host", "_phase", "declined_s", "doubted", "had_place", "index", "late_s", "left", "members", "retries",
+        "retry_at_s", "volume",
     )  # fmt: skip
 
     def __init__(self, volume: str, index: int, members: int = 1) -> None:
@@ -144,7 +146,8 @@ class BorrowedSlab:
         self._by_host: SlabsByHost | None = None
         self.left: dict[int, HostId] = {}
         self.doubted = self.retries = 0
-        self.had_place = self.was_late = False
+        self.had_place = False
+        self.declined_s = self.late_s = -inf
         self.retry_at_s = 0.0
 
     # ---- reading ----
@@ -273,10 +276,11 @@ class BorrowedSlab:
         assert before is not None, f"{self.subject} does not search"
         self._become(goes_on(self._phase, lender_search.TRANSITIONS.next(before, step)))
 
-    def search_ended(self, late: bool) -> None:
-        """Nobody has room, or gives it in time. `late`: one of those who were asked did not answer."""
-        self.was_late = late
+    def search_ended(self, now_s: float, late: bool) -> None:
+        """If there was one: nobody has room, or gives it in time. `late`: somebody who was asked did not answer."""
+        self.declined_s = now_s
         if self.search is not None:
+            self.late_s = now_s if late else -inf
             self._become(goes_on(self._phase, None))
 
     def opened(self) -> SlabPlace:

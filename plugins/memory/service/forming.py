@@ -28,6 +28,8 @@ FORMED_S = 15.0
 """How long whoever attaches waits at most, for the volume's process too (a command takes 20 s at most); it goes on."""
 STUCK_S = 7.0
 """Without one slab more for so long, while all lenders have declined, there is no room."""
+LATE_S = 30.0
+"""Who did not answer in time may have room for so long, unless he says no."""
 QUIET_S, LOOK_S = 1.0, 0.1
 
 
@@ -161,15 +163,15 @@ class Former:
     async def _until_placed(self, volume: OpenVolume) -> bool:
         """True once every slab has its members; False when there is no room for them, or it was detached."""
         clock = self._env.clock
-        seen, moved_s = -1, clock.now_s()
-        began_s = looked_s = moved_s
+        seen, began_s = -1, clock.now_s()
+        seen_s = moved_s = looked_s = began_s
         while (formed := volume.formed()) < volume.slabs and self._is_ours(volume):
             now_s = clock.now_s()
             if formed != seen:
-                seen, moved_s = formed, now_s
+                seen, seen_s, moved_s = formed, now_s, now_s
             elif now_s - looked_s >= QUIET_S:
                 looked_s = now_s
-                if not volume.process.ready.is_set() or _may_have_room(self._placed(volume)):
+                if not volume.process.ready.is_set() or _may_have_room(self._placed(volume), seen_s, now_s):
                     moved_s = now_s
             if now_s - moved_s >= STUCK_S:
                 return False
@@ -177,11 +179,15 @@ class Former:
         return self._is_ours(volume)
 
 
-def _may_have_room(volume: BorrowedVolume | None) -> bool:
-    """Is somebody still asked for a member without a place, or was late when asked last? A lender's first slab is there
-    when its process has started."""
+def _may_have_room(volume: BorrowedVolume | None, seen_s: float, now_s: float) -> bool:
+    """Is a lender still asked for a member without a place, was one late when asked last, or was none asked since
+    another slab was formed (`seen_s`)? A lender's first slab is there when its process has started; until it has given
+    up what was not waited for, it tells of no room."""
     homeless = [slab for slab in volume.slabs if not slab.places] if volume is not None else []
-    return any(slab.was_late or isinstance(slab.search, Requesting | Opening) for slab in homeless)
+    return any(
+        slab.declined_s < seen_s or now_s < slab.late_s + LATE_S or isinstance(slab.search, Requesting | Opening)
+        for slab in homeless
+    )
 
 
 def no_room(volume: OpenVolume, placed: BorrowedVolume | None) -> Refused:

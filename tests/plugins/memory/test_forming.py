@@ -21,7 +21,7 @@ from plugins.memory.service.record import KnownVolume
 from plugins.views import VolumeView
 
 from .rack import SETTINGS, MemoryRack, RackHost, kill
-from .test_mirror import VOLUME, a_rack
+from .test_mirror import VOLUME, a_rack, slow
 from .test_service import read_all, until_done, write_all
 
 TOO_LARGE = "32 MiB"
@@ -298,3 +298,18 @@ def test_a_disk_that_refuses_once_is_no_reason_to_be_refused_later(monkeypatch: 
         said = Attaching(rack, "128 KiB", mirror=2).until_told()
         assert isinstance(said, VolumeView), said
         assert record.now.volumes[0].formed
+
+
+@pytest.mark.parametrize(("seed", "start_s"), [(1, 0.0), (3, 0.0), (3, 9.0), (8, 9.0)])
+def test_a_volume_that_takes_nearly_all_room_is_attached(seed: int, start_s: float) -> None:
+    """20 of 21 places, at three lenders, whose slab processes may start slowly."""
+    with a_rack(4, seed, msgspec.structs.replace(SETTINGS, lend="456 KiB")) as rack:
+        programs = dict(rack.programs())
+        rack.world.programs = lambda: programs | {"slabd": slow(programs["slabd"], start_s)}
+        for _ in range(3):
+            said = Attaching(rack, "640 KiB", mirror=2).until_told()
+            if isinstance(said, VolumeView):
+                break
+            assert said.code == 1, said
+        assert isinstance(said, VolumeView), said
+        assert (said.slabs_whole, lent(rack)) == (10, 20)

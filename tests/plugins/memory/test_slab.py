@@ -65,7 +65,7 @@ def test_a_volume_counts_as_its_slabs_change() -> None:
     assert (volume.by_host.chosen, volume.by_host.near) == ({}, {A: 1, B: 1})
     slab.search_on(querying(7, A, B, a=1).requesting(A))
     assert (volume.by_host.chosen, volume.by_host.near) == ({A: 1}, {A: 1, B: 1})
-    slab.search_ended(late=False)
+    slab.search_ended(0.0, late=False)
     assert (volume.by_host.chosen, volume.by_host.near) == ({}, {})
     slab.found([place(A)])
     slabs[1].found([place(A, 2), place(B, 3)])
