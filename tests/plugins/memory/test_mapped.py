@@ -291,6 +291,17 @@ def test_a_closed_mapping_answers_no() -> None:
     assert (found, said) == ([False, False], [])
 
 
+def test_one_page_of_a_mapping_is_read_as_long_as_its_slab_counts() -> None:
+    kept, slab, said = a_mapping()
+    mapped, into = MappedSlab(kept, lambda: said.append("gone")), memoryview(bytearray(PAGE))
+    assert mapped.write_one(3, 7, memoryview(page(1)))
+    assert (mapped.read_one(3, into), bytes(into), said) == (7, page(1), [])
+    slab.kept.free(mapped=True)
+    assert (mapped.read_one(3, into), said) == (-1, ["gone"])
+    mapped.close()
+    assert (mapped.read_one(3, into), said) == (-1, ["gone"])
+
+
 def test_what_is_said_of_lent_memory_comes_back() -> None:
     assert slabwire.lent_memory(slabwire.pack_lent_memory("12:7:345")) == ("12:7:345", "")
     assert slabwire.lent_memory(slabwire.pack_lent_memory("", "freed meanwhile")) == ("", "freed meanwhile")
