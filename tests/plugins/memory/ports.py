@@ -23,7 +23,7 @@ from chaos.world.clock import SimLoopStalls
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
 from covey.verbs import NO_VERBS_HERE, Verbs
-from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, SlabCopiedFrame, Told
 from plugins.memory.datapath.lender_link import LenderLinks
 from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.remote_slab import RemoteSlab
@@ -376,6 +376,12 @@ async def placed(volume: Volume, place: OpenPlace) -> None:
     """Open, on record, and where writes go from now on."""
     await volume.open_place(place)
     await soon(lambda: not volume.slab(place.index).opening)
+
+
+async def copied(bench: Bench, epoch: int = 1, index: int = 0) -> None:
+    """That place has all that was written before it was used."""
+    found = SlabCopiedFrame(index, epoch)
+    await soon(lambda: found in bench.told)
 
 
 def page(word: int) -> bytes:

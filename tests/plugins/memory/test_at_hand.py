@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
-from plugins.memory.datapath.control import SlabCopiedFrame, SlabLost
+from plugins.memory.datapath.control import SlabLost
 from plugins.memory.datapath.one_sided import OneSided, SlabAsk
 from plugins.memory.datapath.remote_slab import PagesAtLender
 from plugins.memory.datapath.slab_store import HostedSlab
@@ -21,6 +21,7 @@ from tests.plugins.memory.ports import (
     Bench,
     SentHere,
     a_bench,
+    copied,
     page,
     placed,
     read,
@@ -96,6 +97,7 @@ async def test_what_was_written_again_meanwhile_is_not_held_once_the_older_one_i
         bench.mapped = False
         volume = await bench.volume(deadline_s=60.0)
         await placed(volume, bench.register(0))
+        await copied(bench)
         link = volume.slabs[0].link
         assert link is not None
         for user in lent(bench).users:
@@ -122,7 +124,7 @@ async def test_after_a_crash_while_moving_nothing_older_is_read_from_who_answere
         await write(volume, 5, 1)
         await volume.flush()
         await placed(volume, other.register(0, epoch=2))
-        await soon(lambda: any(isinstance(told, SlabCopiedFrame) and told.epoch == 2 for told in bench.told))
+        await copied(bench, epoch=2)
         bench.disk.gate.clear()
         await write(volume, 5, 2)
         await bench.die(volume)
@@ -213,6 +215,7 @@ async def test_a_mapped_page_waits_for_what_its_lenders_process_was_asked_before
         bench.mapped, bench.sealed = True, False
         volume = await bench.volume(deadline_s=60.0)
         await placed(volume, bench.register(0))
+        await copied(bench)
         bench.ignore_requests()
         bench.disk.gate.clear()
         _, first = submitted(volume, 5, 1)

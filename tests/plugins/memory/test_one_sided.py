@@ -44,6 +44,7 @@ from tests.plugins.memory.ports import (
     Bench,
     a_bench,
     borrowers_links,
+    copied,
     page,
     placed,
     read,
@@ -335,10 +336,11 @@ async def failed_twice(each: OneSidedBench) -> None:
         await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
         for pair in each.network.pairs.values():
             pair.failed = "the peer does not answer"
+        each.bench.told.clear()
         await write(each.volume, 4, 8)
         await each.volume.flush()
         await soon(lambda failed=failed: each.volume.counts(1).rdma_failed == failed)
-        await soon(lambda: each.volume.slabs[0].link is not None and each.link().held.count == 1)
+        await copied(each.bench)
     assert each.volume._links.verbs._failures[each.bench.address][0] == 2
 
 

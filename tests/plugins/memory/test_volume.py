@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from covey.checked import Damaged, load, save, seal
-from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost
+from plugins.memory.datapath.control import OpenPlace, SlabLost
 from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import VolumeRecord
@@ -23,16 +23,13 @@ from tests.plugins.memory.ports import (
     a_bench,
     a_volume,
     asks_the_lender,
+    copied,
     page,
     placed,
     read,
     soon,
     write,
 )
-
-
-async def copied(bench: Bench, epoch: int = 1) -> None:
-    await soon(lambda: any(isinstance(told, SlabCopiedFrame) and told.epoch == epoch for told in bench.told))
 
 
 async def test_a_page_never_written_is_zeros() -> None:

@@ -9,7 +9,7 @@ from plugins.memory.datapath.write_buffers import (
     LONG_BYTES,
     WriteBuffers,
 )
-from tests.plugins.memory.ports import PAGE, a_volume, asks_the_lender, is_used_again, placed, soon, submitted
+from tests.plugins.memory.ports import PAGE, a_volume, asks_the_lender, copied, is_used_again, placed, soon, submitted
 
 
 def test_a_buffer_comes_back_for_the_next_write_of_its_size() -> None:
@@ -89,6 +89,7 @@ async def test_what_a_broken_connection_may_still_send_does_not_come_back(first:
     async with a_volume() as (bench, volume):
         for index in (0, 1):
             await placed(volume, bench.register(index))
+            await copied(bench, index=index)
         assert await is_used_again(volume, *submitted(volume, first, *range(8))), "all went well"
         link = volume.slabs[0].link
         assert link is not None
