@@ -67,6 +67,11 @@ class Mirrored:
             do = session._do
             session._do = lambda asked, slab, do=do: None if slab is self.at(number) else do(asked, slab)
 
+    def cut(self, number: int) -> None:
+        """The connections to that member break; its lender goes on."""
+        for user in list(self.at(number).users):
+            cast(Any, user)._stream.close()
+
     def free(self, number: int) -> None:
         """Its lender takes it back at once."""
         slab = self.at(number)

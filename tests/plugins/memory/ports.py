@@ -23,8 +23,9 @@ from chaos.world.clock import SimLoopStalls
 from covey.core import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
 from covey.verbs import NO_VERBS_HERE, Verbs
-from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, Told
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, SlabCopiedFrame, Told
 from plugins.memory.datapath.lender_link import LenderLinks
+from plugins.memory.datapath.mirror_volume import AnyVolume
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import Shape
 from plugins.memory.datapath.slab_keeper import KeeperConfig, run_keeper
@@ -377,6 +378,12 @@ async def placed(volume: Volume, place: OpenPlace) -> None:
     await soon(lambda: not volume.slab(place.index).opening)
 
 
+async def copied(bench: Bench, epoch: int = 1, index: int = 0) -> None:
+    """That place has all that was written before it was used."""
+    found = SlabCopiedFrame(index, epoch)
+    await soon(lambda: found in bench.told)
+
+
 def page(word: int) -> bytes:
     return word.to_bytes(8, "little") * (PAGE // 8)
 
@@ -393,6 +400,22 @@ async def read(volume: Volume, first: int, count: int) -> list[int]:
     words = [int.from_bytes(data[at * PAGE : at * PAGE + 8], "little") for at in range(count)]
     assert data == b"".join(page(word) for word in words)
     return words
+
+
+def submitted(volume: AnyVolume, first: int, *words: int) -> "tuple[memoryview, asyncio.Future[OSError | None]]":
+    """A write as a client over NBD has it: its memory, which is the volume's, and how it went."""
+    data = volume.buffers.take(len(words) * PAGE)
+    data[:] = b"".join(page(word) for word in words)
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    volume.submit_write(first, len(words), data, done.set_result)
+    return data, done
+
+
+async def is_used_again(volume: AnyVolume, data: memoryview, done: "asyncio.Future[OSError | None]") -> bool:
+    """Is the memory of this write, once it is acknowledged, that of the next one of its size?"""
+    assert await done is None
+    volume.buffers.give(data)
+    return volume.buffers.take(len(data)).obj is data.obj
 
 
 async def soon(what: Any, within_s: float = 5.0) -> None:

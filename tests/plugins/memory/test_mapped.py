@@ -139,6 +139,21 @@ async def test_a_slab_taken_back_neither_has_nor_takes_pages_before_that_is_know
         assert not link.usable and volume.counts(1).mapped_slabs == 0
 
 
+def mappings(slab: HostedSlab) -> int:
+    """How often this process, which is lender and borrower here, maps its memory."""
+    inode = slab.kept.shared.name.rpartition(":")[2]
+    return sum(line.split()[4] == inode for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+async def test_a_slab_that_is_left_is_unmapped_though_somebody_still_knows_its_link() -> None:
+    async with a_mapped_bench() as (bench, volume):
+        await placed(volume, bench.register(0))
+        link, slab = volume.slabs[0].link, lent(bench)
+        assert link is not None and mappings(slab) == 2
+        await volume.close_place(0, 1)
+        assert link.mapped is not None and mappings(slab) == 1
+
+
 async def test_a_mapping_that_never_came_to_be_used_is_given_up() -> None:
     """Its link ends while what was asked before over the socket is still under way."""
     async with a_bench() as bench:
@@ -289,6 +304,17 @@ def test_a_closed_mapping_answers_no() -> None:
     mapped.write(0, array("Q", [5]), memoryview(page(1)), lambda did, versions: found.append(did))
     mapped.read(0, memoryview(bytearray(PAGE)), lambda did, versions: found.append(did))
     assert (found, said) == ([False, False], [])
+
+
+def test_one_page_of_a_mapping_is_read_as_long_as_its_slab_counts() -> None:
+    kept, slab, said = a_mapping()
+    mapped, into = MappedSlab(kept, lambda: said.append("gone")), memoryview(bytearray(PAGE))
+    assert mapped.write_one(3, 7, memoryview(page(1)))
+    assert (mapped.read_one(3, into), bytes(into), said) == (7, page(1), [])
+    slab.kept.free(mapped=True)
+    assert (mapped.read_one(3, into), said) == (-1, ["gone"])
+    mapped.close()
+    assert (mapped.read_one(3, into), said) == (-1, ["gone"])
 
 
 def test_what_is_said_of_lent_memory_comes_back() -> None:

@@ -16,7 +16,7 @@ from plugins.memory.machine.mirror import Filling, Out, Whole
 from plugins.memory.policy import mirroring
 
 from .members import Mirrored
-from .ports import PAGE, a_bench, page, soon
+from .ports import PAGE, a_bench, is_used_again, page, soon, submitted
 
 
 @asynccontextmanager
@@ -247,6 +247,20 @@ async def test_a_page_that_one_member_changed_is_read_from_the_other() -> None:
             await soon(lambda: made.whole() == [1, 2])
         assert made.volume.counts(1).pages_refused >= 1
         await made.die()
+
+
+@pytest.mark.parametrize("count", [8, 12])  # by the connection for short requests, and by the other one
+async def test_what_one_member_may_still_be_sent_is_not_used_again(count: int) -> None:
+    """Though the write is acknowledged, since the other one has it."""
+    async with mirrored() as made:
+        assert await is_used_again(made.volume, *submitted(made.volume, 0, *[7] * count)), "all went well"
+        made.ignore(1)
+        data, done = submitted(made.volume, 0, *[8] * count)
+        await soon(lambda: made.word(0, 0) == 8)
+        version = made.at(0).versions[0]
+        made.cut(1)
+        assert not await is_used_again(made.volume, data, done)
+        assert made.at(0).versions[0] == version, "it was sent once"
 
 
 async def test_a_read_waits_for_a_write_of_its_page_that_is_under_way() -> None:

@@ -44,6 +44,7 @@ from tests.plugins.memory.ports import (
     Bench,
     a_bench,
     borrowers_links,
+    copied,
     page,
     placed,
     read,
@@ -328,25 +329,37 @@ async def test_a_silent_lender_is_left_at_the_deadline_and_its_place_opened_agai
         assert again == []
 
 
-async def test_a_queue_pair_that_fails_again_and_again_is_tried_less_often() -> None:
+async def failed_twice(each: OneSidedBench) -> None:
+    """Its queue pair, and the one that was made at once after that. The link is open again."""
+    await each.open()
+    for failed in (1, 2):
+        await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
+        for pair in each.network.pairs.values():
+            pair.failed = "the peer does not answer"
+        each.bench.told.clear()
+        await write(each.volume, 4, 8)
+        await each.volume.flush()
+        await soon(lambda failed=failed: each.volume.counts(1).rdma_failed == failed)
+        await copied(each.bench)
+    assert each.volume._links.verbs._failures[each.bench.address][0] == 2
+
+
+async def test_a_queue_pair_that_fails_again_and_again_is_tried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_verbs, "FAILED_S", 3600.0)
     async with a_one_sided_bench() as each:
-        await each.open()
-        for _ in range(2):
-            for pair in each.network.pairs.values():
-                pair.failed = "the peer does not answer"
-            failed = each.volume.counts(1).rdma_failed
-            await write(each.volume, 4, 8)
-            await each.volume.flush()
-            await soon(lambda failed=failed: each.volume.counts(1).rdma_failed == failed + 1)
-            await soon(lambda: each.volume.slabs[0].link is not None)
-            if failed == 0:
-                await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
-        pauses = each.volume._links.verbs._failures[each.bench.address]
-        assert pauses[0] == 2 and pauses[1] > each.bench.env.clock.now_s()
+        await failed_twice(each)
         asked = each.asked()
         await write(each.volume, 9, 1)
-        assert asked == [SlabOp.COPY], "over TCP meanwhile"
-        await soon(lambda: each.volume.counts(1).rdma_slabs == 1, within_s=8.0)
+        assert asked == [SlabOp.COPY] and not each.link().one_sided, "over TCP meanwhile"
+
+
+async def test_a_queue_pair_is_made_again_after_the_pause_for_those_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(volume_verbs, "FAILED_S", 0.05)
+    async with a_one_sided_bench() as each:
+        await failed_twice(each)
+        await soon(lambda: each.volume.counts(1).rdma_slabs == 1)
 
 
 async def test_a_port_that_went_down_is_used_once_it_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ from plugins.memory.datapath import sealing
 from plugins.memory.datapath.control import SlabLost
 from plugins.memory.datapath.sealing import SALT_BYTES, PageSeal
 from plugins.memory.datapath.shape import KEY_BYTES, VolumeRecord, record_decoder
+from plugins.memory.datapath.slabwire import Versions
 from plugins.memory.datapath.volume import Volume
 from plugins.memory.policy.settings import SEAL_BYTES
-from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, asks_the_lender, page, read, soon, write
 
 SEALED = PAGE + SEAL_BYTES
 KEY = bytes(range(KEY_BYTES))
@@ -170,6 +171,28 @@ async def test_after_a_crash_a_page_that_a_lender_made_up_is_not_taken() -> None
         assert await read(again, 2, 1) == [4], "what it did not touch is taken"
         counts = again.counts(1)
         assert (counts.pages_refused, counts.unrecovered) == (2, 1)
+
+
+async def test_sealed_pages_that_may_still_be_sent_are_not_overwritten_by_the_next() -> None:
+    asks_the_lender()
+    async with sealed_volume() as (bench, volume):
+        await soon(lambda: volume.slabs[0].link is not None)
+        link, seal, size = volume.slabs[0].link, volume._links.seal, SLAB * SEALED
+        assert link is not None and seal is not None
+        sent, found = seal.buffers.take(size), list[tuple[bool, bool]]()
+
+        def answered(did: bool, versions: Versions) -> None:
+            found.append((did, seal.buffers.take(size).obj is sent.obj))
+
+        seal.buffers.give(sent)  # what is sealed next lies there
+        link.send_write(0, SLAB, 1, None, answered)
+        await soon(lambda: len(found) == 1)
+        seal.buffers.give(sent)
+        bench.ignore_requests()
+        link.send_write(0, SLAB, 2, None, answered)
+        bench.break_links()
+        await soon(lambda: len(found) == 2)
+        assert found == [(True, True), (False, False)]
 
 
 async def test_a_volume_of_before_goes_on_as_it_is_and_another_kind_is_refused() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from covey.checked import Damaged, load, save, seal
-from plugins.memory.datapath.control import OpenPlace, SlabCopiedFrame, SlabLost
+from plugins.memory.datapath.control import OpenPlace, SlabLost
 from plugins.memory.datapath.places import PlacesRecord
 from plugins.memory.datapath.remote_slab import RemoteSlab
 from plugins.memory.datapath.shape import VolumeRecord
@@ -23,16 +23,13 @@ from tests.plugins.memory.ports import (
     a_bench,
     a_volume,
     asks_the_lender,
+    copied,
     page,
     placed,
     read,
     soon,
     write,
 )
-
-
-async def copied(bench: Bench, epoch: int = 1) -> None:
-    await soon(lambda: any(isinstance(told, SlabCopiedFrame) and told.epoch == epoch for told in bench.told))
 
 
 async def test_a_page_never_written_is_zeros() -> None:
@@ -228,6 +225,27 @@ async def test_while_a_slab_moves_the_old_place_still_serves_what_it_holds() -> 
         assert volume.counts(1).disk_read_bytes == before, "copied from the old place, read from the new one"
         await soon(lambda: [place.epoch for place in volume.places.all()] == [2])
         await other.close()
+
+
+async def test_while_a_slab_moves_its_old_place_does_not_hold_what_is_overwritten() -> None:
+    """And is not given up for what it was never sent, once it is the only place again."""
+    async with a_volume() as (bench, volume):
+        await placed(volume, bench.register(0))
+        await write(volume, 5, 1, 2)
+        await volume.flush()
+        other = Bench(bench.env.run_dir)
+        await other.lend()
+        await placed(volume, other.register(0, epoch=2))
+        await copied(bench, epoch=2)
+        source = volume.slabs[0].source
+        assert source is not None and list(source.held.flags[5:7]) == [1, 1]
+        await write(volume, 5, 3)
+        assert list(source.held.flags[5:7]) == [0, 1]
+        await volume.flush()
+        await other.close()
+        await soon(lambda: volume.slabs[0].link is source)
+        assert await read(volume, 5, 2) == [3, 2]
+        assert [told.epoch for told in bench.told if isinstance(told, SlabLost)] == [2]
 
 
 async def test_a_copy_that_the_disk_could_not_read_is_tried_again() -> None:

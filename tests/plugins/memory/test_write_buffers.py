@@ -1,5 +1,7 @@
 """Buffers of writes: which come back, and which never may."""
 
+import pytest
+
 from plugins.memory.datapath.write_buffers import (
     KEPT_BYTES_MAX,
     KEPT_MAX,
@@ -7,8 +9,7 @@ from plugins.memory.datapath.write_buffers import (
     LONG_BYTES,
     WriteBuffers,
 )
-
-PAGE = 4096
+from tests.plugins.memory.ports import PAGE, a_volume, asks_the_lender, copied, is_used_again, placed, soon, submitted
 
 
 def test_a_buffer_comes_back_for_the_next_write_of_its_size() -> None:
@@ -79,3 +80,21 @@ def test_memory_of_somebody_else_is_neither_kept_nor_remembered() -> None:
     buffers.spoil(theirs)
     buffers.give(theirs)
     assert not buffers._free
+
+
+@pytest.mark.parametrize("first", [0, 12])
+async def test_what_a_broken_connection_may_still_send_does_not_come_back(first: int) -> None:
+    """Also of a write that lies in two slabs."""
+    asks_the_lender()
+    async with a_volume() as (bench, volume):
+        for index in (0, 1):
+            await placed(volume, bench.register(index))
+            await copied(bench, index=index)
+        assert await is_used_again(volume, *submitted(volume, first, *range(8))), "all went well"
+        link = volume.slabs[0].link
+        assert link is not None
+        bench.ignore_requests()
+        data, done = submitted(volume, first, *range(8))
+        await soon(lambda: link._under_way)
+        bench.break_links()
+        assert not await is_used_again(volume, data, done)
