@@ -107,7 +107,6 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             self.latencies.writes["lender"].add(self._now_s() - began_s)
             done(None)
         else:
-            self.buffers.spoil(pages)
             self._env.spawn("write", settle(self.write(first, count, pages), done))
 
     def submit_read(self, first: int, into: memoryview, done: Done) -> None:
@@ -144,7 +143,6 @@ class MirrorVolume(MembersVolume[MirrorSlab]):
             self._send(slab, first, count, pages, partial(_resolve, done))
             if await done:
                 return
-            self.buffers.spoil(pages)
             if self._env.clock.now_s() >= give_up_s:
                 raise Undecided(errno.EIO, f"no whole member of slab {slab.index} took it within {WAIT_S:g} s")
             await asyncio.sleep(AGAIN_S)

@@ -123,7 +123,7 @@ def test_a_later_agent_gives_back_what_was_taken_for_a_volume_without_room() -> 
         rack.run(1)
         rack.host("h1").start_agent()
         rack.until(lambda: not lent(rack))
-        rack.attach("h2", "other", "64 KiB", mirror=2)
+        assert rack.attach("h2", "other", "64 KiB", mirror=2).slabs_whole == 1
 
 
 def test_a_later_agent_goes_on_with_a_volume_for_which_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
