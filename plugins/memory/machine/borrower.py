@@ -225,7 +225,7 @@ class Borrower:
         free, nobody, none = self._asked_for.may_ask(slab, room, now_s)
         allowed = members.kept_apart(volume, slab, free, self._peers)
         if not allowed:
-            other = members.may_make_way(volume, slab, free)
+            other = members.may_make_way(volume, slab, free) if leaving is None else None
             slab.retries = slab.retries if other is None else 0
             later = self._retry_later(slab, nobody, f"{why}; {none}", now_s)
             because = f"slab {slab.index} of {slab.volume} may lie on its host, and not where room is"

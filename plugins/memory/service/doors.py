@@ -71,6 +71,8 @@ class Doors:
     async def export(self, name: str, path: str, end: bool) -> None:
         """Offer it as a block device at this unix socket, from now on and whenever its process starts; or no more."""
         volume, what = self._volume(name), f"volume {name} is not exported at {path}"
+        if not end:
+            _must_be_formed(volume, what)
         if not path.startswith("/") or "\0" in path or len(path.encode()) > SOCKET_PATH_MAX:
             why = f"a unix socket's path is absolute and has at most {SOCKET_PATH_MAX} bytes"
             raise Refused(2, what, why, "choose another --socket")
@@ -98,6 +100,7 @@ class Doors:
             known = volume.known.swap
             await self._ask(name, lambda id: control.BeginSwapping(id, known, self._helper, True), ASK_S)
             return
+        _must_be_formed(volume, what)
         if volume.known.uid != -1 or volume.known.exports:
             why = "processes of this host read and write it"
             raise Refused(4, what, why, "agentctl memory attach ANOTHER --size SIZE --swap")
@@ -141,3 +144,10 @@ class Doors:
     async def _ended(self, volume: OpenVolume, why: str) -> None:
         await self._remember(volume, swap="")
         self._host.note(f"volume/{volume.known.volume}", "swap ended", why)
+
+
+def _must_be_formed(volume: OpenVolume, what: str) -> None:
+    """Refused: it has no place for all of it yet, and may be given up for want of room, with all that is in it."""
+    if volume.known.members > 1 and not volume.known.formed:
+        why = f"{volume.formed()} of its {volume.slabs} slabs have all their places so far"
+        raise Refused(1, what, why, "try again in a few seconds")

@@ -313,3 +313,14 @@ def test_a_volume_that_takes_nearly_all_room_is_attached(seed: int, start_s: flo
             assert said.code == 1, said
         assert isinstance(said, VolumeView), said
         assert (said.slabs_whole, lent(rack)) == (10, 20)
+
+
+@pytest.mark.parametrize("door", ["export", "swap"])
+def test_nobody_writes_to_what_may_still_be_given_up(door: str) -> None:
+    with a_rack(3) as rack:
+        waiting = Attaching(rack, TOO_LARGE, mirror=2)
+        rack.until(lambda: lent(rack) > 0)
+        with pytest.raises(Refused, match="slabs have all their places so far") as refused:
+            rack.command("h1", door, volume=VOLUME, socket="/run/covey/h1/nbd.sock")
+        assert refused.value.code == 1
+        waiting.is_refused(4)
