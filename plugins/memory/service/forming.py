@@ -137,9 +137,7 @@ class Former:
                 if self._is_ours(volume) and has_all:
                     await self._formed(volume)
                 elif self._is_ours(volume):
-                    volume.refused = no_room(volume, self._placed(volume))
-                    self._host.note(f"volume/{volume.known.volume}", "no room", volume.refused.why)
-                    await self._forget(volume)
+                    await self._give_up(volume)
         except OSError as error:
             what, step = f"volume {volume.known.volume} is not ready", "make room on this host's disk and try again"
             volume.refused = Refused(1, what, f"its record cannot be written: {error}", step)
@@ -147,11 +145,27 @@ class Former:
         settled.set()
 
     async def _formed(self, volume: OpenVolume) -> None:
-        known = msgspec.structs.replace(volume.known, formed=True)
-        await self._record.set_volume(known)
-        volume.known = known
+        volume.known = msgspec.structs.replace(volume.known, formed=True)
+        try:
+            await self._record.set_volume(volume.known)
+        except OSError:
+            volume.known = msgspec.structs.replace(volume.known, formed=False)
+            raise
         if why := shared_racks(self._placed(volume), views.peers(self._host.hosts(), self._host.id)):
-            self._host.note(f"volume/{known.volume}", "racks shared", why)
+            self._host.note(f"volume/{volume.known.volume}", "racks shared", why)
+
+    async def _give_up(self, volume: OpenVolume) -> None:
+        """Unless it may hold pages: agents of before opened doors to a volume that was not ready."""
+        name = volume.known.volume
+        if volume.known.exports or volume.known.swap or any(each.written for each in volume.counted.values()):
+            which = f"{volume.formed()} of {volume.slabs} slabs are whole"
+            why = f"there is no room for all of it, and it may hold pages, so it is kept; {which}"
+            volume.settled, volume.refused = None, Refused(1, f"volume {name} is not ready", why, "agentctl slabs")
+            self._host.note(f"volume/{name}", "kept", why)
+            return
+        volume.refused = no_room(volume, self._placed(volume))
+        self._host.note(f"volume/{name}", "no room", volume.refused.why)
+        await self._forget(volume)
 
     def _is_ours(self, volume: OpenVolume) -> bool:
         """It was not detached; another one may have its name."""

@@ -324,3 +324,17 @@ def test_nobody_writes_to_what_may_still_be_given_up(door: str) -> None:
             rack.command("h1", door, volume=VOLUME, socket="/run/covey/h1/nbd.sock")
         assert refused.value.code == 1
         waiting.is_refused(4)
+
+
+def test_a_volume_that_may_hold_pages_is_kept_though_there_is_no_room_for_all_of_it() -> None:
+    """An agent of before let people read and write one that was not ready."""
+    with a_rack(3) as rack:
+        waiting = Attaching(rack, TOO_LARGE, mirror=2)
+        rack.until(lambda: lent(rack) > 0)
+        found = rack.agents["h1"].borrowing.volumes[VOLUME]
+        found.known = msgspec.structs.replace(found.known, exports=("/run/covey/h1/nbd.sock",))
+        assert "it may hold pages" in waiting.is_refused(1)
+        rack.run(20)
+        assert lent(rack) and [view.volume for view in rack.command("h1", "volumes")] == [VOLUME]
+        rack.command("h1", "detach", volume=VOLUME)
+        rack.until(lambda: not lent(rack))
