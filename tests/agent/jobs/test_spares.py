@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -270,6 +271,11 @@ async def output(runner: Any) -> list[list[str]]:
     return [line.split() for line in data.splitlines()]
 
 
+def has_said(runner: Any) -> bool:
+    """A whole line: Python writes one in parts where its output is not buffered."""
+    return Path(runner.log_path(J1, 0)).read_text().endswith("\n")
+
+
 def left() -> list[Any]:
     return list(holding({"COVEY_JOB_ID": "j1", "SPARED": str(os.getpid())}))
 
@@ -292,7 +298,7 @@ def on_this_host(story: Callable[[Here, Any], Awaitable[None]]) -> None:
 def test_a_real_rank_goes_on_in_a_spare_and_nothing_is_left_when_the_job_ends() -> None:
     async def story(host: Here, runner: Any) -> None:
         await runner.start(spec(SPARED=str(os.getpid())))
-        await until(lambda: host.told(RanksStarted) and os.path.getsize(runner.log_path(J1, 0)), 20.0)
+        await until(lambda: host.told(RanksStarted) and has_said(runner), 20.0)
         lost = runner.running()[J1, 1][0]
         await runner.heals(J1, 1, 0, 0, lost, ("msgspec",))
         await until(lambda: warm_now(host) == 1, 20.0)
@@ -313,7 +319,7 @@ def test_ranks_that_come_to_a_host_begin_in_what_waits_there() -> None:
         await until(lambda: warm_now(host) == 1, 20.0)
         assert [oom_score(process.pid) for process in left()] == [GOES_FIRST], "it is nobody's yet"
         await runner.start(coming)
-        await until(lambda: runner.running() and os.path.getsize(runner.log_path(J1, 0)), 20.0)
+        await until(lambda: runner.running() and has_said(runner), 20.0)
         assert oom_score(runner.running()[J1, 1][0]) == ORDINARY
         await until(lambda: host.told(RanksEnded), 20.0)
         (line,) = await output(runner)
@@ -327,7 +333,7 @@ def test_a_spare_of_another_environment_is_not_taken() -> None:
         await runner.keep_spares(spec(A="1", LAST="0", SPARED=str(os.getpid())), ("msgspec",))
         await until(lambda: warm_now(host) == 1, 20.0)
         await runner.start(spec(A="2", LAST="0", SPARED=str(os.getpid())))
-        await until(lambda: host.told(RanksStarted) and os.path.getsize(runner.log_path(J1, 0)), 20.0)
+        await until(lambda: host.told(RanksStarted) and has_said(runner), 20.0)
         assert [line[2] for line in await output(runner)] == ["False"]
         await runner.stop(J1, 1, 0.0, "over")
         await until(lambda: host.told(RanksEnded), 20.0)
