@@ -1,7 +1,7 @@
 """`make swap`: a kernel of its own (User-Mode Linux) swaps to remote memory, while its processes are killed.
 
-    python -m chaos.guest.swap            pages, then Redis where it is installed, then a host that boots systemd
-    python -m chaos.guest.swap pages      one of them
+    python -m chaos.guest.swap                  all: pages, without a disk, lost, Redis if it is installed, systemd
+    python -m chaos.guest.swap pages lost       some of it
     python -m chaos.guest.swap --run 'COMMAND'
 
 Exit status: 0 when all holds; 2 when the guest cannot be made or run here, and why.

@@ -250,14 +250,13 @@ def main() -> None:
         hosts = [host for host in lab.hosts.values() if isinstance(host, BootedHost)]
         installed(hosts, toml)
         say(f"{count} hosts, installed as the page says")
-        if options.kind == "disk":
-            attached(hosts[0], "swap1 --size 256M --swap")
-            job = Swapping(hosts[0])
-            by_units(job, hosts)
-        else:
-            attached(hosts[0], "swap1 --size 192M --swap --mirror 2")
-            job = Swapping(hosts[0])
+        is_mirrored = options.kind == "mirror"
+        attached(hosts[0], "swap1 --size 192M --swap --mirror 2" if is_mirrored else "swap1 --size 256M --swap")
+        job = Swapping(hosts[0])
+        if is_mirrored:
             by_lenders(job, hosts, options.idle_minutes)
+        else:
+            by_units(job, hosts)
         job.detached("swap1")
     say(f"{options.kind}: all of it holds")
 

@@ -226,19 +226,20 @@ class Borrower:
         allowed = members.kept_apart(volume, slab, free, self._peers)
         if not allowed:
             other = members.may_make_way(volume, slab, free) if leaving is None else None
-            slab.retries = slab.retries if other is None else 0
-            later = self._retry_later(slab, nobody, f"{why}; {none}", now_s)
-            because = f"slab {slab.index} of {slab.volume} may lie on its host, and not where room is"
-            return (
-                later if other is None else [*later, *self._seek(other, "makes way", because, now_s, other.hosts()[0])]
-            )
-        free = allowed
-        asked = placement.hosts_to_ask_by_view(free, volume.by_host.near, self._rng, self._choices, self._drawn)
+            if other is None:
+                return self._retry_later(slab, nobody, f"{why}; {none}", now_s)
+            slab.retries = 0
+            makes = f"a member of {slab.subject} may lie on its host, and not where room is"
+            way = self._seek(other, "makes way", makes, now_s, leaving=other.hosts()[0])
+            return [*self._retry_later(slab, nobody, f"{why}; {other.subject} makes way", now_s), *way]
+        asked = placement.hosts_to_ask_by_view(allowed, volume.by_host.near, self._rng, self._choices, self._drawn)
         fresh = [host for host in asked if host not in volume.by_host.near]  # which knows of this search once it begins
         self._epoch += 1
         slab.seek(Querying(epoch=self._epoch, asked=asked, offers={}))
-        chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(free) else ""
-        said = f"{why}; asked {names(asked)}{chosen} of {len(free)} with room; no slab of {slab.volume}: {names(fresh)}"
+        chosen = f", freest of {self._drawn} drawn," if self._choices < self._drawn < len(allowed) else ""
+        said = (
+            f"{why}; asked {names(asked)}{chosen} of {len(allowed)} with room; no slab of {slab.volume}: {names(fresh)}"
+        )
         query = QueryMem(slab.volume, slab.index, self._epoch, volume.slab_bytes)
         sends: Actions = [Send(host, query, ANSWER_S) for host in asked]
         timer = search_timer(slab, self._epoch, "answers", 1.5 * ANSWER_S)

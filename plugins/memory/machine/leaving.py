@@ -19,11 +19,7 @@ def give_back(to: HostId, message: SlabMessage) -> Send:
 
 def given_back(slab: BorrowedSlab) -> list[Send]:
     """Every place of a slab whose volume is no more."""
-    held = [(place.lender, place.epoch) for place in slab.places]
-    if slab.search is not None and slab.search.chosen is not None:
-        held.append((slab.search.chosen, slab.search.epoch))
-    held += [(lender, epoch) for epoch, lender in slab.left.items()]
-    return [Send(lender, Done(slab.volume, slab.index, epoch)) for lender, epoch in held]
+    return [Send(lender, Done(slab.volume, slab.index, epoch)) for epoch, lender in slab.lenders().items()]
 
 
 def lost_note(slab: BorrowedSlab, place: SlabPlace, why: str, instead: str) -> LogEvent:

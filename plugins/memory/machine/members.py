@@ -116,11 +116,7 @@ def not_ours(lender: HostId, message: AboutSlab) -> Actions:
 
 def still_used(volume: BorrowedVolume, slab: BorrowedSlab, lender: HostId, message: Unrenewed) -> Send:
     """Of a place of this slab, or of one that is none any more."""
-    held = {place.epoch: place.lender for place in slab.places} | slab.left
-    if slab.search is not None and slab.search.chosen is not None:
-        held[slab.search.epoch] = slab.search.chosen
-    used = held.get(message.epoch) == lender
-    if not used:
+    if slab.lenders().get(message.epoch) != lender:
         return give_back(lender, message)
     return Send(lender, Renew((message.ref,), slab.members, volume.tenant, volume.job, volume.page_bytes))
 

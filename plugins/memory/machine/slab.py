@@ -132,8 +132,8 @@ class BorrowedSlab:
     """`left`: epoch -> lender of places that were given up and are being closed. `doubted`: seconds for which the
     process has not reported a place that is known here. `retry_at_s`: nobody had room, so nobody is asked before.
     `members`: of its slab; with several it is one of them, and `index` its number (`policy.mirroring`).
-    `had_place`: once. `declined_s`: when it was last to be tried again later. `late_s`: when its last search ended, if
-    somebody who was asked did not answer in time."""
+    `had_place`: once. `declined_s`: when there was last nobody who had room for it. `late_s`: when its last search
+    ended, if somebody who was asked did not answer in time."""
 
     __slots__ = (
         "_by_host", "_phase", "declined_s", "doubted", "had_place", "index", "late_s", "left", "members", "retries",
@@ -224,6 +224,13 @@ class BorrowedSlab:
         """Every one under which a lender may hold it."""
         known = [place.epoch for place in self.places]
         return [*known, *([] if self.search is None else [self.search.epoch]), *self.left]
+
+    def lenders(self) -> dict[int, HostId]:
+        """Epoch -> who may hold it under that: its places, what it is being given, and what it gives up."""
+        found = {place.epoch: place.lender for place in self.places}
+        if self.search is not None and self.search.chosen is not None:
+            found[self.search.epoch] = self.search.chosen
+        return found | self.left
 
     def ref(self, epoch: int) -> SlabRef:
         return SlabRef(self.volume, self.index, epoch)

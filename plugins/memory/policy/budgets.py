@@ -81,6 +81,11 @@ def budget_of(tenant: str, budgets: Mapping[str, int], default: int | None) -> i
     return budgets.get(tenant, default if tenant else None)
 
 
+def lent_bytes(size_bytes: int, page_bytes: int, sealed: bool) -> int:
+    """What whole pages take at a lender, with their seals."""
+    return size_bytes + size_bytes // page_bytes * SEAL_BYTES * sealed
+
+
 def plain_bytes(slab_bytes: int, page_bytes: int) -> int:
     """What counts of a slab at its lender: its pages, a power of two each, without their seals. All of it where its
     pages are not known (0) or of no such size."""

@@ -10,7 +10,7 @@ from covey.core import ID_PATTERN
 from covey.swapwire import HELPER_SOCKET
 from covey.units import GIB, format_size, parse_seconds, parse_size
 from plugins.memory.policy.budgets import SEAL_BYTES as SEAL_BYTES
-from plugins.memory.policy.budgets import budget_of
+from plugins.memory.policy.budgets import budget_of, lent_bytes
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import CHOICES, DRAWN
 from plugins.memory.policy.spilling import volume_bytes_most
@@ -134,7 +134,7 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def lent_slab_bytes(self) -> int:
         """Of a slab at its lender, with the seals of its pages."""
-        return self.slab_bytes // self.page_bytes * (self.page_bytes + SEAL_BYTES * self.seal)
+        return lent_bytes(self.slab_bytes, self.page_bytes, self.seal)
 
     @property
     def spill_queue_pages(self) -> int:

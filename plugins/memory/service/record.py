@@ -9,7 +9,7 @@ import msgspec
 
 from covey import checked
 from covey.ports import Disk, ProcessId
-from plugins.memory.policy.settings import SEAL_BYTES
+from plugins.memory.policy.budgets import lent_bytes
 
 FILE = "memory/agent"
 
@@ -67,11 +67,11 @@ class KnownVolume(msgspec.Struct, frozen=True):
     @property
     def lent_page_bytes(self) -> int:
         """Of a page at its lender."""
-        return self.page_bytes + (SEAL_BYTES if self.sealed else 0)
+        return lent_bytes(self.page_bytes, self.page_bytes, self.sealed)
 
     @property
     def lent_slab_bytes(self) -> int:
-        return self.slab_bytes // self.page_bytes * self.lent_page_bytes
+        return lent_bytes(self.slab_bytes, self.page_bytes, self.sealed)
 
 
 class SlabsOnDisk(msgspec.Struct, frozen=True):
