@@ -233,11 +233,13 @@ def by_lenders(job: Swapping, hosts: Sequence[BootedHost], idle_minutes: float) 
 
 def by_kills(job: Swapping, hosts: Sequence[BootedHost]) -> None:
     """Of slab processes, one host after the other, each once the slabs are whole again."""
-    for host in hosts[1:]:
+    lenders = [host for host in hosts[1:] if host.name in places(job.host)]
+    assert len(lenders) > 1, places(job.host)
+    for host in lenders:
         whole(job.host)
-        job.through(
-            f"kill -9 of the slab process of {host.name}", partial(host.shell, "pkill -KILL -f 'program slabd'")
-        )
+        held = places(job.host).count(host.name)
+        kill = partial(typed, host, "pkill -KILL -f 'agent.program slabd'")
+        job.through(f"kill -9 of the slab process of {host.name}, which had {held} members", kill)
 
 
 def main() -> None:
