@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -123,12 +123,14 @@ bench-tensors-hosts: $(READY) .venv/.torch ## the same between four hosts in net
 bench-sharing: $(READY) .venv/.torch ## real scripts on shared cores: ONLY=live (each law, half an hour), rules, away, memory, queue, upgrade, failures ARGS="--rounds 2"
 	@$(BIN)/python bench/sharing_$(or $(ONLY),live).py $(ARGS)
 
-gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, and AntMan's times, on an NVIDIA GPU with a CUDA build of PyTorch
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
-	{ echo "gpu-check: PyTorch finds no CUDA device here; next: .venv/bin/python -m pip install torch (its CUDA build), on a host with a driver" >&2; exit 1; }
-	@$(BIN)/python -m covey.attach.build
-	@$(BIN)/pytest -m gpu tests
-	@$(BIN)/python bench/device_memory.py
+gpu-check: $(READY) ## what is left out elsewhere: tests marked gpu, a rack on the GPU, AntMan's times, with a CUDA build of PyTorch; in parts, JSON after each (ARGS='--only rack --part-s 120')
+	@$(BIN)/python tools/gpu/check.py $(ARGS)
+
+gpu-pack: $(READY) ## wheels for a machine with a GPU and no network: .gpu/ (ARGS='--python 3.12'); there: python tools/gpu/check.py --pack .gpu --total-s 540
+	@$(BIN)/python tools/gpu/pack.py $(ARGS)
+
+gpu-rehearsal: $(READY) ## the same without a GPU, with another Python: make gpu-pack first, then PYTHON=/path/of/python3.12 that has PyTorch
+	@$(BIN)/python tools/gpu/rehearse.py --python $(PYTHON) $(ARGS)
 
 compiled: $(READY) ## compile the byte path of remote memory for this environment, and run its tests so (a compiler; some minutes)
 	@$(BIN)/python -m agent.compiled

@@ -276,9 +276,10 @@ def arguments() -> Parser:
     parser.add_argument("--gpus", type=int, default=2, metavar="N", help="devices of a new host (default 2)")
     parser.add_argument(
         "--devices",
-        choices=("simulated", "cpu"),
+        choices=("simulated", "cpu", "nvml"),
         default="simulated",
-        help="of a new host: GPUs to pretend (default), or cores of this machine, to which ranks are bound",
+        help="of a new host: GPUs to pretend (default); cpu: cores of this machine, to which ranks are bound; "
+        "nvml: this machine's GPUs, with --hosts 1",
     )
     parser.add_argument("--dir", type=Path, default=Path(".rack"), metavar="DIR", help="default: .rack")
     parser.add_argument("--debug", action="store_true", help="tracebacks")

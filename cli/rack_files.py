@@ -125,7 +125,13 @@ def generate(
     directory: Path, hosts: int, gpus: int, environ: Mapping[str, str], claims: Claims, devices: str = "simulated"
 ) -> list[RackHost]:
     """The first `hosts` hosts of the rack; the files of those that have none yet are written. What is there stays.
-    `devices`: of a new host, `gpus` of them: `simulated`, or `cpu`, cores of this machine, which all hosts share."""
+    `devices`: of a new host, `gpus` of them: `simulated`, or `cpu`, cores of this machine, which all hosts share; or
+    `nvml`, the GPUs that this machine's driver lists, of one host alone."""
+    if devices == "nvml" and hosts != 1:
+        why = "each host would give out the same GPUs to jobs"
+        raise AgentctlError(
+            USAGE, f"--hosts {hosts} cannot be with --devices nvml", why, "covey-rack run --hosts 1 --devices nvml"
+        )
     if not 1 <= hosts <= HOSTS_MAX:
         raise AgentctlError(
             USAGE, f"--hosts {hosts} cannot be", f"expected 1 to {HOSTS_MAX}", "covey-rack run --hosts 4"
@@ -155,7 +161,7 @@ def generate(
             http=http,
             seeds=json.dumps(seeds[:3]),
             voters=json.dumps(voters),
-            gpus=SIMULATED.format(gpus=gpus) if devices == "simulated" else cpu_devices(gpus),
+            gpus=gpu_lines(devices, gpus),
         )
         write_new(folder / "agent.toml", text, 0o644)
     return hosts_of(directory)[:hosts]
@@ -200,8 +206,21 @@ same_host = "socket"               # each agent here stands for a host of its ow
 SIMULATED = """\
 simulated = {gpus}                      # GPUs to pretend
 simulated_memory = "16 GiB\""""
+REAL = """\
+backend = "nvml"                   # the GPUs that NVIDIA's driver lists"""
 CPU_MEMORY = "2 GiB"
 """Of each device that is made of cores."""
+
+
+def gpu_lines(devices: str, gpus: int) -> str:
+    """Section [gpus] of a new host."""
+    match devices:
+        case "nvml":
+            return REAL
+        case "cpu":
+            return cpu_devices(gpus)
+        case _:
+            return SIMULATED.format(gpus=gpus)
 
 
 def cpu_devices(count: int) -> str:

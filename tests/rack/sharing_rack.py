@@ -24,7 +24,7 @@ class SharingRack:
     """A started rack, `gpus` devices a host; `scheduler`: lines of that section of every agent.toml."""
 
     def __init__(self, directory: Path, hosts: int, gpus: int, scheduler: str, devices: str = "cpu") -> None:
-        self.directory, self.count, self.gpus = directory, hosts, gpus
+        self.directory, self.count, self.gpus, self.devices = directory, hosts, gpus, devices
         self.words = directory / "words"
         self.words.mkdir()
         with rack_ports.Claims() as claims:
@@ -52,7 +52,10 @@ class SharingRack:
         return pid
 
     def kill(self, name: str) -> None:
+        """Its agent has ended when this returns: one that still holds its lock would be left alone by `start`."""
+        state_dir = self.host(name).state_dir
         os.kill(self.agentd(name), signal.SIGKILL)
+        wait(f"the agent of {name} has ended", lambda: not rack_processes.lock_holder(state_dir))
 
     def submit(self, name: str, argv: list[str], **more: Any) -> str:
         """Its id. Ranks find `words` in their environment, and covey where this checkout has it."""
@@ -60,7 +63,7 @@ class SharingRack:
             "PATH": os.environ["PATH"],
             "HOME": os.environ.get("HOME", "/tmp"),
             "WORDS": str(self.words),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "OMP_NUM_THREADS": "1",
         }
         body = {"name": name, "argv": argv, "cwd": "/", "env": env, "gpus_per_worker": 1, **more}

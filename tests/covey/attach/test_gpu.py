@@ -14,16 +14,11 @@ import pytest
 
 from covey.pages import FlagReader, RankLimits
 from covey.units import GIB, MIB
+from tests.agent.ports.devices.rigs import has_gpu
 from tests.covey.agents import Agent
 from tests.covey.attach.torch_jobs import gate_folder, running
 
 ROOT = Path(__file__).parents[3]
-FOUND = "import sys, torch\nsys.exit(0 if torch.cuda.is_available() else 3)"
-
-
-def has_gpu() -> bool:
-    """By a process of its own: this one may not have a CUDA context before it forks."""
-    return subprocess.run([sys.executable, "-c", FOUND], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture(autouse=True)

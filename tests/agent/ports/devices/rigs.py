@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Protocol
 
 import pytest
@@ -231,6 +232,7 @@ class GpuRig:
             process.wait()
 
 
+@cache
 def has_gpu() -> bool:
     """Whether PyTorch of this Python can use one; by a process of its own, so that this one has no CUDA context."""
     script = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
