@@ -1,4 +1,4 @@
-"""A block device against a model of its bytes: requests that begin and end anywhere, most of them beside a page's end."""
+"""A block device against a model of its bytes: requests begin and end anywhere, most of them beside a page's end."""
 
 import asyncio
 from itertools import pairwise
