@@ -1,1 +1,1 @@
-"""A simulated kernel or qemu that uses a volume as a block device, and checks each byte against what was acknowledged."""
+"""A simulated kernel that uses a volume as a block device, and checks each byte against what was acknowledged."""

@@ -8,8 +8,9 @@ bytes every request begins and ends at an odd offset of a page.
     loose           versions of requests without an answer, since their connection ended or the volume failed: they may
                     come to be at any time, also after what was acknowledged later
 
-Zeros, by WRITE_ZEROES or TRIM, are a version as well; it shows as zeros. A volume takes a page whole or not at all, so
-what lies in one page is of one version; a cell that lies in two may be of two, while it is written and when that failed.
+Zeros, by WRITE_ZEROES or TRIM, are a version as well; it shows as zeros. A volume takes a page whole or not at all,
+so what lies in one page is of one version; a cell that lies in two may be of two, while it is written and when that
+failed.
 """
 
 import struct

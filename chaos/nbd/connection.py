@@ -145,7 +145,7 @@ class Connection:
         elif kind in (_DATA, _HOLE):
             at = int.from_bytes(body[:8], "big") - asked.offset
             content = body[8:] if kind == _DATA else bytes(int.from_bytes(body[8:], "big"))
-            _must(0 <= at and at + len(content) <= len(asked.data), "data of another place")
+            _must(at >= 0 and at + len(content) <= len(asked.data), "data of another place")
             asked.data[at : at + len(content)] = content
 
     def _known(self, cookie: int) -> Asked:
