@@ -33,6 +33,8 @@ class Habits(NamedTuple):
     """Mean, between an answer and the next request."""
     ends_s: float = 4.0
     """Mean time that a connection lasts."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of requests, which begin at multiples of them; none: any."""
 
 
 class User:
@@ -76,15 +78,28 @@ class User:
         rng = self.env.rng
         while not connection.over and self.env.clock.now_s() < self._end_s:
             await asyncio.sleep(rng.uniform(0.2, 1.8) * self.habits.pause_s)
-            count = max(1, int(self.habits.length_max ** rng.random()) // self.cells.cell_bytes)
-            count = min(count, self.cells.count)
-            first = rng.randrange(self.cells.count - count + 1)
+            first, count = self._place()
             doing = rng.choices((self._write, self._read, self._zeroes, self._trim, self._status, self._flush),
                                 (10, 8, 1, 1, 2, 1))[0]  # fmt: skip
             try:
                 await doing(connection, first, count)
             except (Failed, ConnectionError):
                 pass
+
+    def _place(self) -> tuple[int, int]:
+        """First cell and number of cells of a request: mostly of whole pages and of a size that comes again, as from a
+        page cache; most of them in one part of the device, so that the rest keeps what it has for long."""
+        rng, cells, most = self.env.rng, self.cells, self.habits.length_max.bit_length() - 1
+        if self.habits.sizes:
+            count = rng.choice(self.habits.sizes) // cells.cell_bytes
+            return rng.randrange(cells.count // count) * count, count
+        whole = self.page_bytes % cells.cell_bytes == 0 and rng.random() < 0.7
+        step = self.page_bytes // cells.cell_bytes if whole else 1
+        length = 1 << rng.randint(most - 5, most) if rng.random() < 0.6 else int(self.habits.length_max ** rng.random())
+        count = min(max(1, length // (step * cells.cell_bytes)), cells.count // step)
+        reach = cells.count // step - count
+        first = rng.randrange((reach // 3 if rng.random() < 0.7 else reach) + 1)
+        return first * step, count * step
 
     # ---- requests ----
 

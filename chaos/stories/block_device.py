@@ -4,7 +4,8 @@ another strikes: lenders and the volume's process die, stop or are cut off, conn
 so what is sent waits in its sender's memory. No byte that was acknowledged is older afterwards, or another's, no extent
 is called zero that is not, and no lender is blamed for pages that it was sent wrong."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from chaos import faults
 from chaos.nbd.cells import Cells
@@ -28,24 +29,21 @@ BLAMED = ("older content than it acknowledged", "not sealed for it")
 """What a volume says of a lender that gave back something else than it was sent. None does here."""
 
 
+class Device(NamedTuple):
+    """What is played."""
+
+    kind: str
+    """One of `KINDS`."""
+    sealed: bool
+    window_bytes: int
+    """Of every connection."""
+    cell_bytes: int
+    habits: Habits
+    strikes: Sequence[Callable[[SimRack], None]]
+
+
 def play(rack: SimRack) -> None:
-    play_with(rack, KINDS[rack.world.seed % len(KINDS)])
-
-
-def play_with(rack: SimRack, kind: str) -> None:
-    rng, world = rack.rng, rack.world
-    sealed, world.wires.window_bytes = rng.random() < 0.5, rng.choice((16 << 10, 64 << 10, 1 << 20))
-    for name in rack.hosts:
-        rack.configure(name, {"memory": {"seal": sealed}})
-    rack.settle()
-    world.on_log.append(lambda event, fields: _blames(rack, str(fields.get("why", ""))))
-    page_bytes = parse_size(str(SMALL_SLABS["page"]))
-    attached = {"mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}.get(kind, {})
-    rack.ask(BORROWER, "memory.attach", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **attached})
-    rack.until(lambda: kind == "disk" or whole(rack), 60.0, "every slab has its members")
-    rack.until(lambda: _exported(rack), 10.0, "the volume is exported")
-    cell_bytes = rng.choice((512, 500, 1024, 4096))
-    cells = Cells(VOLUME, SIZE_BYTES, cell_bytes, page_bytes, rack.saw_wrong, rack.stale.append)
+    rng = rack.rng
     habits = Habits(
         PATH,
         SECONDS,
@@ -54,13 +52,39 @@ def play_with(rack: SimRack, kind: str) -> None:
         structured=rng.random() < 0.7,
         length_max=rng.choice((64 << 10, 256 << 10, SIZE_BYTES)),
     )
-    uses = rack.hosts[BORROWER].run("nbd-user", user(cells, habits))
+    play_with(
+        rack,
+        Device(
+            KINDS[rack.world.seed % len(KINDS)],
+            sealed=rng.random() < 0.5,
+            window_bytes=rng.choice((16 << 10, 64 << 10, 1 << 20)),
+            cell_bytes=rng.choice((512, 500, 4096, 4096)),
+            habits=habits,
+            strikes=(fall_silent, *[strike_one] * rng.randint(1, 2)),
+        ),
+    )
+
+
+def play_with(rack: SimRack, device: Device) -> None:
+    rng, world = rack.rng, rack.world
+    world.wires.window_bytes = device.window_bytes
+    for name in rack.hosts:
+        rack.configure(name, {"memory": {"seal": device.sealed}})
+    rack.settle()
+    world.on_log.append(lambda event, fields: _blames(rack, str(fields.get("why", ""))))
+    attached = {"mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}.get(device.kind, {})
+    rack.ask(BORROWER, "memory.attach", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **attached})
+    rack.until(lambda: device.kind == "disk" or whole(rack), 60.0, "every slab has its members")
+    rack.until(lambda: _exported(rack), 10.0, "the volume is exported")
+    page_bytes = parse_size(str(SMALL_SLABS["page"]))
+    cells = Cells(VOLUME, SIZE_BYTES, device.cell_bytes, page_bytes, rack.saw_wrong, rack.stale.append)
+    uses = rack.hosts[BORROWER].run("nbd-user", user(cells, device.habits))
     rack.until(lambda: bool(lenders(rack, BORROWER)), 30.0, "a slab is lent")
-    for _ in range(rng.randint(2, 3)):
+    for strike in device.strikes:
         rack.run(rng.uniform(0.5, 5.0))
-        strike_one(rack)
+        strike(rack)
         rack.run(rng.uniform(6.0, 10.0))
-        rack.until(lambda: _well(rack, kind), WHOLE_S, "the volume has its lenders again")
+        rack.until(lambda: _well(rack, device.kind), WHOLE_S, "the volume has its lenders again")
         assert not rack.stale, rack.stale[0]
     rack.until(lambda: not uses.alive, SECONDS + 200.0, "everything is read back")
     assert uses.code == 0 and cells.written > 100 and cells.checked > cells.count
@@ -71,6 +95,13 @@ def play_with(rack: SimRack, kind: str) -> None:
 def _blames(rack: SimRack, why: str) -> None:
     if any(words in why for words in BLAMED):
         rack.saw_wrong(f"an innocent lender is blamed: {why}")
+
+
+def fall_silent(rack: SimRack) -> None:
+    """A lender stops for longer than requests are waited for, and goes on before its connections end: it reads then
+    what was sent to it before, and after the volume gave it up."""
+    victim = rack.rng.choice(lenders(rack, BORROWER))
+    faults.strike(rack.world, faults.Pause(victim, rack.rng.uniform(2.5, 4.8), "slabd"))
 
 
 def strike_one(rack: SimRack) -> None:
@@ -84,7 +115,6 @@ def strike_one(rack: SimRack) -> None:
 
     kinds: list[Callable[[], None]] = [
         lambda: faults.strike(world, faults.Pause(victim, for_s, "slabd")),
-        lambda: faults.strike(world, faults.Pause(victim, rng.uniform(1.5, 4.5), "slabd")),
         lambda: faults.strike(world, faults.Kill("program", victim, 0.0, "slabd")),
         lose_memory,
         lambda: faults.strike(world, faults.Kill("program", BORROWER, 0.0, "vol")),
