@@ -1,12 +1,21 @@
 """Words that come late, twice, about something else or from somebody else: each is about one epoch, one lender and one
 question, and changes nothing beside that."""
 
+import asyncio
+from array import array
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from agent.ports.pages import MemfdPages
 from covey.core import HostId, Message, Undelivered
+from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.member_lenders import MemberLenders
+from plugins.memory.datapath.mirror_slab import MirrorSlab
+from plugins.memory.datapath.places import Places
+from plugins.memory.datapath.slab_store import SlabStore
 from plugins.memory.machine import borrower_events as b
 from plugins.memory.machine import lender_events as le
 from plugins.memory.machine.loan import LoanedSlab
@@ -23,6 +32,7 @@ from plugins.memory.messages import (
     SlabRef,
     Unrenewed,
 )
+from tests.plugins.memory.ports import a_bench, replaces_a_method
 from tests.plugins.memory.tale import ME, OTHERS, PAGE, SECRET, SLAB, Tale, noted, only, sent
 from tests.plugins.memory.test_machines import Loan
 
@@ -219,3 +229,92 @@ def test_while_a_slab_moves_each_word_is_about_one_of_its_places() -> None:
     assert only(tale.tell(b.SlabCopied("v", 0, then)), b.CloseSlab).epoch == epoch
     assert tale.tell(b.SlabClosed("v", 0, epoch - 1)) == []
     assert sent(tale.tell(b.SlabClosed("v", 0, epoch)), Done) == [(lender, Done("v", 0, epoch))]
+
+
+# ---- what holds the pages, and what is on record ---------------------------------------------------------------------
+
+
+def held(epoch: int = 5, secret: bytes = SECRET) -> tuple[SlabStore, RegisterSlabFrame]:
+    store, asked = SlabStore(1 << 30, MemfdPages()), RegisterSlabFrame(1, "h1", "v", 0, epoch, 4 * PAGE, PAGE, secret)
+    store.register(asked)
+    return store, asked
+
+
+def filled(word: int) -> memoryview:
+    return memoryview(bytes([word]) * PAGE)
+
+
+def test_a_slab_is_registered_once_and_not_under_another_secret_of_its_epoch() -> None:
+    store, asked = held()
+    slab = store.slabs["h1", "v", 0]
+    slab.put_one(1, 7, filled(7))
+    store.register(asked)
+    for epoch, secret in ((5, b"x" * 16), (4, SECRET)):
+        with pytest.raises(ValueError, match="not newer"):
+            store.register(RegisterSlabFrame(1, "h1", "v", 0, epoch, 4 * PAGE, PAGE, secret))
+    assert store.slabs["h1", "v", 0] is slab and slab.has(1, 1) == filled(7)
+
+
+@pytest.mark.parametrize("who", [("h1", "v", 0, 4), ("h1", "v", 0, 6), ("h2", "v", 0, 5), ("h1", "w", 0, 5)])
+def test_what_is_freed_under_another_epoch_or_of_another_host_is_not_this_slab(who: tuple[str, str, int, int]) -> None:
+    store, _ = held()
+    store.free(*who)
+    assert store.slabs["h1", "v", 0].live and store.held_bytes == 4 * PAGE
+    assert store.known(*who) is None
+
+
+def test_a_write_that_comes_twice_or_late_does_not_change_a_page() -> None:
+    """Also as one of a run, and when what comes under the same version is something else by then."""
+    store, _ = held()
+    slab = store.slabs["h1", "v", 0]
+    slab.put_one(1, 7, filled(7))
+    for version in (7, 6):
+        slab.put_one(1, version, filled(9))
+        slab.put(0, array("Q", [version] * 3), memoryview(bytes([8]) * (3 * PAGE)))
+        slab.put(1, array("Q", [version]), None)
+    assert slab.has(0, 3) == bytes([8]) * PAGE + bytes([7]) * PAGE + bytes([8]) * PAGE
+    assert list(slab.versions) == [7, 7, 7, 0]
+
+
+class SlowPlaces:
+    """A disk that takes its time, in which who is whole changes again."""
+
+    def __init__(self, slab: MirrorSlab) -> None:
+        self.slab, self.writes = slab, 0
+
+    async def write(self) -> None:
+        self.writes += 1
+        if self.writes == 1:
+            self.slab.changes += 1
+
+
+async def test_what_changes_while_the_disk_writes_is_not_on_record_by_that() -> None:
+    """A write would be acknowledged without a member that the disk still calls whole."""
+    replaces_a_method()
+    slab = MirrorSlab(0, 0, 16, lambda slab: None)
+    slab.changes, places = 1, SlowPlaces(slab)
+    await MemberLenders.record(cast(Any, SimpleNamespace(_places=places)), slab)
+    assert (places.writes, slab.recorded, slab.unrecorded) == (2, 2, False)
+
+
+async def test_a_place_that_is_added_while_the_file_is_written_is_written_by_the_next() -> None:
+    async with a_bench() as bench:
+        replace, may, begun = bench.directory.replace, asyncio.Event(), asyncio.Event()
+
+        async def slowly(name: str, data: bytes) -> None:
+            begun.set()
+            await may.wait()
+            await replace(name, data)
+
+        bench.disk.replace = slowly  # type: ignore[method-assign]
+        places = Places(bench.env.disk, bench.env.log, "p")
+        first, second = (OpenPlace(0, epoch, "h2", HERE, SECRET) for epoch in (1, 2))
+        adding = [asyncio.create_task(places.add(first))]
+        await begun.wait()
+        adding.append(asyncio.create_task(places.add(second)))
+        await asyncio.sleep(0)
+        may.set()
+        await asyncio.gather(*adding)
+        found = Places(bench.env.disk, bench.env.log, "p")
+        await found.load(4)
+        assert {place.epoch for place in found.all()} == {1, 2}
