@@ -60,6 +60,8 @@ def test_what_is_said_of_another_epoch_while_memory_is_registered_is_not_about_t
     assert loan.tell(le.SlabFreed(ME, other)) == []
     assert loan.tell(le.SlabNotRegistered(ME, other, "out of memory")) == []
     assert sent(loan.tell(le.SlabRegistered(ME, other, HERE)), MrInfo) == []
+    older = sent(loan.hear(ME, Map("v", 0, 4, SLAB, PAGE)), MrInfo)
+    assert [(info.epoch, "older than" in info.refused) for _, info in older] == [(4, True)]
     actions = loan.tell(le.SlabRegistered(ME, coming, HERE))
     assert [info.epoch for _, info in sent(actions, MrInfo)] == [5]
 
