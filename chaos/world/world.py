@@ -209,8 +209,8 @@ class World:
 
     def log_line(self, level: str, who: str, event: str, fields: Mapping[str, Any]) -> None:
         self.counts[f"log {level}"] = self.counts.get(f"log {level}", 0) + 1
-        for told in self.on_log:
-            told(event, fields)
+        for hears in self.on_log:
+            hears(event, fields)
         if self.log is not None:
             told = " ".join(f"{key}={value}" for key, value in fields.items())
             self.log(f"{self.now:12.6f} {who:<16} {level}: {event} {told}".rstrip())
