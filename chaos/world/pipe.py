@@ -1,19 +1,34 @@
 """One direction of a simulated connection: what is on its way, in order, and when it arrives (`streams`)."""
 
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from chaos.world.streams import SimStream
+from typing import Any, Protocol
 
 RETRANSMIT_S = 0.2
 """Delay that a lost segment adds, and how often a held pipe tries again."""
 
 
+class PipeEnd(Protocol):
+    """What it needs of a stream (`chaos.world.streams.SimStream`)."""
+
+    host: Any
+    world: Any
+    broken: ConnectionError | None
+
+    @property
+    def connected(self) -> bool:
+        """Do segments get through now?"""
+
+    def arrived(self, chunk: bytes) -> None:
+        """Bytes are here."""
+
+    def ended(self) -> None:
+        """The peer sends nothing more."""
+
+
 class Pipe:
     """One direction of a connection."""
 
-    def __init__(self, writer: "SimStream", reader: "SimStream") -> None:
+    def __init__(self, writer: PipeEnd, reader: PipeEnd) -> None:
         self.writer, self.reader = writer, reader
         self._within = writer.host is reader.host
         self.way: deque[tuple[float, bytes]] = deque()
