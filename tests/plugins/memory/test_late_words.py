@@ -226,7 +226,7 @@ def test_while_a_slab_moves_each_word_is_about_one_of_its_places() -> None:
         assert tale.tell(event) == []
     assert sent(tale.hear(lender, Evict("v", 0, then + 1, 10.0)), Done)[0][1].epoch == then + 1
     assert [place.epoch for place in tale.machine.volumes["v"].slabs[0].places] == [epoch, then]
-    tale.tell(b.BorrowerTick({"v": [0]}, (), {"v": {epoch: "reopening", then: "open"}}))
+    tale.tell(b.BorrowerTick({"v": [0]}, (), {"v": {then: "open", epoch: "reopening"}}))
     assert tale.machine.volumes["v"].slabs[0].phase.link == "reopening", "the link of the place that serves"  # type: ignore[union-attr]
     assert only(tale.tell(b.SlabCopied("v", 0, then)), b.CloseSlab).epoch == epoch
     assert tale.tell(b.SlabClosed("v", 0, epoch - 1)) == []
