@@ -5,7 +5,7 @@ so what is sent waits in its sender's memory. No byte that was acknowledged is o
 is called zero that is not, and no lender is blamed for pages that it was sent wrong."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from chaos import faults
 from chaos.nbd.cells import Cells
@@ -72,7 +72,7 @@ def play_with(rack: SimRack, device: Device) -> None:
         rack.configure(name, {"memory": {"seal": device.sealed}})
     rack.settle()
     world.on_log.append(lambda event, fields: _blames(rack, str(fields.get("why", ""))))
-    attached = {"mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}.get(device.kind, {})
+    attached: dict[str, Any] = {"mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}.get(device.kind, {})
     rack.ask(BORROWER, "memory.attach", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **attached})
     rack.until(lambda: device.kind == "disk" or whole(rack), 60.0, "every slab has its members")
     rack.until(lambda: _exported(rack), 10.0, "the volume is exported")

@@ -219,8 +219,8 @@ def test_while_a_slab_moves_each_word_is_about_one_of_its_places() -> None:
     stranger = next(host for host in OTHERS if host not in (lender, to))
     assert [done.epoch for _, done in sent(tale.hear(stranger, Evict("v", 0, then, 10.0)), Done)] == [then]
     tale.hear(to, MrInfo("v", 0, then, HERE, SECRET))
-    for event in (b.SlabCopied("v", 0, epoch), b.SlabCopied("v", 0, epoch - 1)):
-        assert tale.tell(event) == []
+    for other in (epoch, epoch - 1):
+        assert tale.tell(b.SlabCopied("v", 0, other)) == []
     assert not any(isinstance(a, b.CloseSlab) for a in tale.tell(b.SlabOpened("v", 0, then))), "it is not filled"
     for event in (b.SlabCopied("v", 0, epoch), b.SlabClosed("v", 0, epoch - 1), b.GraceOver("v", 0, then)):
         assert tale.tell(event) == []

@@ -80,8 +80,8 @@ async def test_a_page_written_whole_while_a_part_of_it_is_written_keeps_its_othe
         await first.write(0, page(9) * 2)
         may, asked, read = asyncio.Event(), asyncio.Event(), volume.read
 
-        async def slowly(page: int, into: memoryview) -> None:
-            await read(page, into)
+        async def slowly(first: int, into: memoryview) -> None:
+            await read(first, into)
             asked.set()
             await may.wait()
 
