@@ -72,8 +72,8 @@ def play_with(rack: SimRack, device: Device) -> None:
         rack.configure(name, {"memory": {"seal": device.sealed}})
     rack.settle()
     world.on_log.append(lambda event, fields: _blames(rack, str(fields.get("why", ""))))
-    attached: dict[str, Any] = {"mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}.get(device.kind, {})
-    rack.ask(BORROWER, "memory.attach", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **attached})
+    kinds: dict[str, dict[str, Any]] = {"disk": {}, "mirror": {"mirror": 2}, "parity": {"parity": "2+1"}}
+    rack.ask(BORROWER, "memory.attach", {"volume": VOLUME, "size_bytes": SIZE_BYTES, **kinds[device.kind]})
     rack.until(lambda: device.kind == "disk" or whole(rack), 60.0, "every slab has its members")
     rack.until(lambda: _exported(rack), 10.0, "the volume is exported")
     page_bytes = parse_size(str(SMALL_SLABS["page"]))
