@@ -261,6 +261,52 @@ async def bytes_drive_no_machine_further_than_its_peer_reads(port: Bytes, bind: 
     await listener.close()
 
 
+class Speaks:
+    """`Driven`: says what it is told to, and hears nothing."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = driven(stream)
+
+    def wanted(self) -> memoryview:
+        return memoryview(bytearray(1))
+
+    def filled(self) -> None: ...
+    def turn(self) -> None: ...
+    def ended(self, error: ConnectionError) -> None: ...
+
+
+async def bytes_sent_before_a_close_arrive_though_nobody_reads_yet(port: Bytes, bind: Address) -> None:
+    """More of them than kernels hold, also while a writer waits."""
+    held = asyncio.Event()
+    parts = [bytes([number + 1]) * (2 << 20) for number in range(4)]
+    whole: list[asyncio.Future[bytes]] = []
+
+    async def reader(stream: ByteStream) -> None:
+        got = asyncio.get_running_loop().create_future()
+        whole.append(got)
+        await held.wait()
+        room = bytearray(sum(map(len, parts)))
+        await stream.read_into(memoryview(room))
+        await _refused(stream.read_into(memoryview(bytearray(1))))
+        got.set_result(bytes(room))
+
+    listener = await port.listen(bind, reader)
+    driving, writing = await port.connect(listener.address), await port.connect(listener.address)
+    speaks = Speaks(driving)
+    speaks.stream.drive(speaks, polite=False)
+    for part in parts:
+        speaks.stream.send([part])
+    written = asyncio.ensure_future(writing.write(*parts))
+    await asyncio.sleep(0.05)
+    driving.close()
+    writing.close()
+    await _refused(written)
+    held.set()
+    async with asyncio.timeout(10.0):
+        assert [await got for got in whole] == [b"".join(parts)] * 2
+    await listener.close()
+
+
 async def _refused(waiting: Awaitable[Any]) -> None:
     try:
         async with asyncio.timeout(5.0):
@@ -279,6 +325,7 @@ BYTES: tuple[Callable[[Bytes, Address], Awaitable[None]], ...] = (
     bytes_closing_a_listener_ends_what_it_accepted,
     bytes_drive_a_machine,
     bytes_drive_no_machine_further_than_its_peer_reads,
+    bytes_sent_before_a_close_arrive_though_nobody_reads_yet,
 )
 
 # ---- datagrams -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
+from chaos.world.outgoing import Outgoing
 from covey.driven import Driven, Part
 from covey.ports import ByteStream
 
@@ -17,6 +18,9 @@ class UnreadStream(ByteStream, Protocol):
     def unread(self) -> int:
         """Bytes that are here and that nobody has read."""
 
+    async def send_out(self, out: Outgoing) -> None:
+        """As `write`."""
+
 
 class DrivenEnd:
     """One end of a connection from `drive` on."""
@@ -25,7 +29,7 @@ class DrivenEnd:
         self, spawn: Callable[[str, Coroutine[Any, Any, None]], object], stream: UnreadStream, by: Driven, polite: bool
     ) -> None:
         self._stream, self._by, self._polite = stream, by, polite
-        self._out: deque[bytes] = deque()
+        self._out: deque[Outgoing] = deque()
         self._more, self._sent = asyncio.Event(), asyncio.Event()
         self._sent.set()
         self._over = False
@@ -36,7 +40,7 @@ class DrivenEnd:
 
     def send(self, parts: Sequence[Part]) -> None:
         if not self._over:
-            self._out.append(b"".join(parts))
+            self._out.append(Outgoing(parts))
             self._sent.clear()
             self._more.set()
 
@@ -68,7 +72,9 @@ class DrivenEnd:
                 await self._more.wait()
                 self._more.clear()
                 while self._out and not self._over:
-                    await self._stream.write(self._out.popleft())
+                    await self._stream.send_out(self._out[0])
+                    if self._out:
+                        self._out.popleft()
                 self._sent.set()
         except ConnectionError as error:
             self.end(error)
@@ -76,6 +82,11 @@ class DrivenEnd:
     def abandon(self) -> None:
         """The process is dead: its machine hears nothing any more."""
         self._over = True
+
+    def unsent(self) -> list[Outgoing]:
+        """What the kernel has not taken, nor this end will give it any more."""
+        rest, self._out = list(self._out), deque()
+        return rest
 
     def end(self, error: ConnectionError) -> None:
         """The connection is over."""

@@ -10,6 +10,10 @@ conditions:
     process killed   the kernel closes its sockets: the peer reads what was on its way, then ConnectionError
     power lost       silence: the peer finds out when its user timeout is over, or by a reset once the host is back
     stopped process  its kernel still accepts what fits into the window
+    closed here      what was written before leaves yet, as the peer makes room, from memory as it is then
+
+What a process writes is not copied before its kernel takes it (`chaos.world.outgoing`): as transports have it, which
+keep views of the memory that they were given.
 
 Unix addresses reach only within their host and tell the peer's uid; nothing else can go wrong with them.
 """
@@ -22,6 +26,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
+from chaos.world.outgoing import Outgoing
+from chaos.world.pipe import RETRANSMIT_S, Pipe
 from covey.driven import Driven, Part
 from covey.ports import Address, Handed, SharedPage
 
@@ -33,60 +39,6 @@ WINDOW_BYTES = 1 << 20
 """Bytes of one direction that may be on their way or unread; a writer waits while there are more."""
 USER_TIMEOUT_S = 5.0
 """Seconds after which a connection across a cut breaks, or one whose reader takes nothing (TCP_USER_TIMEOUT)."""
-RETRANSMIT_S = 0.2
-"""Delay that a lost segment adds, and how often a held pipe tries again."""
-
-
-class Pipe:
-    """One direction of a connection."""
-
-    def __init__(self, writer: "SimStream", reader: "SimStream") -> None:
-        self.writer, self.reader = writer, reader
-        self._within = writer.host is reader.host
-        self.way: deque[tuple[float, bytes]] = deque()
-        """Earliest arrival and chunk, in order; an empty chunk is the end."""
-        self.under_way = 0
-        self._last = 0.0
-        self._timer = False
-
-    def put(self, chunk: bytes) -> None:
-        world, network = self.writer.world, self.writer.world.network
-        here, there = self.writer.host.name, self.reader.host.name
-        arrives = world.now + network.delay_s(here, there)
-        if network.lost(here, there):
-            arrives += RETRANSMIT_S
-        if arrives < self._last:
-            arrives = self._last
-        self._last = arrives + len(chunk) / network.conditions.bytes_per_s
-        self.way.append((self._last, chunk))
-        self.under_way += len(chunk)
-        if not self._timer:
-            self._wait()
-
-    def _wait(self) -> None:
-        """For what arrives next."""
-        self._timer = True
-        self.writer.world.at(self.way[0][0], self._arrive)
-
-    def _arrive(self) -> None:
-        self._timer = False
-        world, way, reader = self.writer.world, self.way, self.reader
-        while way and way[0][0] <= world.now:
-            if reader.broken is not None:
-                way.clear()
-                return
-            if not (self._within or self.writer.connected):
-                self._timer = True
-                world.at(world.now + RETRANSMIT_S * world.network.rng.uniform(0.5, 2.0), self._arrive)
-                return
-            chunk = way.popleft()[1]
-            self.under_way -= len(chunk)
-            if chunk:
-                reader.arrived(chunk)
-            else:
-                reader.ended()
-        if way:
-            self._wait()
 
 
 class SimStream:
@@ -106,6 +58,10 @@ class SimStream:
         self._wake: asyncio.Future[None] | None = None
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing: asyncio.Future[None] | None = None
+        self._slow: Outgoing | None = None
+        """Of which the kernel has not taken all."""
+        self._flushing = False
+        """It was closed here, and the kernel has not taken all that was written before."""
         self._driven: DrivenEnd | None = None
         process.resources.append(self)
 
@@ -149,25 +105,32 @@ class SimStream:
             await self._wake
 
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
-        data = b"".join(parts)
+        await self.send_out(Outgoing(parts))
+
+    async def send_out(self, out: Outgoing) -> None:
+        """`chaos.world.driven.UnreadStream`."""
         if self.world.mischief.on:
-            await self._mischief("write", data)
+            await self._mischief("write", out)
         while self._writing is not None:
             await asyncio.shield(self._writing)
         if self.closed or self._end or self.broken is not None:
             self._usable()
-        if len(data) <= WINDOW_BYTES - self.out.under_way - len(self.other._buffer):
-            if data:
-                self.out.put(data)
+        if out.size <= self._free_bytes:
+            if out.size:
+                self.out.put(out.take(out.size))
             return
         turn: asyncio.Future[None] = self.process.loop.create_future()
-        self._writing = turn
+        self._writing, self._slow = turn, out
         try:
-            await self._write_slowly(data)
+            await self._write_slowly(out)
         finally:
-            self._writing = None
+            self._writing = self._slow = None
             if not turn.done():
                 turn.set_result(None)
+
+    @property
+    def _free_bytes(self) -> int:
+        return self.world.wires.window_bytes - self.out.under_way - len(self.other._buffer)
 
     @property
     def unread(self) -> int:
@@ -197,24 +160,36 @@ class SimStream:
             await self.write(data)
             self.other.pages.extend(cast(Sequence[SharedPage], pages))
 
-    async def _write_slowly(self, data: bytes) -> None:
+    async def _write_slowly(self, out: Outgoing, flushing: bool = False) -> None:
         """As the other end makes room."""
-        at = 0
         try:
-            while at < len(data):
-                room = WINDOW_BYTES - self.out.under_way - len(self.other._buffer)
-                if room > 0:
-                    self.out.put(data[at : at + room])
-                    at += room
+            while out.size:
+                if (free := self._free_bytes) > 0:
+                    self.out.put(out.take(free))
                 else:
                     await self._wait_for_room()
-                    self._usable()
+                    self._usable(flushing)
         except asyncio.CancelledError:
-            if at:  # half a unit is of no use
+            if out.size < out.whole:  # half a unit is of no use
                 self.abort(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
             raise
 
-    async def _mischief(self, port: str, data: bytes = b"") -> None:
+    async def _flush(self, unsent: Sequence[Outgoing]) -> None:
+        """After `close`: nobody waits for it, and nobody hears how it ends."""
+        try:
+            for out in unsent:
+                await self._write_slowly(out, flushing=True)
+        except ConnectionError:
+            pass
+        finally:
+            self._flushed()
+
+    def _flushed(self) -> None:
+        self._flushing = False
+        if self.broken is None:
+            self.out.put(b"")
+
+    async def _mischief(self, port: str, out: Outgoing | None = None) -> None:
         """Perhaps it takes long, or the connection breaks after some of the bytes."""
         mischief = self.world.mischief
         if not mischief.strikes(port) or self.broken is not None or self.closed:
@@ -224,8 +199,8 @@ class SimStream:
         if mischief.rng.random() < 0.5:
             await asyncio.sleep(mischief.pause_s())
             return
-        if data:
-            self.out.put(data[: mischief.rng.randrange(len(data))])
+        if out is not None and out.size:
+            self.out.put(out.take(mischief.rng.randrange(out.size)))
         self.abort(ConnectionResetError(f"the connection with {self.peer} was reset"))
 
     async def _wait_for_room(self) -> None:
@@ -246,7 +221,7 @@ class SimStream:
         if not self.closed:
             self.closed = True
             if self.broken is None:
-                self.out.put(b"")
+                self._close_after(self._unsent())
                 if self._buffer:  # unread data: the kernel resets the connection
                     self.other.room()
             self._buffer.clear()
@@ -254,23 +229,37 @@ class SimStream:
             if self._driven is not None:
                 self._driven.end(ConnectionAbortedError("this stream was closed here"))
 
+    def _unsent(self) -> list[Outgoing]:
+        if self._driven is not None:
+            return self._driven.unsent()
+        return [] if self._slow is None else [self._slow]
+
+    def _close_after(self, unsent: Sequence[Outgoing]) -> None:
+        if any(out.size for out in unsent) and self.process.alive:
+            self._flushing = True
+            self.process.spawn("flush", self._flush(unsent))
+        else:
+            self.out.put(b"")
+
     # ---- what the kernel does ----------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """The process was killed: the kernel closes its sockets, and nothing of its own hears of it."""
         if self._driven is not None:
             self._driven.abandon()
+        if self._flushing:
+            self._flushed()
         self.close()
 
     def vanish(self) -> None:
         """The power failed: nothing more is sent."""
-        self.closed = True
+        self.closed, self._flushing = True, False
         self.out.way.clear()
 
-    def _usable(self) -> None:
+    def _usable(self, flushing: bool = False) -> None:
         if self.broken is not None:
             raise self.broken
-        if self.closed:
+        if self.closed and not flushing:
             raise ConnectionAbortedError("this stream was closed here")
         if self._end:
             raise BrokenPipeError(f"{self.peer} closed the connection")
@@ -289,7 +278,7 @@ class SimStream:
         self._wake_all()
 
     def break_off(self, error: ConnectionError) -> None:
-        if self.broken is None and not self.closed:
+        if self.broken is None and (not self.closed or self._flushing):
             self.broken = error
             self._wake_all()
 
@@ -359,6 +348,8 @@ class Wires:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.listeners: dict[tuple[str, str], SimListener] = {}
+        self.window_bytes = WINDOW_BYTES
+        """Of every connection: a story may have kernels with less room."""
         self.streams: list[SimStream] = []
         """One end of every connection between two hosts."""
         world.network.on_change.append(self.watch)

@@ -105,6 +105,8 @@ class World:
         """How often each kind of event was marked."""
         self.on_loss: list[Callable[[SimHost, SimProcess | None], None]] = []
         """Called with every process that ended, and with every host (no process) that lost its power."""
+        self.on_log: list[Callable[[str, Mapping[str, Any]], None]] = []
+        """Called with what is logged anywhere: the event, and its fields."""
         self.user_programs: dict[str, UserProgram] = {}
         self.programs: Callable[[], Mapping[str, Program]] = programs or dict
         self.process_count = 0
@@ -207,6 +209,8 @@ class World:
 
     def log_line(self, level: str, who: str, event: str, fields: Mapping[str, Any]) -> None:
         self.counts[f"log {level}"] = self.counts.get(f"log {level}", 0) + 1
+        for hears in self.on_log:
+            hears(event, fields)
         if self.log is not None:
             told = " ".join(f"{key}={value}" for key, value in fields.items())
             self.log(f"{self.now:12.6f} {who:<16} {level}: {event} {told}".rstrip())

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from chaos import conformance
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core import HostId
@@ -180,6 +181,46 @@ def test_a_stopped_reader_breaks_a_writer_that_waits_longer_than_the_user_timeou
         world.at(0.05, lambda: kill_agent(hosts["h1"], 19))
         world.run(30)
     assert ended == [pytest.approx(5.1, abs=0.3)]
+
+
+@pytest.mark.parametrize("driven", [False, True])
+def test_what_a_slow_reader_has_not_taken_leaves_after_the_close_from_memory_as_it_is_then(driven: bool) -> None:
+    """Memory that is used again too early is seen: transports keep views of it."""
+    size, got = 3 << 20, bytearray(3 << 20)
+
+    async def reading(env: Env) -> int:
+        async def slow(stream: ByteStream) -> None:
+            await asyncio.sleep(2.0)
+            await stream.read_into(memoryview(got))
+
+        await env.bytes.listen("0.0.0.0:9000", slow)
+        return await forever(env)
+
+    async def calling(env: Env) -> int:
+        await asyncio.sleep(0.1)
+        stream = await env.bytes.connect("10.0.0.1:9000")
+        memory = bytearray(b"a" * size)
+        if driven:
+            speaks = conformance.Speaks(stream)
+            speaks.stream.drive(speaks, polite=False)
+            speaks.stream.send([memory])
+        else:
+            env.spawn("writes", refused(stream.write(memory)))
+        await asyncio.sleep(0.5)
+        stream.close()
+        memory[:] = b"b" * size
+        return await forever(env)
+
+    with World(1) as world:
+        rack(world, {"h1": reading, "h2": calling})
+        world.run(10)
+    taken = world.wires.window_bytes
+    assert got == b"a" * taken + b"b" * (size - taken)
+
+
+async def refused(writing: Coroutine[Any, Any, None]) -> None:
+    with pytest.raises(ConnectionError):
+        await writing
 
 
 def test_unix_sockets_tell_the_user_and_do_not_leave_their_host() -> None:

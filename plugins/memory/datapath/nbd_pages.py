@@ -1,7 +1,8 @@
 """Bytes at any offset on a volume that knows pages: requests cut at slabs and at the longest request, edges completed.
 
 Whole pages, as file systems and swap use them, go to the volume as they are. A write that covers a page in part reads
-it first, and such writes take turns: two of them to different bytes of one page would lose one another otherwise.
+it first, and such writes take turns: two of them to different bytes of one page would lose one another otherwise. What
+covers such a page whole meanwhile waits for its turn too: the page that was read does not have it.
 """
 
 import asyncio
@@ -27,6 +28,8 @@ class NbdPages:
         self._env, self._volume = env, volume
         self._page, self._slab_pages = volume.shape.page_bytes, volume.shape.slab_pages
         self._edges = asyncio.Lock()
+        self._completing = range(0)
+        """Pages of the write in part whose turn it is."""
 
     def read(self, offset: int, into: memoryview, done: Done) -> None:
         page = self._page
@@ -45,10 +48,10 @@ class NbdPages:
 
     def write(self, offset: int, data: memoryview, done: Done) -> None:
         page = self._page
-        if offset % page or len(data) % page:
+        first, count = offset // page, len(data) // page
+        if offset % page or len(data) % page or self._is_completing(first, count):
             self._spawn(self._write_part(offset, data), done)
             return
-        first, count = offset // page, len(data) // page
         if self._is_one(first, count):
             self._volume.submit_write(first, count, data, done)
             return
@@ -94,6 +97,10 @@ class NbdPages:
     def _spawn(self, work: Coroutine[Any, Any, None], done: Done) -> None:
         self._env.spawn("bytes", settle(work, done))
 
+    def _is_completing(self, first: int, count: int) -> bool:
+        pages = self._completing
+        return pages.start < first + count and first < pages.stop
+
     def _is_one(self, first: int, count: int) -> bool:
         """Is it one part?"""
         return 0 < count <= REQUEST_PAGES_MAX and first % self._slab_pages + count <= self._slab_pages
@@ -122,14 +129,18 @@ class NbdPages:
         whole = memoryview(bytearray((end - first) * page))
         skip = offset - first * page
         async with self._edges:
-            if skip:
-                await self._volume.read(first, whole[:page])
-            if (skip + len(data)) % page and (end - first > 1 or not skip):
-                await self._volume.read(end - 1, whole[-page:])
-            whole[skip : skip + len(data)] = data
-            for start, run in self._parts(first, end - first):
-                at = (start - first) * page
-                await self._volume.write(start, run, whole[at : at + run * page])
+            self._completing = range(first, end)
+            try:
+                if skip:
+                    await self._volume.read(first, whole[:page])
+                if (skip + len(data)) % page and (end - first > 1 or not skip):
+                    await self._volume.read(end - 1, whole[-page:])
+                whole[skip : skip + len(data)] = data
+                for start, run in self._parts(first, end - first):
+                    at = (start - first) * page
+                    await self._volume.write(start, run, whole[at : at + run * page])
+            finally:
+                self._completing = range(0)
 
     async def _zero(self, offset: int, length: int) -> None:
         page = self._page
@@ -154,8 +165,9 @@ class NbdPages:
     async def _zero_pages(self, first: int, count: int) -> None:
         """Those that were never written are zeros."""
         for start, run in self._parts(first, count):
-            if await self._volume.ever_written(start, run):
-                await self._volume.write(start, run, None)
+            async with self._edges:
+                if await self._volume.ever_written(start, run):
+                    await self._volume.write(start, run, None)
 
 
 class _Together:

@@ -134,8 +134,8 @@ class ParityRows:
         self, link: RemoteSlab, row: int, wanted: "NDArray[np.uint64]", hedged: bool = False
     ) -> "NDArray[np.uint8]":
         """What that member has of rows whose versions there are `wanted`. SlabGone, also when it has something else
-        than it acknowledged."""
-        data = bytearray(len(wanted) * self._page_bytes)
+        than it acknowledged. `wanted` counts as it is now: rows that nobody locked may be written meanwhile."""
+        wanted, data = wanted.copy(), bytearray(len(wanted) * self._page_bytes)
         done: asyncio.Future[Versions | None] = asyncio.get_running_loop().create_future()
 
         def answered(did: bool, versions: Versions) -> None:

@@ -18,7 +18,7 @@ from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdAnswer,
 from plugins.memory.datapath.slabwire import SlabRequest
 from plugins.memory.datapath.volume import SubmittedWrite
 from tests.plugins.memory.nbd import SIZE, connected, exported
-from tests.plugins.memory.ports import PAGE, SHAPE, asks_the_lender, page, soon
+from tests.plugins.memory.ports import PAGE, SHAPE, asks_the_lender, page, replaces_a_method, soon
 
 # ---- what is asked and answered --------------------------------------------------------------------------------------
 
@@ -69,6 +69,46 @@ async def test_two_clients_write_to_different_bytes_of_one_page_and_neither_is_l
         await volume.flush()  # from now on the page comes from its lender, which takes a moment
         await asyncio.gather(*(c.write(512 * n, bytes([n + 1]) * 512) for n, c in enumerate(clients)))
         assert await clients[0].read(0, 2048) == b"".join(bytes([n + 1]) * 512 for n in range(4))
+
+
+@pytest.mark.parametrize("then", ["write", "zeroes", "no hole", "trim"])
+async def test_a_page_written_whole_while_a_part_of_it_is_written_keeps_its_other_bytes(then: str) -> None:
+    """Also when nobody waits for the part any more: its connection ended, and the next one wrote the page."""
+    replaces_a_method()
+    async with exported() as (bench, volume, exports):
+        first, second = [await connected(bench) for _ in range(2)]
+        await first.write(0, page(9) * 2)
+        may, asked, read = asyncio.Event(), asyncio.Event(), volume.read
+
+        async def slowly(first: int, into: memoryview) -> None:
+            await read(first, into)
+            asked.set()
+            await may.wait()
+
+        volume.read = slowly  # type: ignore[method-assign]
+        await first.send(NbdCommand.WRITE, 0, 512, b"x" * 512)
+        await asked.wait()
+        first.stream.close()
+        volume.read = read  # type: ignore[method-assign]
+        match then:
+            case "write":
+                await second.send(NbdCommand.WRITE, 0, PAGE, page(7))
+            case "trim":
+                await second.send(NbdCommand.TRIM, 0, PAGE)
+            case _:
+                await second.send(NbdCommand.WRITE_ZEROES, 0, PAGE, flags=NO_HOLE * (then == "no hole"))
+        await second.send(NbdCommand.READ, PAGE, PAGE)
+        answers = [await second.reply()]
+        if answers[0][1] == 1:  # the change, before the part: then it must outlast that
+            answers.append(await second.reply())
+        assert await second.take(PAGE) == page(9), "a neighbour is not waited for"
+        may.set()
+        if len(answers) == 1:
+            answers.append(await second.reply())
+        assert sorted(answers) == [(0, 1), (0, 2)]
+        parts = exports._pages._edges
+        await soon(lambda: not parts.locked())
+        assert (await second.read(512, PAGE - 512)) == (page(7) if then == "write" else bytes(PAGE))[512:]
 
 
 @pytest.mark.parametrize("how", ["flush", "fua", "fua zeroes"])

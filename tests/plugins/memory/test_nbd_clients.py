@@ -17,6 +17,47 @@ QEMU_IO = [
     "flush", "write -f -P 9 65000 3000", "read -P 9 65000 3000",
 ]  # fmt: skip
 
+NBDSH = f"""
+import random
+rng, size = random.Random(11), {SIZE}
+model = bytearray(size)
+
+def span():
+    ends = sorted(min(size, max(0, rng.randrange(size // 4096 + 1) * 4096 + rng.choice(BESIDE))) for _ in range(2))
+    return ends[0], max(1, ends[1] - ends[0]) if ends[0] < size else 0
+
+BESIDE = (0, 0, 1, -1, 512, -512, 1000, 2048)
+for _ in range(150):
+    offset, length = span()
+    if not length:
+        continue
+    match rng.randrange(5):
+        case 0:
+            h.zero(length, offset, rng.choice((0, nbd.CMD_FLAG_NO_HOLE)))
+            model[offset:offset + length] = bytes(length)
+        case 1:
+            h.trim(length, offset)
+            first, end = -(-offset // 4096) * 4096, (offset + length) // 4096 * 4096
+            model[first:max(first, end)] = bytes(max(0, end - first))
+        case _:
+            data = rng.randbytes(length)
+            h.pwrite(data, offset, rng.choice((0, nbd.CMD_FLAG_FUA)))
+            model[offset:offset + length] = data
+    for _ in range(4):
+        offset, length = span()
+        if not length:
+            continue
+        assert h.pread(length, offset) == model[offset:offset + length], (offset, length)
+        told = []
+        h.block_status(length, offset, lambda context, at, found, error: told.extend(found))
+        at = offset
+        for run, state in zip(told[::2], told[1::2]):
+            assert not state & 2 or not any(model[at:min(at + run, offset + length)]), (offset, length, told)
+            at += run
+        assert at >= offset + length, (offset, length, told)
+print("alike")
+"""
+
 
 async def run(*argv: str) -> str:
     """Output of a program that must succeed; skipped when it is not installed."""
@@ -63,6 +104,17 @@ async def test_fio_verifies_every_block_that_it_wrote() -> None:
             f"--size={SIZE}", "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--loops=3",
         )  # fmt: skip
         assert "err= 0" in said
+
+
+@pytest.mark.parametrize("lent", [True, False], ids=["at lenders", "on the disk"])
+async def test_libnbd_reads_what_it_wrote_at_any_offset(lent: bool) -> None:
+    """What it is told about is never called zero where there is content, also within a page."""
+    async with exported(lent) as (bench, _, _):
+        if shutil.which("nbdsh") is None:
+            pytest.skip("nbdsh is not installed: apt-get install libnbd-bin python3-libnbd")
+        systems = "PATH=/usr/bin:/bin"  # its module belongs to the Python of the system
+        said = await run("env", systems, "nbdsh", "--base-allocation", "-u", uri(bench), "-c", NBDSH)
+        assert "alike" in said
 
 
 async def test_nbdinfo_maps_what_is_allocated() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 
@@ -346,3 +347,28 @@ async def test_a_read_does_not_wait_for_a_member_that_is_late() -> None:
         assert await made.read(0, 8) == list(range(1, 9))
         assert asyncio.get_running_loop().time() - began_s < 1.0
         assert 1 in made.whole(), "it is late, and no more than that"
+
+
+async def test_a_page_that_is_written_while_it_is_read_makes_no_liar_of_its_lender(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read without a lock was compared with the version that the page got meanwhile: its lender, which had answered
+    what it was asked, was called a liar, and every slab that it lends was left."""
+    monkeypatch.setattr(mirroring, "hedge_after_s", lambda pace_s: 60.0)
+    async with striped() as made:
+        await made.write(0, 1, 2)
+        slab = made.volume.slab(0)
+        links = list(slab.links.values())
+        sessions = [cast(Any, user) for user in made.at(0).users]
+        for session in sessions:
+            session._stream.hold()
+        reading = asyncio.create_task(made.read(0, 1))
+        await soon(lambda: any(link._under_way for link in slab.links.values()))
+        writing = asyncio.create_task(made.write(0, 7))
+        await soon(lambda: slab.writes)
+        for session in sessions:
+            session._stream.go_on()
+        assert await reading in ([1], [7])
+        await writing
+        assert [link.why for link in links] == [""] * 3 and made.whole() == [1, 2, 3]
+        assert await made.read(0, 2) == [7, 2]

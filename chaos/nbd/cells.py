@@ -1,0 +1,111 @@
+"""What each run of bytes of a block device may hold: `cells` of some hundred bytes, each with its number and version.
+
+A cell is written whole, so its content says whose it is and how old. Cells need not divide pages: with cells of 500
+bytes every request begins and ends at an odd offset of a page.
+
+    acknowledged    reads that begin from now on find this version or a later one
+    possible        the newest version that was ever sent: reads find no later one
+    loose           versions of requests without an answer, since their connection ended or the volume failed: they may
+                    come to be at any time, also after what was acknowledged later
+
+Zeros, by WRITE_ZEROES or TRIM, are a version as well; it shows as zeros. A volume takes a page whole or not at all,
+so what lies in one page is of one version; a cell that lies in two may be of two, while it is written and when that
+failed.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable
+
+_HEAD = struct.Struct("<IIII")
+Say = Callable[[str], None]
+
+
+class Cells:
+    """Of one device. `wrong` is told of bytes that were never written there, `stale` of an older version."""
+
+    def __init__(self, volume: str, size_bytes: int, cell_bytes: int, page_bytes: int, wrong: Say, stale: Say) -> None:
+        self.volume, self.cell_bytes, self.page_bytes = volume, cell_bytes, page_bytes
+        self._wrong, self._stale = wrong, stale
+        self.size_bytes, self.count = size_bytes, size_bytes // cell_bytes
+        self._key = zlib.crc32(volume.encode())
+        self._acknowledged = [0] * self.count
+        self._possible = [0] * self.count
+        self._zeros: set[tuple[int, int]] = {(cell, 0) for cell in range(self.count)}
+        """Cells and those of their versions that are zeros."""
+        self._loose: dict[int, set[int]] = {}
+        self.checked = self.written = 0
+        """Cells that were read, and acknowledged."""
+
+    @property
+    def loose(self) -> int:
+        """Cells of which something may come late."""
+        return len(self._loose)
+
+    def content(self, cell: int, version: int) -> bytes:
+        body = bytes([(cell * 7 + version * 13) % 255 + 1]) * (self.cell_bytes - _HEAD.size)
+        return _HEAD.pack(self._key, cell, version, zlib.crc32(body, self._key ^ cell ^ version)) + body
+
+    # ---- writes ----
+
+    def sending(self, first: int, count: int, zeros: bool) -> list[int]:
+        """The versions that these cells get."""
+        for cell in range(first, first + count):
+            self._possible[cell] += 1
+            if zeros:
+                self._zeros.add((cell, self._possible[cell]))
+        return self._possible[first : first + count]
+
+    def acknowledge(self, first: int, versions: list[int]) -> None:
+        for cell, version in enumerate(versions, first):
+            self._acknowledged[cell] = max(version, self._acknowledged[cell])
+        self.written += len(versions)
+
+    def let_loose(self, first: int, versions: list[int]) -> None:
+        """There is no answer, or one that says it failed."""
+        for cell, version in enumerate(versions, first):
+            self._loose.setdefault(cell, set()).add(version)
+
+    # ---- reads ----
+
+    def since(self, first: int, count: int) -> list[int]:
+        """What a read that begins now must find at least."""
+        return self._acknowledged[first : first + count]
+
+    def check(self, first: int, since: list[int], data: bytes) -> None:
+        """`since`: of when the read was sent."""
+        size = self.cell_bytes
+        for at, least in enumerate(since):
+            self._check(first + at, least, data[at * size : (at + 1) * size])
+        self.checked += len(since)
+
+    def _check(self, cell: int, least: int, data: bytes) -> None:
+        versions = self._found_later(cell, least)
+        if any(data == self._shown(cell, version) for version in versions):
+            return
+        start = cell * self.cell_bytes
+        edge = -(-(start + 1) // self.page_bytes) * self.page_bytes - start
+        for first, end in ((0, edge), (edge, self.cell_bytes)):
+            piece = data[first:end]
+            if any(piece == self._shown(cell, version)[first:end] for version in versions):
+                continue
+            where = f"bytes {start + first} to {start + min(end, self.cell_bytes)} of {self.volume}"
+            older = [version for version in range(least) if piece == self._shown(cell, version)[first:end]]
+            if older:
+                self._stale(f"{where} are at version {older[-1]}, but {least} was acknowledged")
+            else:
+                self._wrong(f"{where} hold what was never written there: {piece[:24].hex()}")
+
+    def _found_later(self, cell: int, least: int) -> list[int]:
+        """Versions that a read may find, which began when that one was acknowledged, and is over now."""
+        return sorted({*range(least, self._possible[cell] + 1), *self._loose.get(cell, ())})
+
+    def _shown(self, cell: int, version: int) -> bytes:
+        return bytes(self.cell_bytes) if (cell, version) in self._zeros else self.content(cell, version)
+
+    def check_zeros(self, first: int, since: list[int]) -> None:
+        """These cells are said to be zeros."""
+        for cell, least in enumerate(since, first):
+            if not any((cell, version) in self._zeros for version in self._found_later(cell, least)):
+                at = cell * self.cell_bytes
+                self._stale(f"bytes from {at} on of {self.volume} are called zeros; version {least} was acknowledged")
