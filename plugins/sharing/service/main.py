@@ -119,7 +119,7 @@ class SharingService(PluginService):
             self._see_gpus()
             for uuid in list(self.machine.gpus):
                 sample = await self.watch.look(uuid)
-                if sample is None and uuid not in self.watch.devices():
+                if sample is None and await self._is_lost(uuid):
                     self._feed(GpuLooked(uuid, frozenset()))  # nothing of it is left to be held
                 if sample is not None:
                     health = self.watch.healths[uuid]
@@ -128,9 +128,18 @@ class SharingService(PluginService):
                     self._feed(GpuLooked(uuid, holders(sample, pids)))
             self._keep_suspended()
             gpus = self.machine.gpus.values()
-            self.host.publish(GpusMeasured(tuple(self.watch.use(gpu.uuid, gpu.ledger.free_bytes) for gpu in gpus)))
+            uses = tuple(self.watch.use(gpu.uuid, gpu.ledger.free_bytes, gpu.use.why) for gpu in gpus)
+            self.host.publish(GpusMeasured(uses))
             self._forget_ended()
             await asyncio.sleep(LOOK_S)
+
+    async def _is_lost(self, uuid: str) -> bool:
+        """Whether the device is gone with all that was on it. One that does not answer may hold everything."""
+        try:
+            health = self.watch.healths[uuid] = await self.watch.port.health(uuid)
+        except (OSError, TimeoutError):
+            return uuid not in self.watch.devices()
+        return health.condition == "lost"
 
     def _keep_suspended(self) -> None:
         """A suspension ends by itself when nobody asks for it any more."""
