@@ -11,6 +11,15 @@ import msgspec
 Condition = Literal["ok", "degraded", "unknown", "drain", "lost"]
 
 
+INSTANCE = "MIG-"
+"""With which the driver begins the UUID of every MIG instance."""
+
+
+def is_instance(uuid: str) -> bool:
+    """Whether this is an instance of a GPU (MIG): CUDA shows a process one of these at most, as its device 0."""
+    return uuid.startswith(INSTANCE)
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """One GPU that its host has, as it is now, also while its driver says nothing of it."""
 

@@ -1,8 +1,8 @@
 """What NVML says, as Covey's words. Blocking calls of the real `pynvml`, which is passed in; run in threads.
 
 A driver may be older than pynvml, or not have a figure for a MIG instance: it says so (`absent`), and the figure is
-left out. Any other error is no figure of 0: what is needed to use a device and cannot be read makes it `Unread`, with the
-error. With MIG on, the instances are the devices, and the GPU itself is none.
+left out. Any other error is no figure of 0: what is needed to use a device and cannot be read makes it `Unread`, with
+the error. With MIG on, the instances are the devices, and the GPU itself is none.
 """
 
 import contextlib

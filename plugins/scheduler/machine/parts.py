@@ -76,7 +76,7 @@ def choice(
     holds: Iterable[Hold],
     uses: Mapping[str, GpuUse],
     sharing: Sharing,
-    refused: Mapping[str, str] = {},  # noqa: B006  never changed
+    refused: Mapping[str, str] = {},
 ) -> ChosenGpus:
     """`gpus`: of this host, by number; `uses`: what was measured of them; `refused`: those that take no job, and
     why."""

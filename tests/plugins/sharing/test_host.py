@@ -42,7 +42,7 @@ G, OPP, MORE = JobId("g"), JobId("o"), JobId("p")
 MS = 1_000_000
 SHAPES: list[dict[int, tuple[str, ...]]] = [{0: ("A",)}, {0: ("B",)}, {0: ("A",), 1: ("B",)}, {0: ("A", "B")}]
 FINE: list[Condition] = ["ok"] * 30
-CONDITIONS: list[Condition] = [*FINE, "degraded", "drain", "lost"]
+CONDITIONS: list[Condition] = [*FINE, "degraded", "unknown", "drain", "lost"]
 
 
 class HostRack:
@@ -266,6 +266,30 @@ def test_a_sick_device_sends_its_gangs_back_with_the_reason() -> None:
     assert "rows to remap" in rack.back[OPP] and G not in rack.back
     rack.tell(GpuHealth("A", "lost", "XID 79"))
     assert "XID 79" in rack.back[G]
+
+
+def test_a_device_of_which_nobody_knows_how_it_is_keeps_its_gangs() -> None:
+    rack = HostRack()
+    rack.steady()
+    rack.tell(GpuHealth("A", "unknown", "the driver does not answer"))
+    assert not rack.back and rack.machine.gpus["A"].use.why == ""
+
+
+def test_a_device_that_works_and_should_be_looked_at_is_used_again() -> None:
+    """A reset clears what asked for it, and the driver goes on counting memory errors."""
+    rack = HostRack()
+    rack.tell(GpuHealth("A", "drain", "the driver asks for a reset"))
+    rack.tell(GpuHealth("A", "unknown", "the driver does not answer"))
+    assert rack.machine.gpus["A"].use.why
+    rack.tell(GpuHealth("A", "degraded", "uncorrectable memory errors: 2"))
+    rack.come(G, "guaranteed", 4)
+    assert G in rack.started
+
+
+def test_a_device_whose_memory_becomes_known_later_is_counted_by_it() -> None:
+    rack = HostRack()
+    rack.tell(GpusHere({"A": GIB, "B": 8 * GIB}))
+    assert rack.machine.gpus["A"].ledger.capacity_bytes == GIB
 
 
 def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
