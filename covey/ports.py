@@ -296,6 +296,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
     cores: tuple[int, ...] = ()
     """Of a process with `run`: it and what it starts run on these alone; empty: on any."""
+    held_back: bool = False
+    """Of a process with `run`: it begins on what others leave of the cores, until `LetsGo.let_go`."""
 
 
 class WaitingProcess(Protocol):
@@ -314,6 +316,15 @@ class WaitingProcess(Protocol):
 
     def end(self) -> None:
         """Unless it has become something: SIGKILL to its group. Idempotent."""
+
+
+@runtime_checkable
+class LetsGo(Protocol):
+    """Processes that can begin held back."""
+
+    async def let_go(self, pid: int) -> bool:
+        """A process that began held back (`Command.held_back`) runs as any other from now on, with all that it started.
+        Whether nothing of it is held back any more."""
 
 
 @runtime_checkable

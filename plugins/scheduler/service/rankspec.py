@@ -40,6 +40,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         since=place.since,
         spares=job.spec.spares if job.spec.on_lost == "stop" else 0,
         may_heal=job.spec.on_lost == "stop",
+        held_back=shares and job.job_class == "opportunistic" and bool(each),
         shared_memory=job.spec.gpu_memory if shares else 0,
         hang_s=job.spec.hang_s,
     )

@@ -345,7 +345,8 @@ class SharedGpu:
             return []
         if self.ladder is not None:
             self.ladder.flag = member.flag
-            self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s, report.ended_s) or self._why
+            held = not any(other.stage == "running" and other.gate is None for other in self.opportunistic)
+            self._why = self.ladder.stepped(report.step_s, report.idle_s, now_s, report.ended_s, held) or self._why
         elif why := member.settled(report.step_s):
             self._steady(member, why)
         return []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, assert_never
 
 from covey.core import Fact, JobId, LogEvent
+from covey.ports import LetsGo
 from plugins.base import Command, Host, PluginService, RankPages
 from plugins.facts import (
     GpusMeasured,
@@ -193,6 +194,9 @@ class SharingService(PluginService):
                 if fact.running:
                     self._began(fact.job, fact.epoch)
             case KindChanged():
+                if fact.kind == "guaranteed":  # also one that has no channel and never will
+                    for rank in self.pids.get(fact.job, {}):
+                        self._let_go(fact.job, rank)
                 self._feed(GangChanged(fact.job, fact.epoch, fact.kind, fact.grant))
             case RanksStarted():
                 if fact.job in self.machine.gangs:
@@ -220,7 +224,18 @@ class SharingService(PluginService):
     def _shares(self, job: JobId, epoch: int, rank: int) -> None:
         pages = self._pages(job, rank)
         if pages is not None:
+            self._let_go(job, rank)
             self._feed(PagesMade(job, epoch, rank, pages.asked.epoch, pages.asked.memory_limit_bytes))
+
+    def _let_go(self, job: JobId, rank: int) -> None:
+        """It began on what others left of the cores; from now on it goes by its limits."""
+        pid, processes = self.pids.get(job, {}).get(rank), self.env.processes
+        if pid is not None and isinstance(processes, LetsGo):
+            self.env.spawn(f"let {job} go", self._lets_go(processes, job, rank, pid))
+
+    async def _lets_go(self, processes: LetsGo, job: JobId, rank: int, pid: int) -> None:
+        if not await processes.let_go(pid):
+            self.log.warning("a rank stays held back", job=job, rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _pages(self, job: JobId, rank: int) -> RankPages | None:
         """Of the process of this rank that joined last."""

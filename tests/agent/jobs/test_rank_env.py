@@ -3,6 +3,7 @@
 The GPUs are those of a stand-in for NVML; `Devices` is what CUDA makes of CUDA_VISIBLE_DEVICES.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import msgspec
@@ -232,6 +233,16 @@ def test_ranks_on_mig_instances_are_bound_one_each_without_being_asked(workers: 
         assert shown_by_cuda == [rank.gpus[0]] and set(env["CUDA_VISIBLE_DEVICES"].split(",")) == set(rank.gpus)
         assert env["LOCAL_RANK"] == env["COVEY_LOCAL_DEVICE"] == env["COVEY_LOCAL_DEVICES"] == "0"
         assert (env["LOCAL_WORLD_SIZE"], env["GROUP_RANK"], env["PET_NPROC_PER_NODE"]) == ("1", env["RANK"], "1")
+
+
+def test_opportunistic_ranks_begin_held_back_where_gpus_are_shared_and_no_others() -> None:
+    place = Place(HostId("h1"), (0,), ("GPU-0",))
+    for job_class, gpus, shares in itertools.product(("guaranteed", "opportunistic"), (0, 1), (False, True)):
+        job = job_at(
+            (place,), JobSpec.parse({"argv": ["x"], "workers": 1, "gpus_per_worker": gpus, "class": job_class})
+        )
+        wanted = shares and job_class == "opportunistic" and gpus == 1
+        assert ranks_spec(job, place, {}, shares).held_back is wanted
 
 
 def test_ranks_of_one_job_count_alike_where_only_some_have_instances() -> None:

@@ -387,7 +387,7 @@ def test_output_that_a_sick_disk_does_not_give_stops_nothing_but_the_question(mo
 
 def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so_and_what_the_rack_is_decides_what_can_never_be() -> None:
     async def story(rack: Rack) -> None:
-        probes = rack["gpu2"].env.probes
+        probes = rack["gpu2"].machine.probes
         well = list(probes.gpus())
         sick = "the driver does not answer"
         probes._gpus = [msgspec.structs.replace(gpu, condition="unknown", why=sick) for gpu in well]
@@ -407,11 +407,11 @@ def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so_and_what_the_rack_is_
 
 def test_nothing_is_refused_for_good_while_a_host_does_not_know_which_gpus_it_has() -> None:
     async def story(rack: Rack) -> None:
-        rack["gpu2"].env.probes.unlisted = "there is no driver to ask: Driver Not Loaded"
+        rack["gpu2"].machine.probes.unlisted = "there is no driver to ask: Driver Not Loaded"
         await until(lambda: not told_by(rack, "gpu2").known)
         view = await submit(rack, workers=9)
         assert view.state == "queued" and "Driver Not Loaded" in view.reason
-        rack["gpu2"].env.probes.unlisted = ""
+        rack["gpu2"].machine.probes.unlisted = ""
         await until(lambda: told_by(rack, "gpu2").known)
         assert (await refused(submit(rack, workers=9))).code == 7
 

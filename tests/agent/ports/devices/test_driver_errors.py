@@ -265,9 +265,8 @@ def test_a_machine_with_gpus_on_its_bus_and_no_driver_says_so(tmp_path: Path) ->
         log: Any = JsonLog(Lines())  # type: ignore[arg-type]
         for hardware, expected in ((0, False), (1, True)):
             inventory = Inventory("", log)
-            told = NvmlDriver(
-                log, pynvml, inventory, lambda: False, lambda *_: None, hardware=lambda count=hardware: count
-            ).read()
+            counts = {"hardware": [hardware].pop}
+            told = NvmlDriver(log, pynvml, inventory, lambda: False, lambda *_: None, **counts).read()
             assert told.expected is expected and "Driver Not Loaded" in told.silence
 
 
