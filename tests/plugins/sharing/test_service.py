@@ -209,6 +209,21 @@ async def test_a_device_that_is_lost_gives_its_jobs_back_with_the_reason() -> No
         await other.close()
 
 
+async def test_memory_of_who_ended_is_not_handed_on_while_the_device_does_not_answer() -> None:
+    """A device that is lost holds nothing any more; one that does not answer may hold everything."""
+    async with live_host() as host:
+        service = host.service
+
+        async def hangs(uuid: str) -> DeviceHealth:
+            raise TimeoutError("the driver does not answer")
+
+        for condition, lost in (("ok", False), ("unknown", False), ("drain", False), ("lost", True)):
+            host.devices.condition = DeviceHealth(condition, "why")  # type: ignore[arg-type]
+            assert await service._is_lost("CPU-h1-0") is lost, condition
+        host.devices.health = hangs  # type: ignore[method-assign]
+        assert await service._is_lost("CPU-h1-0") is False
+
+
 async def test_an_upgrade_changes_class_in_place() -> None:
     """Reference: AntMan §3.3, Job upgrade."""
     async with live_host() as host:

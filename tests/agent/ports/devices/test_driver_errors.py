@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -16,7 +17,7 @@ from agent.ports.devices.nvml import NvmlDevices
 from agent.ports.devices.nvml_driver import LISTEN_S, NO_DRIVER_S, NvmlDriver, Told, nvidia_gpus
 from agent.ports.devices.xid_events import XidEvents
 from agent.program import JsonLog
-from covey.ports import Gpu
+from covey.ports import Gpu, ProcessId
 from covey.units import GIB
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, Part, StandIn, beneath_pynvml, in_parts
@@ -328,4 +329,18 @@ async def test_a_driver_that_hangs_from_the_start_leaves_it_open_what_is_here() 
         driver.open.set()
         await until(lambda: [gpu.condition for gpu in devices.gpus()] == ["ok"])
         assert devices.unlisted() == ""
+        devices.close()
+
+
+def test_a_rank_is_not_moved_out_while_the_driver_does_not_tell_who_uses_a_gpu() -> None:
+    """It may have the other half of its memory on that one, and would be taken to hold nothing."""
+    with beneath_pynvml(StandIn(*boards()[:2])) as driver:
+        devices = NvmlDevices(JsonLog(Lines()), pynvml)  # type: ignore[arg-type]
+        devices._driver.read()
+        row = SimpleNamespace(pid=7, id=ProcessId(7, 1), ended=False)
+        devices._trees.read = lambda: [SimpleNamespace(pid=7, rows=(row,))]  # type: ignore[method-assign]
+        assert list(devices._users(7)) == [row.id]
+        driver.failing = {"nvmlDeviceGetComputeRunningProcesses_v3": pynvml.NVML_ERROR_TIMEOUT}
+        with pytest.raises(OSError, match="does not tell who uses GPU-a"):
+            devices._users(7)
         devices.close()
