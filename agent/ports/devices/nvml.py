@@ -22,7 +22,7 @@ from agent.ports.devices import health, nvml_reads
 from agent.ports.devices.checkpoints import ANSWER_S, Checkpoints
 from agent.ports.devices.driver_calls import DEADLINE_S, FIRST_S, DriverCalls, Newest
 from agent.ports.devices.inventory import Inventory, KnownDevice, shown
-from agent.ports.devices.nvml_driver import NONSENSE, NvmlDriver, Told
+from agent.ports.devices.nvml_driver import NONSENSE, DriverSaid, NvmlDriver
 from agent.ports.devices.nvml_reads import NvmlDevice
 from agent.ports.devices.rank_trees import RankTrees
 from covey.ports import Device, DeviceHealth, DeviceSample, Gpu, Logger, ProcessId
@@ -54,7 +54,7 @@ class NvmlDevices:
         self._checkpoints = checkpoints or Checkpoints(self._users)
         self._driver = NvmlDriver(log, nvml, self._inventory, self._checkpoints.able, self._on_xid, wanted)
         self._calls = DriverCalls("the driver", deadline_s, first_s)
-        self._newest: Newest[Told] = Newest(self._calls, "devices", self._driver.read, Told(), REFRESH_S)
+        self._newest: Newest[DriverSaid] = Newest(self._calls, "devices", self._driver.read, DriverSaid(), REFRESH_S)
         self._since_us: dict[str, int] = {}
         self._moves = DriverCalls("CUDA's checkpoint", ANSWER_S, ANSWER_S)
         """Of gigabytes: they take seconds, and nothing else waits for them."""
@@ -90,7 +90,7 @@ class NvmlDevices:
         self._checkpoints.close()
         self._driver.close()
 
-    def _silence(self, told: Told) -> str:
+    def _silence(self, told: DriverSaid) -> str:
         """Why nobody knows how devices are now; empty: the driver says it."""
         return self._calls.silence or self._newest.failed or told.silence
 

@@ -28,7 +28,7 @@ NONSENSE = (MemoryError, IndexError, ValueError, OSError)
 """What pynvml raises beside NVMLError when a driver gives lists or texts that cannot be."""
 
 
-class Told(NamedTuple):
+class DriverSaid(NamedTuple):
     """What the driver says of its devices."""
 
     listing: Listing = Listing((), ())
@@ -76,14 +76,14 @@ class NvmlDriver:
         self._able, self._heard, self._wanted, self._now_s = able, heard, wanted, now_s
         self._hardware, self._listens = hardware, listens
         self._initialised, self._again_s, self._said = False, 0.0, ""
-        self._last = Told()
+        self._last = DriverSaid()
         self.handles: Mapping[str, NvmlDevice] = {}
         """Of each device that was listed since the driver was begun."""
         self._events: XidEvents | None = None
         self._listened: tuple[tuple[int, ...], float] = ((), 0.0)
         """To which GPUs, and since when."""
 
-    def read(self) -> Told:
+    def read(self) -> DriverSaid:
         """Every device now. It never raises what a driver does."""
         if not self._initialised and self._now_s() < self._again_s:
             return self._last
@@ -96,7 +96,7 @@ class NvmlDriver:
                 self._log.info("the driver tells of its GPUs", gpus=len(self._last.listing.readings))
         return self._last
 
-    def _read(self) -> Told:
+    def _read(self) -> DriverSaid:
         if self.nvml is None:
             import pynvml
 
@@ -109,16 +109,16 @@ class NvmlDriver:
         except self.nvml.NVMLError as error:
             self.end()
             self._again_s = self._now_s() + AGAIN_S
-            return Told(silence=f"the driver failed: {error}")
+            return DriverSaid(silence=f"the driver failed: {error}")
         except NONSENSE as error:
-            return Told(silence=f"the driver answers what cannot be: {error!r}")
+            return DriverSaid(silence=f"the driver answers what cannot be: {error!r}")
         found = [one.found for one in listing.readings]
         self.handles = {**self.handles, **{one.device.uuid: one for one in found}}
         self._inventory.learn(one.listed.known for one in listing.readings)
         self._listen({one.number: one.whole for one in found})
-        return Told(listing, "")
+        return DriverSaid(listing, "")
 
-    def _begin(self) -> Told | None:
+    def _begin(self) -> DriverSaid | None:
         """None: it has begun."""
         nvml = self.nvml
         try:
@@ -127,10 +127,10 @@ class NvmlDriver:
             nothing = error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
             expected = not nothing or self._wanted or bool(self._inventory.devices) or self._hardware() > 0
             self._again_s = self._now_s() + (AGAIN_S if expected else NO_DRIVER_S)
-            return Told(silence=f"there is no driver to ask: {error}", expected=expected)
+            return DriverSaid(silence=f"there is no driver to ask: {error}", expected=expected)
         except NONSENSE as error:
             self._again_s = self._now_s() + AGAIN_S
-            return Told(silence=f"the driver answers what cannot be: {error!r}")
+            return DriverSaid(silence=f"the driver answers what cannot be: {error!r}")
         self._initialised, self.handles = True, {}
         try:
             version = nvml_reads.text(nvml.nvmlSystemGetDriverVersion())

@@ -37,7 +37,7 @@ def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusN
     )
 
 
-class GpusHere:
+class OwnGpus:
     """`look` once a second: what changed is written down."""
 
     def __init__(self, host: Host) -> None:

@@ -63,7 +63,7 @@ from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.envs import Envs
-from plugins.scheduler.service.gpus_here import GpusHere
+from plugins.scheduler.service.gpus_here import OwnGpus
 from plugins.scheduler.service.hangs import StuckRanks
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
@@ -110,7 +110,7 @@ class SchedulerService(PluginService):
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
         self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by
-        self.gossip, self.gpus_here = GpuGossip(host, self.settings), GpusHere(host)
+        self.gossip, self.gpus_here = GpuGossip(host, self.settings), OwnGpus(host)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look

@@ -194,10 +194,10 @@ class SharingService(PluginService):
                 if fact.running:
                     self._began(fact.job, fact.epoch)
             case KindChanged():
+                self._feed(GangChanged(fact.job, fact.epoch, fact.kind, fact.grant))
                 if fact.kind == "guaranteed":  # also one that has no channel and never will
                     for rank in self.pids.get(fact.job, {}):
                         self._let_go(fact.job, rank)
-                self._feed(GangChanged(fact.job, fact.epoch, fact.kind, fact.grant))
             case RanksStarted():
                 if fact.job in self.machine.gangs:
                     self.pids[fact.job] = dict(fact.pids)

@@ -385,7 +385,7 @@ def test_output_that_a_sick_disk_does_not_give_stops_nothing_but_the_question(mo
     on_a_rack(story)
 
 
-def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so_and_what_the_rack_is_decides_what_can_never_be() -> None:
+def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so() -> None:
     async def story(rack: Rack) -> None:
         probes = rack["gpu2"].machine.probes
         well = list(probes.gpus())

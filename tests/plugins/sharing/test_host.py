@@ -305,6 +305,26 @@ def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
     assert G in rack.started
 
 
+def test_a_word_of_an_epoch_that_is_over_counts_for_nothing() -> None:
+    """A process of a grant before is still there, and its page says that it applied all that it was sent."""
+    rack = HostRack()
+    rack.come(OPP, "opportunistic", 2)
+    page, account = rack.pages[(OPP, 0)], rack.machine.gpus["A"].ledger.accounts[OPP]
+    rack.tell(GangComing(G, 1, "guaranteed", {0: ("A",)}, 7 * GIB, False))
+    assert account.sent, "it is to give memory back"
+    before = list(account.sent)
+    rack.tell(RankReported(OPP, 0, 0, RankReport(acked=1 << 40, gate=1)))
+    assert account.sent == before and rack.pages[(OPP, 0)].epoch >= page.epoch
+
+
+def test_limits_of_a_page_never_go_back_for_a_process_that_knows_newer_ones() -> None:
+    """Its agent began anew and counts from 1, and the process would take all that for old."""
+    rack = HostRack()
+    rack.come(OPP, "opportunistic", 2)
+    rack.tell(PagesMade(OPP, 1, 0, 500, GIB))
+    assert rack.pages[(OPP, 0)].epoch > 500
+
+
 def test_a_newer_grant_replaces_one_that_never_started() -> None:
     """It waited for memory here while its gang was taken back and granted again."""
     rack = HostRack()

@@ -4,6 +4,7 @@ vanishes, none is used of which too little is known, and nothing needs a restart
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from agent.ports.devices import nvml_reads, xid_events
 from agent.ports.devices.inventory import Inventory, KnownDevice, Unread, shown
 from agent.ports.devices.nvml import NvmlDevices
-from agent.ports.devices.nvml_driver import LISTEN_S, NO_DRIVER_S, NvmlDriver, Told, nvidia_gpus
+from agent.ports.devices.nvml_driver import LISTEN_S, NO_DRIVER_S, DriverSaid, NvmlDriver, nvidia_gpus
 from agent.ports.devices.xid_events import XidEvents
 from agent.program import JsonLog
 from covey.ports import Gpu, ProcessId
@@ -97,7 +98,7 @@ class Played:
             hardware=lambda: 0,
             listens=Deaf,  # type: ignore[arg-type]
         )
-        self.told = Told()
+        self.told = DriverSaid()
 
     def look(self, after_s: float = 1.0) -> tuple[Gpu, ...]:
         self.now_s += after_s
@@ -223,7 +224,7 @@ def test_a_gpu_that_is_not_listed_any_more_is_named_until_an_operator_says_other
         assert [gpu.uuid for gpu in Played(driver, remembered).look()] == ["GPU-a"]
 
 
-def test_an_xid_is_remembered_until_the_machine_starts_anew_or_an_operator_says_otherwise(tmp_path: Path) -> None:
+def test_an_xid_is_remembered_until_a_new_boot_or_an_operators_word(tmp_path: Path) -> None:
     path, log = str(tmp_path / "gpus.json"), JsonLog(Lines())  # type: ignore[arg-type]
     Inventory(path, log, lambda: "first boot").struck(["GPU-a", "GPU-b"], 48)
     after = Inventory(path, log, lambda: "first boot")
@@ -266,8 +267,8 @@ def test_a_machine_with_gpus_on_its_bus_and_no_driver_says_so(tmp_path: Path) ->
         log: Any = JsonLog(Lines())  # type: ignore[arg-type]
         for hardware, expected in ((0, False), (1, True)):
             inventory = Inventory("", log)
-            counts = {"hardware": [hardware].pop}
-            told = NvmlDriver(log, pynvml, inventory, lambda: False, lambda *_: None, **counts).read()
+            count = partial(int, hardware)
+            told = NvmlDriver(log, pynvml, inventory, lambda: False, lambda *_: None, hardware=count).read()
             assert told.expected is expected and "Driver Not Loaded" in told.silence
 
 
@@ -338,7 +339,8 @@ def test_a_rank_is_not_moved_out_while_the_driver_does_not_tell_who_uses_a_gpu()
         devices = NvmlDevices(JsonLog(Lines()), pynvml)  # type: ignore[arg-type]
         devices._driver.read()
         row = SimpleNamespace(pid=7, id=ProcessId(7, 1), ended=False)
-        devices._trees.read = lambda: [SimpleNamespace(pid=7, rows=(row,))]  # type: ignore[method-assign]
+        tree: Any = SimpleNamespace(pid=7, rows=(row,))
+        devices._trees.read = lambda: [tree]  # type: ignore[method-assign]
         assert list(devices._users(7)) == [row.id]
         driver.failing = {"nvmlDeviceGetComputeRunningProcesses_v3": pynvml.NVML_ERROR_TIMEOUT}
         with pytest.raises(OSError, match="does not tell who uses GPU-a"):
