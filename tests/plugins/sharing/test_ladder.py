@@ -329,7 +329,5 @@ def test_a_job_is_not_measured_alone_while_one_beside_it_has_not_answered_yet() 
     for _ in range(500):
         now_s += 0.028
         ladder.stepped(0.028, 0.0, now_s, held=False)
-    assert phase_of(ladder) == "verify", (
-        "what it suffers counts from the start, and nobody is acquitted before it can be"
-    )
+    assert phase_of(ladder) == "verify", "what it suffers counts from the start, and nobody is acquitted"
     assert 0.0199 < ladder.baseline.mean_s < 0.0201
