@@ -10,7 +10,7 @@ import pytest
 from covey.client import JobClient
 from covey.core import JobId
 from covey.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
-from covey.ports import DeviceHealth
+from covey.ports import DeviceHealth, DeviceSample
 from covey.units import GIB, MIB
 from covey.wire import AskPages
 from plugins.base import PluginService
@@ -263,3 +263,16 @@ async def test_people_see_who_shares_and_what_it_costs() -> None:
 
 def test_the_plugin_is_what_agents_start() -> None:
     assert issubclass(PLUGIN.service, PluginService) and PLUGIN.name == "sharing"  # type: ignore[arg-type]
+
+
+async def test_a_device_that_does_not_answer_shows_nothing_of_now() -> None:
+    """What it showed last has no process that began since, nor memory that was taken since."""
+    async with live_host() as host:
+        watch = host.service.watch
+        assert await watch.look("CPU-h1-0") is not None
+
+        async def hangs(uuid: str) -> DeviceSample:
+            raise TimeoutError("the driver does not answer")
+
+        host.devices.sample = hangs  # type: ignore[method-assign]
+        assert await watch.look("CPU-h1-0") is None

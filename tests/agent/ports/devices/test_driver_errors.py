@@ -346,3 +346,29 @@ def test_a_rank_is_not_moved_out_while_the_driver_does_not_tell_who_uses_a_gpu()
         with pytest.raises(OSError, match="does not tell who uses GPU-a"):
             devices._users(7)
         devices.close()
+
+
+def test_answers_that_cannot_be_are_a_silence_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absurd(*_: Any) -> Any:
+        raise IndexError("list index out of range")
+
+    with beneath_pynvml(StandIn(*boards())) as driver:
+        played = Played(driver)
+        played.look()
+        with monkeypatch.context() as patched:
+            patched.setattr(nvml_reads, "read_all", absurd)
+            assert {gpu.condition for gpu in played.look()} == {"unknown"} and "cannot be" in played.told.silence
+        assert {gpu.uuid for gpu in played.look(2.0) if gpu.condition == "ok"} == NAMES
+
+
+async def test_a_list_that_could_not_be_read_is_not_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.ports.devices.nvml.REFRESH_S", 0.0)
+    with beneath_pynvml(StandIn(*boards())):
+        devices = NvmlDevices(JsonLog(Lines()))  # type: ignore[arg-type]
+        await devices.start_up()
+        with monkeypatch.context() as patched:
+            patched.setattr(devices._newest, "_call", lambda: int("none"))
+            await until(lambda: {gpu.condition for gpu in devices.gpus()} == {"unknown"})
+            assert "could not be read" in devices.gpus()[0].why
+        await until(lambda: {gpu.condition for gpu in devices.gpus()} == {"ok"})
+        devices.close()
