@@ -171,7 +171,7 @@ def test_the_time_of_what_is_out_begins_anew_with_every_word(monkeypatch: pytest
             return ""
 
     now_s = 100.0
-    monkeypatch.setattr(checkpoint_guard.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
     own = os.getpid(), int((stat(os.getpid()) or [])[19])
     guard = checkpoint_guard.Guard(Out())  # type: ignore[arg-type]
     assert guard.hold(10.0, [own]) == ""
