@@ -53,6 +53,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
 JOBS_SOCKET = "jobs.sock"
 """In `run_dir`: where ranks reach their agent."""
+DEVICES_FILE = "gpus.json"
+"""In `state_dir`: which GPUs NVIDIA's driver listed here before (`agent/ports/devices/inventory.py`)."""
 AGENT, LOG = "agent", "log"
 """Addressees of messages beside the plugins."""
 

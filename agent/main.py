@@ -18,7 +18,7 @@ from agent import log as logs
 from agent.advertise import settle
 from agent.api.http import HttpApi
 from agent.config import Config, ConfigError, load
-from agent.host import JOBS_SOCKET, HostAgent
+from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
 from agent.locks import StateDirectoryTaken, StateLock
 from agent.notify import Notifier
 from agent.ports.bytes import SocketBytes
@@ -69,7 +69,8 @@ class Daemon:
         self._watching: object = None
         self._clock = RealClock()
         socket = f"{config.run_dir}/{JOBS_SOCKET}"
-        self._devices = backend(config.gpus, config.name, socket, self._log, self._clock.now_s)
+        remembered = f"{config.state_dir}/{DEVICES_FILE}"
+        self._devices = backend(config.gpus, config.name, socket, self._log, self._clock.now_s, remembered)
 
     def _fatal(self, task: str, error: BaseException) -> None:
         self._failure = self._failure or f"{task}: {error!r}"

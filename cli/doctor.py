@@ -55,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     status = context.agent.get("status")
     found = [*of_rack(status.data, context.agent.get("hosts").data)]
+    found += of_gpus(context.agent.get("gpus").data)
     if (context.agent.address or "").startswith("unix:"):
         found += of_host(look(Path("/"), installed()))
     wrong = any(each.state == "wrong" for each in found)
@@ -109,8 +110,24 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
         yield Finding(f"host {name}", "wrong", state, f"agentctl why host/{name}")
     elif state == "away":
         yield Finding(f"host {name}", "lacking", "it restarts", "agentctl hosts")
+    if not host.get("gpus_known", True):
+        yield Finding(f"host {name}", "wrong", f"nobody knows its GPUs: {host['gpus_why']}", f"nvidia-smi on {name}")
+    elif why := host.get("gpus_why"):
+        out = host.get("gpus_out", 0)
+        what = f"GPUs that take no job: {out}" if out else "a GPU that is held takes no other job"
+        yield Finding(f"host {name}", "wrong", f"{what} ({why})", f"agentctl why host/{name}")
     for plugin in () if answers else host.get("plugins_failed", ()):
         yield Finding(f"host {name}", "wrong", f"its plugin {plugin} has failed", f"agentctl why host/{name}")
+
+
+def of_gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """`gpus`: as `GET /v1/gpus` has them."""
+    for gpu in gpus:
+        condition = gpu.get("condition", "ok")
+        if condition != "ok":
+            state: State = "lacking" if condition == "degraded" else "wrong"
+            what = f"GPU {gpu['index']} of {gpu['host']}"
+            yield Finding(what, state, f"{gpu['uuid']} is {condition}: {gpu['why']}", f"agentctl why {gpu['uuid']}")
 
 
 def _said(what: str, state: State, text: str) -> Finding:

@@ -8,11 +8,19 @@ virtual one. Everything else - clocks, chance, datagrams, links, bytes, disk, pr
 import random
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from covey.core import HostId
+from covey.devices import TAKES_JOBS as TAKES_JOBS
+from covey.devices import Condition as Condition
+from covey.devices import Device as Device
+from covey.devices import DeviceHealth as DeviceHealth
+from covey.devices import DeviceProcess as DeviceProcess
+from covey.devices import Devices as Devices
+from covey.devices import DeviceSample as DeviceSample
+from covey.devices import Gpu as Gpu
 from covey.verbs import NO_VERBS_HERE, Verbs
 
 Address = str
@@ -288,6 +296,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
     cores: tuple[int, ...] = ()
     """Of a process with `run`: it and what it starts run on these alone; empty: on any."""
+    held_back: bool = False
+    """Of a process with `run`: it begins on what others leave of the cores, until `LetsGo.let_go`."""
 
 
 class WaitingProcess(Protocol):
@@ -306,6 +316,15 @@ class WaitingProcess(Protocol):
 
     def end(self) -> None:
         """Unless it has become something: SIGKILL to its group. Idempotent."""
+
+
+@runtime_checkable
+class LetsGo(Protocol):
+    """Processes that can begin held back."""
+
+    async def let_go(self, pid: int) -> bool:
+        """A process that began held back (`Command.held_back`) runs as any other from now on, with all that it started.
+        Whether nothing of it is held back any more."""
 
 
 @runtime_checkable
@@ -333,88 +352,6 @@ class Processes(Protocol):
         """That very process, if it is still alive; None otherwise."""
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """One GPU as its host sees it now."""
-
-    index: int
-    uuid: str
-    model: str
-    memory_total_bytes: int
-    memory_used_bytes: int
-    utilization: float
-    """0..1 over the driver's last sampling window."""
-    simulated: bool = False
-
-
-class DeviceProcess(msgspec.Struct, frozen=True):
-    """What one process uses of one device."""
-
-    pid: int
-    memory_bytes: int | None
-    """None: the driver does not say."""
-    utilization: float | None = None
-    """0..1 since the sample before; None: the driver does not say."""
-
-
-class DeviceSample(msgspec.Struct, frozen=True):
-    """One device now."""
-
-    memory_used_bytes: int
-    utilization: float
-    """0..1 since the sample before."""
-    processes: tuple[DeviceProcess, ...] = ()
-
-
-Condition = Literal["ok", "degraded", "drain", "lost"]
-
-
-class DeviceHealth(msgspec.Struct, frozen=True):
-    """`degraded`: works, and somebody should look at it; `drain`: what runs may end, nothing new; `lost`: of no use."""
-
-    condition: Condition = "ok"
-    why: str = ""
-
-
-class Device(msgspec.Struct, frozen=True):
-    """One GPU, one MIG instance, or a set of cores in the place of one."""
-
-    uuid: str
-    model: str
-    memory_bytes: int
-    backend: str
-    """`nvml`, `cpu` or `sim`."""
-    parent: str = ""
-    """UUID of the GPU that it is an instance of."""
-    cores: tuple[int, ...] = ()
-    """Of a `cpu` device: its ranks are bound to these."""
-    can: frozenset[str] = frozenset()
-    """Of `process memory`, `process utilization`, `hard limit`, `suspend`, `events`."""
-
-
-class Devices(Protocol):
-    """The devices that jobs of this host share. Calls may take seconds (a driver in trouble) and then raise
-    TimeoutError; they never block the loop. OSError: the device or its driver failed. One suite of tests holds for all
-    backends."""
-
-    def devices(self) -> Sequence[Device]:
-        """The newest that is known, at once."""
-
-    async def sample(self, uuid: str) -> DeviceSample: ...
-    async def health(self, uuid: str) -> DeviceHealth: ...
-    async def events(self) -> Sequence[tuple[str, DeviceHealth]]:
-        """What happened to devices since the last call, (uuid, what it means); waits up to a second for the first."""
-
-    async def set_hard_limit(self, uuid: str, pid: int, limit_bytes: int | None) -> bool:
-        """Whether the driver holds this process to so much from now on (None: no limit)."""
-
-    async def suspend(self, pid: int) -> bool:
-        """Whether the rank with this pid, and all that it started, holds no time, and where the driver can no memory,
-        of its devices any more. That ends by itself 10 s after the last call, or when this agent dies: nobody stays
-        suspended because his agent did."""
-
-    async def resume(self, pid: int) -> bool: ...
-
-
 class MemoryNow(msgspec.Struct, frozen=True):
     """Memory of one host now, the smaller of the machine's and the cgroup's."""
 
@@ -429,7 +366,16 @@ class Probes(Protocol):
     def devices(self) -> Devices:
         """The same as `gpus`, for whoever shares them."""
 
-    def gpus(self) -> Sequence[Gpu]: ...
+    def gpus(self) -> Sequence[Gpu]:
+        """All that this host has, whatever its driver says of them now, until an operator says otherwise."""
+
+    def gpus_unlisted(self) -> str:
+        """Why nobody knows which GPUs this host has, in words; empty: `gpus` has them all."""
+
+    def forget_gpu(self, uuid: str) -> str:
+        """Nothing is remembered of it any more: neither its XIDs, nor, unless the driver lists it, that it is here.
+        What was forgotten, in words; empty: nothing was remembered."""
+
     def memory(self) -> MemoryNow: ...
     def cores(self) -> int:
         """Processors that this process may use."""

@@ -140,6 +140,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between SIGTERM and SIGKILL."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
+    held_back: bool = False
+    """Its ranks begin on what others leave of the cores, until their channel answers (`covey.ports.LetsGo`)."""
     attach: bool = True
     """`covey.attach` sees the script's steps."""
     since: int = 0

@@ -389,9 +389,17 @@ class GpusNow(msgspec.Struct, frozen=True):
     """Key `gpus`: what a gang could get here. A hint."""
 
     total: int
+    """All that this host has, also those of which its driver tells nothing now."""
     free: int
+    """Of those that take jobs."""
     model: str
     simulated: bool
+    out: int = 0
+    """Of `total`: those that no job holds and that take none, since they are sick, or nobody knows how they are."""
+    why: Annotated[str, Meta(max_length=96)] = ""
+    """What is wrong with the worst one, or why nobody knows which GPUs are here; empty: all take jobs."""
+    known: bool = True
+    """Whether this host knows which GPUs it has."""
 
 
 class GpusShared(msgspec.Struct, frozen=True):

@@ -34,6 +34,12 @@ class HostRow(msgspec.Struct, frozen=True):
     """Seconds in this state."""
     gpus_total: int | None = None
     gpus_free: int | None = None
+    gpus_out: int = 0
+    """GPUs of it that no job holds and that take none: sick ones, and those of which nobody knows how they are."""
+    gpus_why: str = ""
+    """What is wrong with the worst one of its GPUs, held or not, or why nobody knows which GPUs it has; empty: all take
+    jobs."""
+    gpus_known: bool = True
     slabs_free: int | None = None
     slabs_lent: int | None = None
     aggregator_jobs: int | None = None
@@ -67,6 +73,10 @@ class GpuRow(msgspec.Struct, frozen=True):
     """As the answering agent sees its host: nobody gets a GPU of a host that is gone."""
     beside: tuple[JobId, ...] = ()
     """Opportunistic jobs on parts of it."""
+    condition: str = "ok"
+    """`ok`, `degraded`, `unknown`, `drain` or `lost`: no job starts on one that is neither of the first two."""
+    why: str = ""
+    """What is wrong with it, or why that is not known."""
 
 
 class LeaderView(msgspec.Struct, frozen=True):

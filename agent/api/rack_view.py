@@ -114,6 +114,7 @@ class RackView:
             "agent.hosts": self._hosts,
             "agent.gpus": self._gpus,
             "agent.local_gpus": self._local_gpus,
+            "agent.forget_gpu": self._forget_gpu,
             "agent.leader": self._leader,
             "agent.local_voter": self._local_voter,
             "agent.voters": self._voters,
@@ -148,6 +149,9 @@ class RackView:
             since_s=max(0.0, now_s - view.since_s),
             gpus_total=gpus.total if isinstance(gpus, GpusNow) else None,
             gpus_free=gpus.free if isinstance(gpus, GpusNow) else None,
+            gpus_out=gpus.out if isinstance(gpus, GpusNow) else 0,
+            gpus_why=gpus.why if isinstance(gpus, GpusNow) else "",
+            gpus_known=not isinstance(gpus, GpusNow) or gpus.known,
             slabs_free=spare.slabs_free if isinstance(spare, Spare) else None,
             slabs_lent=spare.slabs_lent if isinstance(spare, Spare) else None,
             aggregator_jobs=sums.jobs if isinstance(sums, AggregatorNow) else None,
@@ -212,7 +216,21 @@ class RackView:
             simulated=gpu.simulated,
             age_s=0.0,
             beside=tuple(holders.beside),
+            condition=gpu.condition,
+            why=gpu.why,
         )
+
+    async def _forget_gpu(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Of this host. What was forgotten, in words."""
+        uuid, probes = str(arguments.get("id", "")), self._agent.env.probes
+        if not any(gpu.uuid == uuid for gpu in probes.gpus()):
+            why = f"{self._agent.id}, which was asked, has no GPU of that name"
+            raise Refused(3, f"{uuid[:80]!r} cannot be forgotten", why, "agentctl gpus, then on the host that has it")
+        said = probes.forget_gpu(uuid)
+        if said:
+            self._agent.env.log.info("forgotten of a GPU", gpu=uuid, what=said)
+            self._agent.event_log.note(f"host/{self._agent.id}", "GPU forgotten", f"{uuid}: {said}, as somebody asked")
+        return {"said": said}
 
     async def _gpu_holders(self) -> Mapping[str, GpuHolders]:
         """GPU UUID -> its jobs, from this host's copy of the log."""

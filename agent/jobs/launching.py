@@ -53,6 +53,7 @@ class Launching:
             run=self._env.disk.path(file_of((spec.job, spec.epoch), f"rank{rank.rank}")),
             output_bytes_max=record.output_bytes_max,
             cores=cores,
+            held_back=spec.held_back,
         )
 
     def socket(self, key: Key) -> Address:

@@ -18,7 +18,9 @@ per worker its own come first, as far as LOCAL_RANK lets them:
 COVEY_LOCAL_DEVICE is the index of its first device (LOCAL_RANK), COVEY_LOCAL_DEVICES those of all its own.
 
 Bound (`--bind-gpus`), a rank sees its own GPUs and no others, and is a node of its own: LOCAL_RANK 0 of
-LOCAL_WORLD_SIZE 1, GROUP_RANK its RANK. So `set_device(LOCAL_RANK)` is right here too.
+LOCAL_WORLD_SIZE 1, GROUP_RANK its RANK. So `set_device(LOCAL_RANK)` is right here too. Ranks of a job that has MIG
+instances are always bound: CUDA shows a process one instance, the first that it may see, so that a rank with several
+can use one of them, and a launcher starts one process.
 
 Devices made of cores are none that a program counts: a rank that has them sees no GPU, COVEY_GPUS names them, it is
 bound to their cores, and OMP_NUM_THREADS is how many these are.
@@ -30,6 +32,7 @@ import msgspec
 
 from covey import attach
 from covey.core import HostId
+from covey.devices import is_instance
 from covey.ports import Devices
 from plugins.base import RankSpec, RanksSpec
 
@@ -113,6 +116,11 @@ def visible(spec: RanksSpec, rank: RankSpec) -> tuple[str, ...]:
     return (*rest[: rank.local_rank], rank.gpus[-1], *rest[rank.local_rank :])
 
 
+def usable(rank: RankSpec) -> tuple[str, ...]:
+    """Those of its devices that one process can use."""
+    return rank.gpus[:1] if any(map(is_instance, rank.gpus)) else rank.gpus
+
+
 def _local_rank(spec: RanksSpec, rank: RankSpec) -> int:
     return 0 if spec.bind_gpus else rank.local_rank
 
@@ -143,7 +151,7 @@ def _launcher(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
         "NODE_RANK": rank.rank,
         "PET_NNODES": spec.world_size,
         "PET_NODE_RANK": rank.rank,
-        "PET_NPROC_PER_NODE": max(1, len(rank.gpus)),
+        "PET_NPROC_PER_NODE": max(1, len(usable(rank))),
         "PET_MASTER_ADDR": spec.master_addr,
         "PET_MASTER_PORT": spec.master_port,
     }
@@ -183,7 +191,7 @@ def _gpus(spec: RanksSpec, rank: RankSpec, hide_gpus: bool) -> dict[str, str]:
     if not rank.gpus and not hide_gpus:
         return {}
     seen = visible(spec, rank)
-    own = sorted((seen.index(gpu) for gpu in rank.gpus), key=lambda index: (index != _local_rank(spec, rank), index))
+    own = sorted((seen.index(gpu) for gpu in usable(rank)), key=lambda index: (index != _local_rank(spec, rank), index))
     return {
         "CUDA_VISIBLE_DEVICES": ",".join(seen),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -24,6 +24,12 @@ class RealProbes:
     def gpus(self) -> Sequence[Gpu]:
         return self.devices.gpus()
 
+    def gpus_unlisted(self) -> str:
+        return self.devices.unlisted()
+
+    def forget_gpu(self, uuid: str) -> str:
+        return self.devices.forget(uuid)
+
     def memory(self) -> MemoryNow:
         now_s = time.monotonic()
         if self._memory is None or now_s - self._memory[0] > MEMORY_S:

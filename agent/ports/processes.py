@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from agent.ports import held_back
 from agent.ports.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
 from agent.ports.shims import DetachedProcess, KeptProcess, signal_catchers, signal_group, start_waiting
 from agent.ports.shims import resume as kept_resume
@@ -257,6 +258,9 @@ class RealProcesses:
         self._children = {pid: known for pid, known in self._children.items() if known._popen.returncode is None}
         self._children[popen.pid] = child
         return child
+
+    async def let_go(self, pid: int) -> bool:
+        return await asyncio.to_thread(held_back.let_go, pid)
 
     def find(self, process: ProcessId) -> Process | None:
         known = self._children.get(process.pid)

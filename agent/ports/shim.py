@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 PR_SET_CHILD_SUBREAPER = 36
+HELD_NICE, NICE_LIMIT, CAP_SYS_NICE = 19, 20, 23
 PIPE_BYTES = 1 << 20
 READ_BYTES = 1 << 18
 HEAD_SHARE, PARTS, PART_SHARE = 4, 12, 16
@@ -219,6 +220,8 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
         if config["cores"]:
             at_fault = f"cores {config['cores']}"
             os.sched_setaffinity(0, config["cores"])
+        if config.get("held_back"):
+            hold_back()
         at_fault = config["cwd"]
         os.chdir(at_fault)
         at_fault = config["argv"][0]
@@ -241,6 +244,31 @@ def make_ordinary() -> None:
                 file.write("0")
     except OSError:
         return
+
+
+def hold_back() -> None:
+    """On what others leave of the cores from now on, as far as that can be taken back (`agent/ports/held_back.py`)."""
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(HELD_NICE))
+    except OSError:
+        pass  # a kernel without automatic groups
+    try:
+        if may_be_let_go():
+            os.setpriority(os.PRIO_PROCESS, 0, HELD_NICE)
+    except (OSError, ValueError):
+        pass
+
+
+def may_be_let_go() -> bool:
+    """Whether this user may raise a priority again that he lowered."""
+    import resource  # takes longer than all the rest of the start, so only where it is asked for
+
+    if resource.getrlimit(resource.RLIMIT_NICE)[0] >= NICE_LIMIT:
+        return True
+    with open("/proc/self/status") as file:
+        able = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
+    return bool(able and able[0] >> CAP_SYS_NICE & 1)
 
 
 def record(run: str, rank: int) -> None:

@@ -174,6 +174,7 @@ def _config(command: Command) -> dict[str, object]:
         "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
         "run": command.run,
         "cores": command.cores,
+        "held_back": command.held_back,
     }
 
 

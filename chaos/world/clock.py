@@ -102,6 +102,12 @@ class SimProbes:
     def gpus(self) -> Sequence[Gpu]:
         return self.devices.gpus()
 
+    def gpus_unlisted(self) -> str:
+        return self.devices.unlisted()
+
+    def forget_gpu(self, uuid: str) -> str:
+        return self.devices.forget(uuid)
+
     def cores(self) -> int:
         return 1
 

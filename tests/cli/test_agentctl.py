@@ -632,6 +632,28 @@ def test_a_gpu_of_a_host_that_is_gone_is_not_free(run: Run, agent: FakeAgent) ->
     assert " gone " in run("gpus")[1].splitlines()[2]
 
 
+def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run, agent: FakeAgent) -> None:
+    lost = GPU | {"index": 1, "uuid": "GPU-2", "job": None, "condition": "lost", "why": "XID 79: off the bus"}
+    agent.replies["GET /v1/gpus"] = [GPU | {"condition": "degraded", "why": "an NVLink error"}, lost]
+    assert run("gpus", "--line")[1] == "2 GPUs: 1 held, 0 free, 1 out of use\n"
+    shown = run("gpus")[1]
+    assert "GPU-2 lost: XID 79: off the bus" in shown and "degraded: an NVLink error" in shown and " out " in shown
+    agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_out": 1, "gpus_why": "XID 79: off the bus"}]
+    assert "1 GPU out: XID 79: off the bus" in run("hosts")[1]
+    agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_known": False, "gpus_why": "the driver does not answer"}]
+    assert "the driver does not answer" in run("hosts")[1]
+    code, shown, _ = run("doctor")
+    assert code == 1 and "GPU-2 is lost: XID 79" in shown and "nobody knows its GPUs: the driver does not" in shown
+
+
+def test_what_is_remembered_of_a_gpu_is_forgotten_by_name(run: Run, agent: FakeAgent) -> None:
+    agent.replies["POST /v1/gpus/GPU-2/forget"] = {"said": "XID 48"}
+    assert run("gpus", "forget", "GPU-2")[1] == "forgotten of GPU-2: XID 48\n"
+    agent.replies["POST /v1/gpus/GPU-2/forget"] = {"said": ""}
+    assert "nothing was remembered of GPU-2" in run("gpus", "forget", "GPU-2")[1]
+    assert run("gpus", "forget")[0] == 2
+
+
 def test_what_the_hosts_agreed_on_happened_in_the_rack_and_not_where_it_was_noted(run: Run, agent: FakeAgent) -> None:
     agent.replies["GET /v1/why/j1"] = [STORY | {"key": "log/7.1"}, STORY | {"event": "ranks run here"}]
     _, out, _ = run("why", "j1")

@@ -127,6 +127,7 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     monkeypatch.setattr(doctor, "look", lambda root, prefix: WELL)
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST]
+    agent.replies["GET /v1/gpus"] = []
     code, out, _ = run("doctor")
     assert (code, out.splitlines()[0]) == (0, "good     rack: hosts alive: 1 of 1; gpu1 leads")
     agent.replies["GET /v1/status"] = {**STATUS, "leader": None, "notes": ["slow; next: do it"]}

@@ -12,6 +12,7 @@ const TABLES = {
   hosts: [
     ["host", (r) => r.host], ["state", (r) => r.state], ["leads", (r) => (r.leads ? "leader" : "")],
     ["since", (r) => seconds(r.since_s)], ["GPUs free", (r) => `${shown(r.gpus_free)} of ${shown(r.gpus_total)}`],
+    ["GPUs out", (r) => r.gpus_why],
     ["slabs lent", (r) => r.slabs_lent], ["slabs free", (r) => r.slabs_free], ["seen", (r) => `${seconds(r.age_s)} ago`],
   ],
   gpus: [
@@ -19,6 +20,7 @@ const TABLES = {
     ["job", (r) => [r.job, ...(r.beside || []).map((id) => `+${id}`)].filter(Boolean).join(" ")],
     ["memory used", (r) => `${Math.round(r.memory_used_bytes / MIB)} of ${Math.round(r.memory_total_bytes / MIB)} MiB`],
     ["busy", (r) => `${Math.round(r.utilization * 100)} %`],
+    ["condition", (r) => (r.condition === "ok" ? "" : `${r.condition}: ${r.why}`)],
   ],
   jobs: [
     ["job", (r) => r.id], ["name", (r) => r.name], ["tenant", (r) => r.tenant], ["state", (r) => r.state],

@@ -13,7 +13,13 @@ class Backend(Devices, Protocol):
         """Wait for the first answer of the driver, so that a starting agent does not publish that it has no devices."""
 
     def gpus(self) -> Sequence[Gpu]:
-        """The same devices, as the scheduler counts them: the newest that is known, at once."""
+        """All devices of this host, as the scheduler counts them, at once: also those of which nothing is known now."""
+
+    def unlisted(self) -> str:
+        """Why nobody knows which devices this host has, in words; empty: `gpus` has them all."""
+
+    def forget(self, uuid: str) -> str:
+        """What is remembered of that device is forgotten. What that was, in words; empty: nothing."""
 
     def close(self) -> None:
         """Threads and processes of its own end."""

@@ -12,8 +12,11 @@ from covey.ports import Logger
 from covey.units import parse_size
 
 
-def backend(settings: GpuSettings, host: HostId, socket: str, log: Logger, now_s: Callable[[], float]) -> Backend:
-    """`socket`: path of jobs.sock, by which ranks of this agent are told from another's on this machine."""
+def backend(
+    settings: GpuSettings, host: HostId, socket: str, log: Logger, now_s: Callable[[], float], remembered: str = ""
+) -> Backend:
+    """`socket`: path of jobs.sock, by which ranks of this agent are told from another's on this machine; `remembered`:
+    of the file with what NVIDIA's driver listed here before; empty: none is kept."""
     match settings.chosen:
         case "simulated":
             devices = simulated_devices(host, settings.simulated, parse_size(settings.simulated_memory))
@@ -21,4 +24,4 @@ def backend(settings: GpuSettings, host: HostId, socket: str, log: Logger, now_s
         case "cpu":
             return CpuDevices(host, settings.cpu, socket)
         case _:
-            return NvmlDevices(log, socket=socket)
+            return NvmlDevices(log, socket=socket, remembered=remembered, wanted=settings.backend == "nvml")

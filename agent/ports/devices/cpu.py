@@ -76,17 +76,28 @@ class CpuDevices:
 
     def gpus(self) -> Sequence[Gpu]:
         samples = self._newest.now()
-        return tuple(
-            Gpu(
-                index=index,
-                uuid=device.uuid,
-                model=device.model,
-                memory_total_bytes=device.memory_bytes,
-                memory_used_bytes=samples[device.uuid].memory_used_bytes,
-                utilization=samples[device.uuid].utilization,
-            )
-            for index, device in enumerate(self._devices.values())
+        return tuple(self._gpu(*one, samples[one[1].uuid]) for one in enumerate(self._devices.values()))
+
+    def _gpu(self, index: int, device: Device, sample: DeviceSample) -> Gpu:
+        now = self._health(device)
+        return Gpu(
+            index=index,
+            uuid=device.uuid,
+            model=device.model,
+            memory_total_bytes=device.memory_bytes,
+            memory_used_bytes=sample.memory_used_bytes,
+            utilization=sample.utilization,
+            condition=now.condition,
+            why=now.why,
         )
+
+    def unlisted(self) -> str:
+        """Never: agent.toml lists them."""
+        return ""
+
+    def forget(self, uuid: str) -> str:
+        """Nothing is remembered beside agent.toml."""
+        return ""
 
     def close(self) -> None:
         """Whatever is suspended goes on."""
@@ -129,8 +140,8 @@ class CpuDevices:
             raise OSError(f"there is no device {uuid!r} here") from None
 
     def _health(self, device: Device) -> DeviceHealth:
-        if why := self._calls.trouble:
-            return DeviceHealth("degraded", why)
+        if why := self._calls.silence:
+            return DeviceHealth("unknown", why)
         gone = sorted(set(device.cores) - set(self._usable()))
         if len(gone) == len(device.cores):
             return DeviceHealth("lost", f"its cores are gone: {','.join(map(str, gone))}")

@@ -29,6 +29,11 @@ class DriverCalls:
         """Calls that did not come back in time, or were not made since another hung."""
 
     @property
+    def silence(self) -> str:
+        """That no call is made now, in words that stay the same as long as it is so; empty when calls are made."""
+        return f"{self._driver} does not answer" if self.trouble else ""
+
+    @property
     def trouble(self) -> str:
         """Why no call is made now; empty when calls are made."""
         self._running = {call: since for call, since in self._running.items() if not call.done()}
@@ -86,6 +91,8 @@ class Newest(Generic[T]):
         self._value, self._period_s = first, period_s
         self._reading: Future[T] | None = None
         self._again_s = 0.0
+        self.failed = ""
+        """Why the newest call gave no answer, in words; empty: it gave one, or is still being made."""
 
     def now(self) -> T:
         self._take()
@@ -107,6 +114,8 @@ class Newest(Generic[T]):
 
     def _take(self) -> None:
         if self._reading is not None and self._reading.done():
-            if self._reading.exception() is None:
+            error = self._reading.exception()
+            self.failed = "" if error is None else f"{self._what} could not be read: {error!r}"
+            if error is None:
                 self._value = self._reading.result()
             self._reading = None

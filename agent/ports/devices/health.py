@@ -9,7 +9,7 @@ import msgspec
 
 from covey.ports import Condition, DeviceHealth
 
-ORDER: tuple[Condition, ...] = ("ok", "degraded", "drain", "lost")
+ORDER: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
 """The better first."""
 XIDS: dict[int, tuple[Condition, str]] = {
     46: ("drain", "the GPU stopped processing"),
@@ -57,11 +57,18 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """Of memory: more is broken than can be remapped."""
     recovery: int = 0
     """Of `ACTIONS`."""
+    hidden: tuple[str, ...] = ()
+    """What this agent may not read, in words."""
 
 
 def of_xid(number: int) -> DeviceHealth:
     condition, why = XIDS.get(number, ("ok", ""))
     return DeviceHealth(condition, f"XID {number}: {why}") if why else DeviceHealth()
+
+
+def worse(one: DeviceHealth, other: DeviceHealth) -> DeviceHealth:
+    """The first of two alike."""
+    return max((one, other), key=lambda health: ORDER.index(health.condition))
 
 
 def worse_xid(one: int, other: int) -> int:
@@ -81,4 +88,7 @@ def of(counts: Counts) -> DeviceHealth:
         found.append(DeviceHealth("degraded", "a row of memory is to be remapped: reset the GPU when it is free"))
     if counts.uncorrected > 0:
         found.append(DeviceHealth("degraded", f"uncorrectable memory errors: {counts.uncorrected}"))
+    if counts.hidden:
+        why = f"whether it is well is not known whole: this agent may not read {', '.join(counts.hidden)}"
+        found.append(DeviceHealth("degraded", why))
     return max(found, key=lambda one: ORDER.index(one.condition))

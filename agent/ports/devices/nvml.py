@@ -2,8 +2,9 @@
 
 Every call runs in a thread with a deadline (`driver_calls.py`): the first one may take seconds, and a GPU in trouble
 may hold one for ever. `gpus()` and `devices()` answer at once with the newest reading, made again at most once a
-second. Without a driver there are no devices, and it is looked for again once a minute: it may be installed while the
-agent runs.
+second (`nvml_driver.py`). Devices are those of the host's inventory (`inventory.py`): one that the driver does not tell
+of now is `unknown`, with the cause. Where there never was a driver there are no devices, and it is looked for again
+once a minute: it may be installed while the agent runs.
 
 *Suspending* is CUDA's checkpoint (drivers from 570 on; not of MIG instances): memory of a rank goes to the host and its
 calls wait, until a lease is over (`checkpoints.py`). *Hard limits* are by cgroup (drivers from r615 on, as root), so a
@@ -12,21 +13,22 @@ process is held to one only where it has a cgroup of its own; ranks that share t
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from agent.ports.devices import health, nvml_reads
 from agent.ports.devices.checkpoints import ANSWER_S, Checkpoints
 from agent.ports.devices.driver_calls import DEADLINE_S, FIRST_S, DriverCalls, Newest
-from agent.ports.devices.nvml_reads import NvmlDevice, Reading
+from agent.ports.devices.inventory import Inventory, KnownDevice, shown
+from agent.ports.devices.nvml_driver import NONSENSE, DriverSaid, NvmlDriver
+from agent.ports.devices.nvml_reads import NvmlDevice
 from agent.ports.devices.rank_trees import RankTrees
-from agent.ports.devices.xid_events import XidEvents
 from covey.ports import Device, DeviceHealth, DeviceSample, Gpu, Logger, ProcessId
 
 T = TypeVar("T")
 REFRESH_S = 1.0
-NO_DRIVER_S = 60.0
 LOOK_S = 1.0
 
 
@@ -41,21 +43,19 @@ class NvmlDevices:
         first_s: float = FIRST_S,
         socket: str = "",
         checkpoints: Checkpoints | None = None,
+        remembered: str = "",
+        wanted: bool = False,
     ) -> None:
         """`nvml`: the module pynvml; None: imported when it is first needed. `socket`: of the agent whose ranks may be
-        suspended; empty: of any."""
-        self._log, self._nvml = log, nvml
-        self._initialised = False
-        self._look_again_s = 0.0
-        self._calls = DriverCalls("the driver", deadline_s, first_s)
-        none: tuple[Reading, ...] = ()
-        self._newest: Newest[tuple[Reading, ...]] = Newest(self._calls, "devices", self._read, none, REFRESH_S)
-        self._ever: dict[str, NvmlDevice] = {}
-        """Of this driver since it was found, those that fell off the bus included."""
-        self._since_us: dict[str, int] = {}
-        self._xids: dict[str, int] = {}
+        suspended; empty: of any. `remembered`: path of the inventory; `wanted`: agent.toml says that there are GPUs."""
+        self._log = log
+        self._inventory = Inventory(remembered, log)
         self._trees = RankTrees(socket)
         self._checkpoints = checkpoints or Checkpoints(self._users)
+        self._driver = NvmlDriver(log, nvml, self._inventory, self._checkpoints.able, self._on_xid, wanted)
+        self._calls = DriverCalls("the driver", deadline_s, first_s)
+        self._newest: Newest[DriverSaid] = Newest(self._calls, "devices", self._driver.read, DriverSaid(), REFRESH_S)
+        self._since_us: dict[str, int] = {}
         self._moves = DriverCalls("CUDA's checkpoint", ANSWER_S, ANSWER_S)
         """Of gigabytes: they take seconds, and nothing else waits for them."""
         self.counters = self._calls.counters
@@ -64,8 +64,6 @@ class NvmlDevices:
         """A device had an XID."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told: dict[str, DeviceHealth] = {}
-        self._looked_s = 0.0
-        self._events: XidEvents | None = None
 
     # ---- Backend ----
 
@@ -73,39 +71,55 @@ class NvmlDevices:
         await self._newest.first(timeout_s)
 
     def gpus(self) -> Sequence[Gpu]:
-        return tuple(
-            Gpu(
-                index=found.number,
-                uuid=found.device.uuid,
-                model=found.device.model,
-                memory_total_bytes=found.device.memory_bytes,
-                memory_used_bytes=used,
-                utilization=utilization,
-            )
-            for found, used, utilization in self._newest.now()
-        )
+        told, xids = self._newest.now(), self._inventory.xids
+        listed = [one.listed for one in told.listing.readings]
+        found = shown(self._inventory.devices, listed, told.listing.unread, self._silence(told))
+        return tuple(_struck(gpu, xids[gpu.uuid]) if gpu.uuid in xids else gpu for gpu in found)
+
+    def unlisted(self) -> str:
+        told = self._newest.now()
+        silence = self._silence(told)
+        return silence if silence and told.expected and not self._inventory.devices else ""
+
+    def forget(self, uuid: str) -> str:
+        told = self._newest.now()
+        listed = any(one.found.device.uuid == uuid for one in told.listing.readings)
+        return self._inventory.forget(uuid, listed)
 
     def close(self) -> None:
         self._checkpoints.close()
-        if self._events is not None:
-            self._events.close()
+        self._driver.close()
+
+    def _silence(self, told: DriverSaid) -> str:
+        """Why nobody knows how devices are now; empty: the driver says it."""
+        return self._calls.silence or self._newest.failed or told.silence
 
     # ---- Devices ----
 
     def devices(self) -> Sequence[Device]:
-        return tuple(found.device for found, _, _ in self._newest.now())
+        handles, known = self._driver.handles, self._inventory.devices
+        found = [(gpu, known[gpu.uuid]) for gpu in self.gpus() if gpu.uuid in known and gpu.memory_total_bytes]
+        return tuple(handles[gpu.uuid].device if gpu.uuid in handles else _silent(was) for gpu, was in found)
 
     async def sample(self, uuid: str) -> DeviceSample:
         found, since_us = self._known(uuid), self._since_us.get(uuid, 0)
-        sample, self._since_us[uuid] = await self._ask("sample", lambda: nvml_reads.sample(self._nvml, found, since_us))
+        nvml = self._driver.nvml
+        sample, self._since_us[uuid] = await self._ask("sample", lambda: nvml_reads.sample(nvml, found, since_us))
         return sample
 
     async def health(self, uuid: str) -> DeviceHealth:
-        found = self._known(uuid)
+        row = self._row(uuid)
+        said = DeviceHealth(row.condition, row.why)
+        found = self._driver.handles.get(uuid)
+        if found is None or said.condition == "unknown":
+            return said
+        nvml, xid = self._driver.nvml, self._inventory.xids.get(uuid, 0)
         try:
-            return await self._calls.within("health", lambda: self._health(found))
-        except TimeoutError as error:
-            return DeviceHealth("degraded", str(error))
+            return await self._ask("health", lambda: nvml_reads.read_health(nvml, found, xid))
+        except TimeoutError:
+            return DeviceHealth("unknown", "the driver does not answer")
+        except OSError as error:
+            return DeviceHealth("unknown", str(error))
 
     async def events(self) -> Sequence[tuple[str, DeviceHealth]]:
         self._newest.now()  # the driver may come while the agent runs
@@ -119,7 +133,7 @@ class NvmlDevices:
         return found
 
     async def _changes(self) -> list[tuple[str, DeviceHealth]]:
-        now = {uuid: await self.health(uuid) for uuid in self._ever}
+        now = {gpu.uuid: await self.health(gpu.uuid) for gpu in self.gpus()}
         changed = [(uuid, one) for uuid, one in now.items() if one != self._told.get(uuid, DeviceHealth())]
         self._told = now
         return changed
@@ -141,29 +155,34 @@ class NvmlDevices:
 
     # ---- within ----
 
+    def _row(self, uuid: str) -> Gpu:
+        for gpu in self.gpus():
+            if gpu.uuid == uuid:
+                return gpu
+        raise OSError(f"there is no device {uuid!r} here")
+
     def _known(self, uuid: str) -> NvmlDevice:
-        try:
-            return self._ever[uuid]
-        except KeyError:
-            raise OSError(f"there is no device {uuid!r} here") from None
+        found = self._driver.handles.get(uuid)
+        if found is None:
+            raise OSError(f"{uuid} cannot be asked: {self._row(uuid).why}")
+        return found
 
     async def _ask(self, what: str, call: Callable[[], T]) -> T:
         """OSError when the driver fails, TimeoutError when it hangs."""
         try:
             return await self._calls.within(what, call)
-        except (self._nvml.NVMLError, MemoryError, IndexError, ValueError) as error:  # the last three: nonsense
-            raise OSError(f"the driver failed: {error!r}") from error
-
-    def _health(self, found: NvmlDevice) -> DeviceHealth:
-        return nvml_reads.read_health(self._nvml, found, self._xids.get(found.device.uuid, 0))
+        except TimeoutError:
+            raise
+        except (self._driver.nvml.NVMLError, *NONSENSE) as error:
+            raise OSError(f"the driver failed: {error}") from error
 
     def _limited(self, found: NvmlDevice, pid: int, limit_bytes: int | None) -> bool:
         cgroup = nvml_reads.own_cgroup(pid)
         if not cgroup:
             return False
         try:
-            nvml_reads.set_limit(self._nvml, found, cgroup, limit_bytes)
-        except self._nvml.NVMLError as error:
+            nvml_reads.set_limit(self._driver.nvml, found, cgroup, limit_bytes)
+        except (self._driver.nvml.NVMLError, *NONSENSE) as error:
             self._log.warning("the driver sets no limit", pid=pid, why=str(error))
             return False
         return True
@@ -171,67 +190,41 @@ class NvmlDevices:
     # ---- in threads ----
 
     def _users(self, pid: int) -> Sequence[ProcessId]:
-        """Processes of that rank that the driver finds on a GPU."""
+        """Processes of that rank that the driver finds on a GPU. OSError when it does not tell of one of its GPUs: a
+        part of a rank is not moved out and taken for all of it."""
+        nvml = self._driver.nvml
         rows = [row for tree in self._trees.read() if tree.pid == pid for row in tree.rows if not row.ended]
         found: set[int] = set()
-        for device in tuple(self._ever.values()):
-            with contextlib.suppress(self._nvml.NVMLError):
-                found |= {int(one.pid) for one in nvml_reads.processes(self._nvml, device.handle)}
+        for device in tuple(self._driver.handles.values()):
+            try:
+                found |= {int(one.pid) for one in nvml_reads.processes(nvml, device.handle)}
+            except (nvml.NVMLError, *NONSENSE) as error:
+                raise OSError(f"the driver does not tell who uses {device.device.uuid}: {error}") from error
         return [row.id for row in rows if row.pid in found]
-
-    def _read(self) -> tuple[Reading, ...]:
-        """Every device now; none without a driver. Begins with the driver, and again when it failed."""
-        if not self._initialised and not self._begun():
-            return ()
-        try:
-            more = frozenset({"suspend"}) if self._checkpoints.able() else frozenset()
-            found = nvml_reads.read_all(self._nvml, more)
-        except self._nvml.NVMLError as error:
-            self._failed(error)
-            return ()
-        self._ever = {**self._ever, **{one.found.device.uuid: one.found for one in found}}
-        if self._events is None and found:
-            wholes = {one.found.number: one.found.whole for one in found}
-            self._events = XidEvents(self._nvml, tuple(wholes.values()), self._on_xid)
-        return found
-
-    def _begun(self) -> bool:
-        """Whether there is a driver now."""
-        if time.monotonic() < self._look_again_s:
-            return False
-        if self._nvml is None:
-            import pynvml
-
-            self._nvml = pynvml
-        try:
-            self._nvml.nvmlInit()
-        except self._nvml.NVMLError:
-            self._look_again_s = time.monotonic() + NO_DRIVER_S
-            return False
-        self._initialised, self._ever, self._xids = True, {}, {}
-        self._log.info("NVML found", driver=nvml_reads.text(self._nvml.nvmlSystemGetDriverVersion()))
-        return True
-
-    def _failed(self, error: Exception) -> None:
-        self._log.warning("NVML failed", why=str(error))
-        if self._events is not None:
-            self._events.close()
-            self._events = None
-        with contextlib.suppress(self._nvml.NVMLError):
-            self._nvml.nvmlShutdown()
-        self._initialised, self._look_again_s = False, time.monotonic() + REFRESH_S
 
     def _on_xid(self, whole: str, instance: int | None, number: int) -> None:
         """Of a GPU, or of one of its instances: of all of them when the driver does not say which."""
         self.counters["xids"] += 1
         self._log.warning("XID", gpu=whole, instance=instance, number=number)
-        struck = [
-            uuid
-            for uuid, found in self._ever.items()
-            if whole in (uuid, found.device.parent) and instance in (None, found.instance)
-        ]
-        now = {uuid: health.worse_xid(self._xids.get(uuid, 0), number) for uuid in struck}
-        self._xids = {**self._xids, **now}  # at once, for readers in other threads
+        self._inventory.struck(
+            [
+                uuid
+                for uuid, found in tuple(self._driver.handles.items())
+                if whole in (uuid, found.device.parent) and instance in (None, found.instance)
+            ],
+            number,
+        )
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop ended before the agent did
                 self._loop.call_soon_threadsafe(self._struck.set)
+
+
+def _struck(gpu: Gpu, xid: int) -> Gpu:
+    """With what was heard of it, which the newest reading may not have."""
+    now = health.worse(DeviceHealth(gpu.condition, gpu.why), health.of_xid(xid))
+    return msgspec.structs.replace(gpu, condition=now.condition, why=now.why)
+
+
+def _silent(was: KnownDevice) -> Device:
+    """One that was not listed since this agent began."""
+    return Device(was.uuid, was.model, was.memory_bytes, "nvml", was.parent)

@@ -1,23 +1,27 @@
 """What NVML says, as Covey's words. Blocking calls of the real `pynvml`, which is passed in; run in threads.
 
-A driver may be older than pynvml, hide a figure in a container, or not have it for a MIG instance: such a call raises
-NVMLError and the figure is left out. With MIG on, the instances are the devices, and the GPU itself is none.
+A driver may be older than pynvml, or not have a figure for a MIG instance: it says so (`absent`), and the figure is
+left out. Any other error is no figure of 0: what is needed to use a device and cannot be read makes it `Unread`, with
+the error. With MIG on, the instances are the devices, and the GPU itself is none.
 """
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from agent.ports.devices import bounds, health
+from agent.ports.devices.inventory import KnownDevice, Listed, Unread
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
 
+T = TypeVar("T")
 WHOLE_CAN = frozenset({"process memory", "process utilization", "events"})
 INSTANCE_CAN = frozenset({"process memory", "events"})
 """The driver tells no utilization of MIG instances by process."""
 COUNT_MAX = 1 << 40
 """Errors above this are the driver's word for not knowing."""
 MEMORY_MAX = 1 << 50
+MIG_EMPTY = "MIG is on and no instance is made: nvidia-smi mig -cgi and -cci make some, nvidia-smi -mig 0 turns MIG off"
 
 
 class NvmlDevice(NamedTuple):
@@ -31,63 +35,164 @@ class NvmlDevice(NamedTuple):
     """Of the GPU."""
     instance: int | None
     """GPU instance id, of a MIG instance."""
+    unified: bool = False
+    """It has no memory of its own and uses the host's."""
 
 
 class Reading(NamedTuple):
-    """A device now, as the scheduler counts it."""
+    """A device now."""
 
     found: NvmlDevice
     used_bytes: int
     utilization: float
+    health: DeviceHealth
+
+    @property
+    def listed(self) -> Listed:
+        device = self.found.device
+        known = KnownDevice(device.uuid, device.model, device.memory_bytes, self.found.number, device.parent)
+        return Listed(known, self.used_bytes, self.utilization, self.health)
+
+
+class Listing(NamedTuple):
+    """All that the driver lists."""
+
+    readings: tuple[Reading, ...]
+    unread: tuple[Unread, ...]
 
 
 def text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def read_all(nvml: Any, more: frozenset[str] = frozenset()) -> tuple[Reading, ...]:
-    """Every device of an initialised NVML. A GPU that fails is left out. NVMLError when the driver does. `more`: what
-    whole GPUs can beside what NVML says."""
-    found: list[Reading] = []
-    for index in range(min(nvml.nvmlDeviceGetCount(), 256)):
-        try:
-            whole = nvml.nvmlDeviceGetHandleByIndex(index)
-            handles = _instances(nvml, whole) if _in_parts(nvml, whole) else [(whole, None)]
-            found += [_reading(nvml, index, whole, handle, part, more) for handle, part in handles]
-        except nvml.NVMLError:
-            continue
-    return tuple(found)
-
-
-def _in_parts(nvml: Any, whole: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(whole)[0])
-    except nvml.NVMLError:
-        return False
-
-
-def _instances(nvml: Any, whole: Any) -> list[tuple[Any, int]]:
-    found = []
-    for number in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(whole), 64)):
-        with contextlib.suppress(nvml.NVMLError):  # numbers have gaps
-            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
-            found.append((handle, int(nvml.nvmlDeviceGetGpuInstanceId(handle))))
-    return found
-
-
-def _reading(nvml: Any, index: int, whole: Any, handle: Any, instance: int | None, more: frozenset[str]) -> Reading:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    total = bounds.size(int(memory.total), MEMORY_MAX)
-    device = Device(
-        uuid=text(nvml.nvmlDeviceGetUUID(handle)),
-        model=text(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=total,
-        backend="nvml",
-        parent="" if instance is None else text(nvml.nvmlDeviceGetUUID(whole)),
-        can=INSTANCE_CAN if instance is not None else WHOLE_CAN | more | _limits(nvml, handle),
+def absent(nvml: Any, error: Any) -> bool:
+    """Whether this driver, or this device, does not have what was asked for, and never will."""
+    return error.value in (
+        nvml.NVML_ERROR_NOT_SUPPORTED,
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        nvml.NVML_ERROR_DEPRECATED,
     )
-    used = bounds.size(int(memory.used), total)
-    return Reading(NvmlDevice(device, index, handle, whole, instance), used, utilization(nvml, handle))
+
+
+def if_there(nvml: Any, call: Callable[[], T], otherwise: T) -> T:
+    """NVMLError unless the driver says that it does not have this."""
+    try:
+        return call()
+    except nvml.NVMLError as error:
+        if not absent(nvml, error):
+            raise
+        return otherwise
+
+
+def read_all(
+    nvml: Any,
+    more: frozenset[str] = frozenset(),
+    xids: Mapping[str, int] | None = None,
+    host_bytes: Callable[[], int] = lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+) -> Listing:
+    """Every device of an initialised NVML. NVMLError when the driver does not even say how many there are. `more`: what
+    whole GPUs can beside what NVML says; `xids`: the worst that was heard of each; `host_bytes`: memory of this
+    machine, which a GPU without any of its own uses."""
+    found: list[Reading] = []
+    unread: list[Unread] = []
+    for index in range(min(nvml.nvmlDeviceGetCount(), 256)):
+        read = _Gpu(nvml, index, more, xids or {}, host_bytes)
+        read.all()
+        found += read.found
+        unread += read.unread
+    return Listing(tuple(found), tuple(unread))
+
+
+class _Gpu:
+    """One GPU that the driver counts, while it is read."""
+
+    def __init__(
+        self, nvml: Any, index: int, more: frozenset[str], xids: Mapping[str, int], host_bytes: Callable[[], int]
+    ) -> None:
+        self._nvml, self._index, self._more, self._xids, self._host_bytes = nvml, index, more, xids, host_bytes
+        self.found: list[Reading] = []
+        self.unread: list[Unread] = []
+        self._uuid = self._model = ""
+
+    def all(self) -> None:
+        nvml = self._nvml
+        try:
+            whole = nvml.nvmlDeviceGetHandleByIndex(self._index)
+            self._uuid = text(nvml.nvmlDeviceGetUUID(whole))
+            self._model = text(nvml.nvmlDeviceGetName(whole))
+            if if_there(nvml, lambda: bool(nvml.nvmlDeviceGetMigMode(whole)[0]), False):
+                self._instances(whole)
+            else:
+                self.found.append(self._reading(whole, whole, None))
+        except nvml.NVMLError as error:
+            self._not_read(error, self._uuid)
+
+    def _instances(self, whole: Any) -> None:
+        nvml, there, hidden = self._nvml, 0, None
+        for number in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(whole), 64)):
+            uuid = ""
+            try:
+                handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
+                uuid = text(nvml.nvmlDeviceGetUUID(handle))
+                instance = int(nvml.nvmlDeviceGetGpuInstanceId(handle))
+                self.found.append(self._reading(whole, handle, instance))
+            except nvml.NVMLError as error:
+                if not uuid and error.value in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
+                    continue  # numbers have gaps
+                if uuid:
+                    self._not_read(error, uuid, number)
+                else:
+                    hidden = error  # nobody knows whether there is one of this number
+                    continue
+            there += 1
+        if hidden is not None:
+            self._not_read(hidden, self._uuid)
+        elif not there:
+            self.unread.append(Unread(self._index, MIG_EMPTY, uuid=self._uuid, model=self._model))
+
+    def _not_read(self, error: Any, uuid: str, part: int | None = None) -> None:
+        nvml, what = self._nvml, f"GPU {self._index}" + ("" if part is None else f", MIG instance {part}")
+        said = _trouble(nvml, error) or DeviceHealth("unknown", f"the driver does not tell enough of {what}: {error}")
+        parent = "" if part is None else self._uuid
+        self.unread.append(Unread(self._index, said.why, said.condition, uuid, part, parent, self._model))
+
+    def _reading(self, whole: Any, handle: Any, instance: int | None) -> Reading:
+        nvml = self._nvml
+        uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        memory = _memory_now(nvml, handle, None if instance is not None else self._host_bytes)
+        device = Device(
+            uuid=uuid,
+            model=text(nvml.nvmlDeviceGetName(handle)),
+            memory_bytes=memory.total,
+            backend="nvml",
+            parent="" if instance is None else self._uuid,
+            can=INSTANCE_CAN if instance is not None else WHOLE_CAN | self._more | _limits(nvml, handle),
+        )
+        found = NvmlDevice(device, self._index, handle, whole, instance, memory.unified)
+        how = read_health(nvml, found, self._xids.get(uuid, 0))
+        return Reading(found, memory.used, utilization(nvml, handle), how)
+
+
+class _Memory(NamedTuple):
+    total: int
+    used: int
+    unified: bool = False
+
+
+def _memory_now(nvml: Any, handle: Any, host_bytes: Callable[[], int] | None) -> _Memory:
+    """Bytes. A whole GPU without memory of its own, such as GB10, says that it has no such figure: it uses the host's,
+    and what its processes hold of that is what they say. NVMLError when the driver does not tell."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        if host_bytes is None or error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        total = bounds.size(host_bytes(), MEMORY_MAX)
+        used = sum(_memory(one) or 0 for one in processes(nvml, handle))
+        return _Memory(total, bounds.size(used, total), unified=True)
+    total = bounds.size(int(memory.total), MEMORY_MAX)
+    return _Memory(total, bounds.size(int(memory.used), total))
 
 
 def _limits(nvml: Any, handle: Any) -> frozenset[str]:
@@ -103,23 +208,21 @@ def _limits(nvml: Any, handle: Any) -> frozenset[str]:
 
 
 def utilization(nvml: Any, handle: Any) -> float:
-    """0..1 over the driver's last window; 0 where there is none (MIG)."""
-    try:
-        return bounds.share(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-    except nvml.NVMLError:
-        return 0.0
+    """0..1 over the driver's last window; 0 where there is none (MIG). NVMLError when the driver does not tell."""
+    return if_there(nvml, lambda: bounds.share(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100), 0.0)
 
 
 def sample(nvml: Any, found: NvmlDevice, since_us: int) -> tuple[DeviceSample, int]:
     """The device now, and until when (the driver's clock, µs) its processes were looked at. NVMLError."""
-    memory = nvml.nvmlDeviceGetMemoryInfo(found.handle)
+    host_bytes = (lambda: found.device.memory_bytes) if found.unified else None
+    memory = _memory_now(nvml, found.handle, host_bytes)
     used_by, until_us = _utilizations(nvml, found, since_us)
     rows = [
         DeviceProcess(int(one.pid), _memory(one), None if used_by is None else used_by.get(int(one.pid), 0.0))
         for one in processes(nvml, found.handle)
     ]
     total = found.device.memory_bytes
-    return bounds.sample(int(memory.used), utilization(nvml, found.handle), rows, total), until_us
+    return bounds.sample(memory.used, utilization(nvml, found.handle), rows, total), until_us
 
 
 def _memory(process: Any) -> int | None:
@@ -136,13 +239,14 @@ MPS = tuple(f"nvmlDeviceGetMPSComputeRunningProcesses{version}" for version in (
 
 
 def _first_that_works(nvml: Any, names: Sequence[str], handle: Any) -> Sequence[Any]:
-    """Older drivers have older forms of a call."""
+    """Older drivers have older forms of a call. NVMLError when the driver does not tell: nobody knows then whether a
+    process is there."""
     for name in names:
         try:
             return tuple(getattr(nvml, name)(handle))
         except nvml.NVMLError as error:
-            if error.value != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-                return ()
+            if not absent(nvml, error):
+                raise
     return ()
 
 
@@ -168,47 +272,60 @@ def read_health(nvml: Any, found: NvmlDevice, xid: int) -> DeviceHealth:
     try:
         return health.of(read_counts(nvml, found.whole, xid))
     except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
-            return DeviceHealth("lost", "the driver says that it is lost")
-        if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
-            return DeviceHealth("drain", "the driver asks for a reset of the GPU")
-        return DeviceHealth("degraded", f"the driver failed: {error}")
+        said = _trouble(nvml, error) or DeviceHealth("unknown", f"the driver does not say how it is: {error}")
+        return health.worse(said, health.of_xid(xid))
+
+
+def _trouble(nvml: Any, error: Any) -> DeviceHealth | None:
+    """What an error of any call says of the GPU itself; None: nothing."""
+    if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+        return DeviceHealth("lost", "the driver says that it is lost")
+    if error.value == nvml.NVML_ERROR_RESET_REQUIRED:
+        return DeviceHealth("drain", "the driver asks for a reset of the GPU")
+    return None
 
 
 def read_counts(nvml: Any, whole: Any, xid: int) -> health.Counts:
-    """NVMLError when the GPU does not answer at all."""
+    """NVMLError when the GPU does not answer, or the driver does not tell one of these for another reason than that it
+    has none."""
     nvml.nvmlDeviceGetUUID(whole)
-    remapped = _value(nvml, lambda: nvml.nvmlDeviceGetRemappedRows(whole), (0, 0, 0, 0))
-    errors = _value(
-        nvml,
-        lambda: nvml.nvmlDeviceGetTotalEccErrors(
-            whole, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-        ),
-        0,
-    )
+    hidden: list[str] = []
+
+    def value(what: str, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return if_there(nvml, call, otherwise)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:
+                return otherwise  # a driver that is older than the figure
+            if error.value != nvml.NVML_ERROR_NO_PERMISSION:
+                raise
+            hidden.append(what)
+            return otherwise
+
+    remapped = value("remapped rows", lambda: nvml.nvmlDeviceGetRemappedRows(whole), (0, 0, 0, 0))
+    errors = value("memory errors", lambda: _uncorrected(nvml, whole), 0)
+    unrepairable = value("broken memory", lambda: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(whole), 0)
     return health.Counts(
         xid=xid,
-        uncorrected=int(errors) if 0 <= int(errors) < COUNT_MAX else 0,
+        uncorrected=errors if 0 <= errors < COUNT_MAX else 0,
         remap_pending=bool(remapped[2]),
         remap_failed=bool(remapped[3]),
-        unrepairable=bool(_value(nvml, lambda: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(whole), 0)),
-        recovery=int(_value(nvml, lambda: _recovery(nvml, whole), 0)),
+        unrepairable=bool(unrepairable),
+        recovery=value("what is to be done", lambda: _recovery(nvml, whole), 0),
+        hidden=tuple(hidden),
     )
 
 
-def _value(nvml: Any, call: Any, otherwise: Any) -> Any:
-    """What a driver without this call, or a GPU without this figure, does not say. NVMLError of a GPU that is lost."""
-    try:
-        return call()
-    except nvml.NVMLError as error:
-        if error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
-            raise
-        return otherwise
+def _uncorrected(nvml: Any, whole: Any) -> int:
+    kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    return int(nvml.nvmlDeviceGetTotalEccErrors(whole, *kinds))
 
 
 def _recovery(nvml: Any, whole: Any) -> int:
     (field,) = nvml.nvmlDeviceGetFieldValues(whole, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
-    return int(field.value.uiVal) if field.nvmlReturn == nvml.NVML_SUCCESS else 0
+    if field.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(field.nvmlReturn)
+    return int(field.value.uiVal)
 
 
 def own_cgroup(pid: int, root: str = "/") -> str:

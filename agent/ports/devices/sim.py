@@ -136,13 +136,31 @@ class SimDevices:
 
     def gpus(self) -> Sequence[Gpu]:
         self._catch_up()
-        found = enumerate(self._devices.values())
-        return tuple(self._gpu(index, device) for index, device in found if device.uuid not in self._lost)
+        return tuple(self._gpu(index, device) for index, device in enumerate(self._devices.values()))
 
     def _gpu(self, index: int, device: Device) -> Gpu:
-        now = self._sampled(device)
-        used, utilization = now.memory_used_bytes, now.utilization
-        return Gpu(index, device.uuid, device.model, device.memory_bytes, used, utilization, simulated=True)
+        now, how = self._sampled(device), self._health(device.uuid)
+        return Gpu(
+            index=index,
+            uuid=device.uuid,
+            model=device.model,
+            memory_total_bytes=device.memory_bytes,
+            memory_used_bytes=now.memory_used_bytes,
+            utilization=now.utilization,
+            simulated=True,
+            condition=how.condition,
+            why=how.why,
+        )
+
+    def unlisted(self) -> str:
+        """Never: a story lists them."""
+        return ""
+
+    def forget(self, uuid: str) -> str:
+        """Its errors, as after a reset."""
+        self._catch_up()
+        counts = self._counts.pop(uuid, None)
+        return f"XID {counts.xid}" if counts is not None and counts.xid else ""
 
     def close(self) -> None:
         """Nothing runs."""
@@ -151,7 +169,7 @@ class SimDevices:
 
     def devices(self) -> Sequence[Device]:
         self._catch_up()
-        return tuple(device for device in self._devices.values() if device.uuid not in self._lost)
+        return tuple(self._devices.values())
 
     async def sample(self, uuid: str) -> DeviceSample:
         await self._answer()
@@ -223,7 +241,7 @@ class SimDevices:
         if uuid in self._lost:
             return DeviceHealth("lost", "it has fallen off the bus")
         if self._stuck:
-            return DeviceHealth("degraded", "the driver does not answer")
+            return DeviceHealth("unknown", "the driver does not answer")
         return health.of(self._counts.get(uuid, health.Counts()))
 
     def _changes(self) -> list[tuple[str, DeviceHealth]]:

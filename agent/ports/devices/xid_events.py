@@ -15,6 +15,8 @@ class XidEvents:
     def __init__(self, nvml: Any, handles: Sequence[Any], heard: Callable[[str, int | None, int], None]) -> None:
         self._nvml, self._handles, self._heard = nvml, tuple(handles), heard
         self._over = threading.Event()
+        self.why = ""
+        """Why it ended, as the driver says it."""
         # A daemon: a driver that hangs must not keep the agent from ending.
         self._thread = threading.Thread(target=self._run, name="nvml: events", daemon=True)
         self._thread.start()
@@ -32,14 +34,15 @@ class XidEvents:
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
-        except nvml.NVMLError:
+        except nvml.NVMLError as error:
+            self.why = str(error)
             return
         try:
             if self._registered(events):
                 while not self._over.is_set():
                     self._wait(events)
-        except nvml.NVMLError:
-            return  # the driver is gone; a new one gets new threads
+        except nvml.NVMLError as error:
+            self.why = str(error)  # the driver is gone; a new one gets new threads
         finally:
             self._free(events)
 
@@ -49,7 +52,8 @@ class XidEvents:
         for handle in self._handles:
             try:
                 self._nvml.nvmlDeviceRegisterEvents(handle, self._nvml.nvmlEventTypeXidCriticalError, events)
-            except self._nvml.NVMLError:
+            except self._nvml.NVMLError as error:
+                self.why = str(error)
                 continue
             count += 1
         return count

@@ -62,6 +62,17 @@ class RackHost(msgspec.Struct, frozen=True):
     """Gone on purpose: its agent restarts, and said when it is back."""
     suspect: bool = False
     """Alive as far as anybody knows, and somebody got no answer."""
+    out: int = 0
+    """Of `gpus`: those that no job holds and that take none."""
+    why: str = ""
+    """What is wrong with the worst of those that take none."""
+    known: bool = True
+    """Whether it knows which GPUs it has."""
+
+    @property
+    def usable(self) -> int:
+        """GPUs that are held, or that a job could have."""
+        return max(0, self.gpus - self.out)
 
 
 class ScheduleTick(msgspec.Struct, frozen=True):
@@ -203,7 +214,7 @@ class Leader:
         self.restarting = frozenset(host.host for host in rack if host.away)
         self.suspects = tuple(host.host for host in rack if host.suspect)
         self.roll.heard({host.host: host.gone_s for host in rack})
-        totals = open_gpus({host.host: host.gpus for host in rack if host.gone_s is None}, self.drained)
+        totals = open_gpus({host.host: host.usable for host in rack if host.gone_s is None}, self.drained)
         moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
         if not moved and totals == self.capacity.totals and self._same_gpus():
             return []

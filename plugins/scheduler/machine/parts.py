@@ -64,13 +64,30 @@ class ChosenGpus(msgspec.Struct, frozen=True):
     """Of the GPUs that would not, in words."""
 
 
+def refusals(refused: Mapping[str, str]) -> str:
+    """How many GPUs take no job, and why: `1 refused (...), 2 refused (...)`. `refused`: by GPU."""
+    said = Counter(f"refused ({why})" for why in refused.values())
+    return ", ".join(f"{count} {why}" for why, count in sorted(said.items()))
+
+
 def choice(
-    wish: Wish, gpus: Sequence[str], holds: Iterable[Hold], uses: Mapping[str, GpuUse], sharing: Sharing
+    wish: Wish,
+    gpus: Sequence[str],
+    holds: Iterable[Hold],
+    uses: Mapping[str, GpuUse],
+    sharing: Sharing,
+    refused: Mapping[str, str] = {},
 ) -> ChosenGpus:
-    """`gpus`: of this host, by number; `uses`: what was measured of them."""
+    """`gpus`: of this host, by number; `uses`: what was measured of them; `refused`: those that take no job, and
+    why."""
     owners, guests = _owners(holds)
     taken = {name for hold in holds for name in hold.gpus}
-    against = {gpu: _against(gpu, wish, owners, guests[gpu], uses.get(gpu), sharing) for gpu in gpus}
+    against = {
+        gpu: f"refused ({refused[gpu]})"
+        if refused.get(gpu)
+        else _against(gpu, wish, owners, guests[gpu], uses.get(gpu), sharing)
+        for gpu in gpus
+    }
     fit = [number for number, gpu in enumerate(gpus) if not against[gpu]]
     beside = {number: guests[gpus[number]] for number in fit}
     if wish.opportunistic:

@@ -9,14 +9,14 @@ was cut off can cost an attempt but never give one GPU to two gangs. What must s
 and `released`) goes to disk before a yes is said.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 import msgspec
 
 from covey.core import Heard, HostId, JobId, Send
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.parts import ChosenGpus, Hold, Wish, choice
+from plugins.scheduler.machine.parts import ChosenGpus, Hold, Wish, choice, refusals
 from plugins.scheduler.machine.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToHost
 from plugins.scheduler.policy.shared import device_of
@@ -29,6 +29,8 @@ class GpusSeen(msgspec.Struct, frozen=True):
     """Event: these GPUs are here."""
 
     gpus: tuple[str, ...]
+    refused: Mapping[str, str] = {}
+    """Those of them that take no job now, and why."""
 
 
 class UseSeen(msgspec.Struct, frozen=True):
@@ -105,6 +107,7 @@ class Reservations:
         """`sharing`: opportunistic jobs run beside guaranteed ones here; None: a GPU is one job's."""
         self.sharing = sharing
         self.gpus: tuple[str, ...] = ()
+        self.refused: Mapping[str, str] = {}
         self.uses: dict[str, GpuUse] = {}
         self.lease_s = lease_s
         self.holds: dict[JobId, list[Hold]] = {}
@@ -131,16 +134,28 @@ class Reservations:
         return {gpu: hold.job for hold in self.all() for gpu in hold.gpus}
 
     def free(self) -> list[str]:
-        """GPUs that no job holds, nor a part of them."""
+        """GPUs that take jobs, and that no job holds, nor a part of them."""
+        return [gpu for gpu in self._unheld() if not self._refusal(gpu)]
+
+    def out(self) -> dict[str, str]:
+        """GPUs that no job holds and that take none, and why."""
+        return {gpu: why for gpu in self._unheld() if (why := self._refusal(gpu))}
+
+    def _unheld(self) -> list[str]:
         taken = {device_of(name) for name in self.owners()}
         return [gpu for gpu in self.gpus if gpu not in taken]
+
+    def _refusal(self, gpu: str) -> str:
+        """Why no job comes to this GPU, whoever holds it; empty: one may."""
+        use = self.uses.get(gpu)
+        return self.refused.get(gpu, "") or (use.refusal if use is not None else "")
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
         match event:
             case Heard():
                 return self._heard(event.sender, event.message, now_s)
             case GpusSeen():
-                self.gpus = event.gpus
+                self.gpus, self.refused = event.gpus, event.refused
                 return ()
             case UseSeen():
                 self.uses = {use.uuid: use for use in event.uses}
@@ -211,9 +226,9 @@ class Reservations:
         wanted = ask.workers * ask.gpus_per_worker
         if self.sharing is None:
             free = self.free()
-            return ChosenGpus(tuple(free[:wanted]), len(free))
+            return ChosenGpus(tuple(free[:wanted]), len(free), refusals(self.out()))
         wish = Wish(wanted, ask.opportunistic, ask.memory_bytes, ask.apart_from)
-        return choice(wish, self.gpus, self.all(), self.uses, self.sharing)
+        return choice(wish, self.gpus, self.all(), self.uses, self.sharing, self.refused)
 
     def _release(self, over: Release) -> Sequence[Action]:
         self._fence(over.job, over.epoch, over.attempt)

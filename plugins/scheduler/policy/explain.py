@@ -28,9 +28,24 @@ class Never(msgspec.Struct, frozen=True):
     next: str
 
 
+class GpusOut(msgspec.Struct, frozen=True):
+    """GPUs of one host that take no job now."""
+
+    count: int
+    why: str
+    """Of the worst one."""
+
+
 def gpus(count: int) -> str:
     """`1 GPU`, `4 GPUs`."""
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def gpus_out(out: Mapping[HostId, GpusOut]) -> str:
+    """`GPUs that take no job: h2 2 (XID 48: an uncorrectable memory error)`; empty: all take jobs."""
+    rows = [f"{host} {one.count} ({one.why})" for host, one in sorted(out.items())]
+    more = f" and {len(rows) - NAMED_MAX} more hosts" if len(rows) > NAMED_MAX else ""
+    return f"GPUs that take no job: {', '.join(rows[:NAMED_MAX])}{more}" if rows else ""
 
 
 def ordinal(number: int) -> str:

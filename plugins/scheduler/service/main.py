@@ -13,7 +13,6 @@ from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     DrainedNow,
     GpusMeasured,
-    GpusNow,
     HeartbeatHeard,
     HostGone,
     HostSeen,
@@ -64,6 +63,7 @@ from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.envs import Envs
+from plugins.scheduler.service.gpus_here import OwnGpus
 from plugins.scheduler.service.hangs import StuckRanks
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
@@ -110,12 +110,11 @@ class SchedulerService(PluginService):
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
         self.ranks.may_leave, self.coordinated_gangs.spares_of = self.spares.may_leave, self.spares.machine.kept_by
-        self.gossip = GpuGossip(host, self.settings)
+        self.gossip, self.gpus_here = GpuGossip(host, self.settings), OwnGpus(host)
         self.counters = {"malformed": 0}
         self._look = self.leases.news
         self._lead = self.leadership.look
         self._second = asyncio.Event()
-        self._published: GpusNow | None = None
         self._drained = DrainedNow("")
         self._stood: views.QueueSnapshot | None = None
 
@@ -155,6 +154,9 @@ class SchedulerService(PluginService):
             await self.ranks.second_passed(self.env.clock.now_s())
             self.stuck.second()
             await self.spares.second()
+            self.ranks.see_gpus()
+            self.gpus_here.look()
+            self._publish()
             self.gossip.publish([gpu.uuid for gpu in self.env.probes.gpus()])
 
     async def _checkpoints(self) -> None:
@@ -262,12 +264,7 @@ class SchedulerService(PluginService):
         self.perform(action, lambda _undelivered: None)
 
     def _publish(self) -> None:
-        gpus = self.env.probes.gpus()
-        model, simulated = (gpus[0].model[:64], gpus[0].simulated) if gpus else ("", False)
-        now = GpusNow(len(gpus), len(self.ranks.reservations.free()), model, simulated)
-        if now != self._published:
-            self._published = now
-            self.host.spread("gpus", now)
+        self.gpus_here.publish(self.ranks.reservations)
         drain = self.queue.drained.get(self.host.id)
         leaves = DrainedNow(in_gossip(drain.by), len(self.host.runner.running())) if drain else DrainedNow("")
         if leaves != self._drained:
@@ -275,6 +272,9 @@ class SchedulerService(PluginService):
             self.host.spread("drained", leaves)
 
     # ---- what people ask ----
+
+    def notes(self) -> list[str]:
+        return self.gpus_here.notes()
 
     def commands(self) -> Mapping[str, Command]:
         return {
@@ -297,6 +297,7 @@ class SchedulerService(PluginService):
         for state in STATES:
             found[f'covey_jobs{{state="{state}"}}'] = sum(job.state == state for job in self.queue.jobs.values())
         found["covey_gpus_free"] = len(self.ranks.reservations.free())
+        found |= self.gpus_here.metrics()
         found["covey_grants_total"] = self.leadership.counters["grants"]
         found["covey_preemptions_total"] = self.leadership.counters["preemptions"]
         found["covey_log_malformed_commands_total"] = self.queue_log.malformed
@@ -339,11 +340,12 @@ class SchedulerService(PluginService):
         return await self._job({"id": id})
 
     def _refuse_the_impossible(self, spec: JobSpec) -> None:
-        """What this rack could never hold, even with every host back that went away. Nothing is refused while a voter
-        is missing here, or some host is known but has not said yet what it has."""
+        """What this rack could never hold, even with every host back that went away and every GPU well. Nothing is
+        refused while a voter is missing here, or some host has not said yet, or does not know, what it has."""
         hosts = [view for view in self.host.hosts() if view.state != "left"]
         rack = views.rack_of(hosts, self.env.clock.now_s())
-        whole = len(rack) == len(hosts) and {host.host for host in rack} >= set(self.host.log.voters)
+        told = len(rack) == len(hosts) and all(host.known for host in rack)
+        whole = told and {host.host for host in rack} >= set(self.host.log.voters)
         never = explain.over_rack(spec, {host.host: host.gpus for host in rack}) if whole else None
         never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
@@ -359,11 +361,13 @@ class SchedulerService(PluginService):
         shares = self.settings.beside > 0
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s(), shares)
         drained = self.queue.drained
-        totals = open_gpus({host.host: host.gpus for host in rack if host.gone_s is None}, drained)
+        alive = [host for host in rack if host.gone_s is None]
+        totals = open_gpus({host.host: host.usable for host in alive}, drained)
         takes = [host for host in rack if host.shared is not None and host.host not in drained]
         shared = {host.host: host.shared for host in takes if host.shared is not None} if shares else None
-        if self._stood is None or not self._stood.holds(totals, shared):
-            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared)
+        out = {host.host: explain.GpusOut(host.out, host.why) for host in alive if host.out or not host.known}
+        if self._stood is None or not self._stood.holds(totals, shared, out):
+            self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared, out)
         return self._stood
 
     def _seen(self) -> views.Seen:

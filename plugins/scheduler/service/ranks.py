@@ -136,8 +136,10 @@ class LocalRanks:
     # ---- reservations ----
 
     def see_gpus(self) -> None:
-        gpus = tuple(gpu.uuid for gpu in self.host.env.probes.gpus())
-        self.reservations.handle(GpusSeen(gpus), self.host.env.clock.now_s())
+        gpus = self.host.env.probes.gpus()
+        refused = {gpu.uuid: gpu.why or gpu.condition for gpu in gpus if not gpu.takes_jobs}
+        seen = GpusSeen(tuple(gpu.uuid for gpu in gpus), refused)
+        self.reservations.handle(seen, self.host.env.clock.now_s())
 
     async def on_message(self, sender: HostId, message: Reserve | Release) -> None:
         refusal = self._refusal(message) if isinstance(message, Reserve) else ""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from covey.core import HostId
+from covey.devices import is_instance
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
@@ -34,14 +35,20 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         master_port=job.master_port,
         attempt=job.attempt,
         grace_s=job.spec.grace_s,
-        bind_gpus=job.spec.bind_gpus,
+        bind_gpus=job.spec.bind_gpus or _on_instances(job),
         attach=job.spec.attach,
         since=place.since,
         spares=job.spec.spares if job.spec.on_lost == "stop" else 0,
         may_heal=job.spec.on_lost == "stop",
+        held_back=shares and job.job_class == "opportunistic" and bool(each),
         shared_memory=job.spec.gpu_memory if shares else 0,
         hang_s=job.spec.hang_s,
     )
+
+
+def _on_instances(job: Job) -> bool:
+    """Whether some rank has a MIG instance: then all ranks count as those do whose device can only be 0."""
+    return any(is_instance(device) for place in job.places for device in place.devices)
 
 
 def spares_spec(job: Job, env: Mapping[str, str], gpus: tuple[str, ...], count: int) -> RanksSpec:

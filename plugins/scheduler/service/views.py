@@ -80,18 +80,26 @@ class QueueSnapshot:
         settings: SchedulerSettings,
         totals: Mapping[HostId, int],
         shared: Mapping[HostId, SharedGpus] | None = None,
+        out: Mapping[HostId, explain.GpusOut] | None = None,
     ) -> None:
-        """`totals`: GPUs of each host that is alive; `shared`: what these say of their GPUs, where they are shared."""
+        """`totals`: GPUs that take jobs, of each host that is alive; `shared`: what these say of their GPUs, where they
+        are shared; `out`: GPUs of theirs that take none."""
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
-        self.shared = shared
+        self.shared, self.out = shared, dict(out or {})
         self._fits: dict[tuple[int, int, Pack], bool] = {}
         """Workers, GPUs of each and how they lie on hosts -> whether there is room now."""
         self._scattered: dict[tuple[int, int, Pack], str] = {}
         """The same -> words."""
 
-    def holds(self, totals: Mapping[HostId, int], shared: Mapping[HostId, SharedGpus] | None = None) -> bool:
+    def holds(
+        self,
+        totals: Mapping[HostId, int],
+        shared: Mapping[HostId, SharedGpus] | None = None,
+        out: Mapping[HostId, explain.GpusOut] | None = None,
+    ) -> bool:
         """Whether nothing changed since: neither the queue nor the rack."""
-        return self.index == self.queue.index and self.totals == totals and self.shared == shared
+        same = self.totals == totals and self.shared == shared and self.out == (out or {})
+        return same and self.index == self.queue.index
 
     @cached_property
     def _rows(self) -> list[order.Row]:
@@ -150,6 +158,8 @@ class QueueSnapshot:
             if job.counts
             else explain.waits_as_opportunistic(job.id, self._guests_walk, self._walk, self._nobodys)
         )
+        if job.spec.gpus > self._nobodys and (out := explain.gpus_out(self.out)):
+            waits = f"{waits}; {out}"
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
             waits = f"{waits}; {explain.demoted_later(late_s)}"
@@ -382,7 +392,8 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
         if isinstance(gpus, GpusNow):
             gone_s = None if view.state in ("alive", "suspect") else max(0.0, now_s - view.since_s)
             heard = shared_gpus.heard(view) if shared else None
-            found.append(RackHost(view.host, gpus.total, gone_s, heard, view.state == "away", view.state == "suspect"))
+            signs = view.state == "away", view.state == "suspect"
+            found.append(RackHost(view.host, gpus.total, gone_s, heard, *signs, gpus.out, gpus.why, gpus.known))
     return tuple(found)
 
 
@@ -398,7 +409,7 @@ def free_of(hosts: Sequence[HostView], queue: Queue, job: Job | None = None) -> 
         gpus = view.value("gpus", GpusNow)
         if view.state == "alive" and isinstance(gpus, GpusNow) and view.host not in queue.drained:
             held = len(set(map(device_of, queue.holders.get(view.host, {}))))
-            found[view.host] = max(0, min(gpus.free, gpus.total - held) - arriving[view.host])
+            found[view.host] = max(0, min(gpus.free, gpus.total - gpus.out - held) - arriving[view.host])
     return found
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
 from covey.core import JobId, LogEvent
+from covey.devices import TAKES_JOBS
 from covey.pages import MiniBatch, RankLimits, RankReport
 from plugins.facts import JobKind
 from plugins.sharing.machine import events
@@ -151,7 +152,8 @@ class HostSharing:
     def _gpus_here(self, event: GpusHere) -> None:
         """A device that is missing is not forgotten while jobs are on it: its driver may be silent for a while."""
         for uuid, memory_bytes in event.memory_bytes.items():
-            if uuid not in self.gpus:
+            known = self.gpus.get(uuid)
+            if known is None or (not known.members and known.ledger.capacity_bytes != memory_bytes):
                 self.gpus[uuid] = self._gpu(uuid, memory_bytes)
         held = {uuid for gang in self.gangs.values() for uuid in gang.gpus}
         for uuid in [uuid for uuid in self.gpus if uuid not in event.memory_bytes and uuid not in held]:
@@ -263,7 +265,7 @@ class HostSharing:
         gpu = self.gpus.get(event.uuid)
         if gpu is None:
             return
-        if event.condition == "ok" and gpu.use.why and not gpu.members:
+        if event.condition in TAKES_JOBS and gpu.use.why and not gpu.members:
             self.gpus[event.uuid] = self._gpu(event.uuid, gpu.ledger.capacity_bytes)  # it was reset, or replaced
             self._out.append(
                 LogEvent(gpu.subject, "in use again", f"its driver reports no trouble; before: {gpu.use.why}")

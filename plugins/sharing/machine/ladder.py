@@ -79,9 +79,12 @@ class Ladder:
     def measured(self) -> Slowdown:
         return interference.slowdown(self.baseline, self.window)
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+    def stepped(
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+    ) -> str | None:
         """The guaranteed job finished a mini-batch of `step_s` seconds, `idle_s` of them without work on the device. It
-        ended at `ended_s` and is heard of now; None: just now."""
+        ended at `ended_s` and is heard of now; None: just now. `held`: all others go by their rates. While one does
+        not, as one that has just begun, the job is slowed whatever the rates say: it is not measured alone."""
         self._now_s = self.last_step_s = now_s
         if ended_s is not None and ended_s <= self._changed_s:
             return None  # under the limits before: heard of too late to be blamed on these
@@ -91,6 +94,8 @@ class Ladder:
             return self._enter(phase, self.resume_u, "the guaranteed job works again")
         if self._skip:  # this mini-batch began under the limits before
             self._skip = False
+            return None
+        if not held and self.phase in ("baseline", "verify"):
             return None
         self.window = self.window.plus(interference.clipped(self.baseline, step_s))
         if self.phase == "baseline":

@@ -4,6 +4,7 @@ waiting --(memory is there)--> running --(did not free memory in time)--> presse
                                   '--------> ended --(device shows no memory of it)--> gone
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -107,3 +108,8 @@ class GpuMember:
         """It ran for long enough: what it needed so far is what it wants, if it did not say."""
         if not self.asked:
             self.asked, self.wanted_bytes = True, self.shown_bytes
+
+
+def answered(members: Iterable[GpuMember]) -> bool:
+    """Whether each of them that runs has said what can hold it back. One that has not goes by no rates."""
+    return not any(member.stage == "running" and member.gate is None for member in members)

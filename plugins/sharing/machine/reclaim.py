@@ -26,6 +26,8 @@ from plugins.sharing.machine.share_ledger import ShareLedger
 
 UNGATED_S = 30.0
 """How long an opportunistic job may be beside a guaranteed one and not be held back: time to load its framework."""
+SILENT_S = 60.0
+"""The same of one that has not answered yet: it begins on what others leave of the cores, and loads as slowly."""
 WAITS_S = 60.0
 """How long an opportunistic job may wait for memory beside a guaranteed one, which may never show that it needs less
 than all: longer than it takes to load a framework and to run ten mini-batches."""
@@ -41,7 +43,7 @@ def evicted(members: Mapping[JobId, GpuMember], guaranteed: GpuMember | None, no
     for member in members.values():
         since_s = now_s - max(member.started_s, guaranteed.started_s)
         free = member.stage == "running" and not member.guaranteed and not member.gate
-        if free and not member.evicted and since_s > UNGATED_S:
+        if free and not member.evicted and since_s > (SILENT_S if member.gate is None else UNGATED_S):
             member.evicted = True
             why = f"nothing in it can hold it back beside {guaranteed.job}, which is guaranteed"
             actions += [Terminate(member.job, why), LogEvent(f"job/{member.job}", "evicted", why)]

@@ -30,7 +30,9 @@ class Constant:
 
     rates: ClassVar[Rates]
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+    def stepped(
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+    ) -> str | None:
         return None
 
     def passed(self, now_s: float, busy: bool) -> str | None:
@@ -68,7 +70,9 @@ class Throttle(Generic[L]):
     def rates(self) -> Rates:
         return STOPPED if self.measuring else ladder.plain(self.law.rate)
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+    def stepped(
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+    ) -> str | None:
         self._now_s = now_s
         if ended_s is not None and ended_s <= self._changed_s:
             return None  # as the ladder, which knows of each mini-batch when it ended
@@ -132,9 +136,11 @@ class Orphaned(Ladder):
     def rates(self) -> Rates:
         return lease.effective(super().rates, lease.failsafe(beside_guaranteed=True), self._now_s - self.dies_s)
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+    def stepped(
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+    ) -> str | None:
         if now_s < self.dies_s:
-            return super().stepped(step_s, idle_s, now_s, ended_s)
+            return super().stepped(step_s, idle_s, now_s, ended_s, held)
         self._now_s = now_s
         return None
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, assert_never
 
 from covey.core import Fact, JobId, LogEvent
+from covey.ports import LetsGo
 from plugins.base import Command, Host, PluginService, RankPages
 from plugins.facts import (
     GpusMeasured,
@@ -119,7 +120,7 @@ class SharingService(PluginService):
             self._see_gpus()
             for uuid in list(self.machine.gpus):
                 sample = await self.watch.look(uuid)
-                if sample is None and uuid not in self.watch.devices():
+                if sample is None and await self._is_lost(uuid):
                     self._feed(GpuLooked(uuid, frozenset()))  # nothing of it is left to be held
                 if sample is not None:
                     health = self.watch.healths[uuid]
@@ -128,9 +129,18 @@ class SharingService(PluginService):
                     self._feed(GpuLooked(uuid, holders(sample, pids)))
             self._keep_suspended()
             gpus = self.machine.gpus.values()
-            self.host.publish(GpusMeasured(tuple(self.watch.use(gpu.uuid, gpu.ledger.free_bytes) for gpu in gpus)))
+            uses = tuple(self.watch.use(gpu.uuid, gpu.ledger.free_bytes, gpu.use.why) for gpu in gpus)
+            self.host.publish(GpusMeasured(uses))
             self._forget_ended()
             await asyncio.sleep(LOOK_S)
+
+    async def _is_lost(self, uuid: str) -> bool:
+        """Whether the device is gone with all that was on it. One that does not answer may hold everything."""
+        try:
+            health = self.watch.healths[uuid] = await self.watch.port.health(uuid)
+        except (OSError, TimeoutError):
+            return uuid not in self.watch.devices()
+        return health.condition == "lost"
 
     def _keep_suspended(self) -> None:
         """A suspension ends by itself when nobody asks for it any more."""
@@ -185,6 +195,9 @@ class SharingService(PluginService):
                     self._began(fact.job, fact.epoch)
             case KindChanged():
                 self._feed(GangChanged(fact.job, fact.epoch, fact.kind, fact.grant))
+                if fact.kind == "guaranteed":  # also one that has no channel and never will
+                    for rank in self.pids.get(fact.job, {}):
+                        self._let_go(fact.job, rank)
             case RanksStarted():
                 if fact.job in self.machine.gangs:
                     self.pids[fact.job] = dict(fact.pids)
@@ -211,7 +224,18 @@ class SharingService(PluginService):
     def _shares(self, job: JobId, epoch: int, rank: int) -> None:
         pages = self._pages(job, rank)
         if pages is not None:
+            self._let_go(job, rank)
             self._feed(PagesMade(job, epoch, rank, pages.asked.epoch, pages.asked.memory_limit_bytes))
+
+    def _let_go(self, job: JobId, rank: int) -> None:
+        """It began on what others left of the cores; from now on it goes by its limits."""
+        pid, processes = self.pids.get(job, {}).get(rank), self.env.processes
+        if pid is not None and isinstance(processes, LetsGo):
+            self.env.spawn(f"let {job} go", self._lets_go(processes, job, rank, pid))
+
+    async def _lets_go(self, processes: LetsGo, job: JobId, rank: int, pid: int) -> None:
+        if not await processes.let_go(pid):
+            self.log.warning("a rank stays held back", job=job, rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _pages(self, job: JobId, rank: int) -> RankPages | None:
         """Of the process of this rank that joined last."""

@@ -53,9 +53,11 @@ class DeviceWatch:
         used = self._used.get(uuid)
         return sum(share for _, share in used) / len(used) if used else 0.0
 
-    def use(self, uuid: str, free_bytes: int) -> GpuUse:
+    def use(self, uuid: str, free_bytes: int, out_of_use: str) -> GpuUse:
+        """`out_of_use`: why the device is being emptied, or of no use any more; empty: it is in use."""
         health = self.healths.get(uuid, DeviceHealth())
-        refusal = f"{uuid} is out of use: {health.why}" if health.condition in ("drain", "lost") else ""
+        why = out_of_use or ("" if health.takes_jobs else health.why or health.condition)
+        refusal = f"{uuid} is out of use: {why}" if why else ""
         return GpuUse(uuid, self.utilization(uuid), free_bytes, refusal)
 
     def forget(self, known: Mapping[str, Device]) -> None:

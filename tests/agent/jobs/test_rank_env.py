@@ -3,6 +3,7 @@
 The GPUs are those of a stand-in for NVML; `Devices` is what CUDA makes of CUDA_VISIBLE_DEVICES.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import msgspec
@@ -38,25 +39,32 @@ class Devices:
         return self.seen[ordinal]
 
 
-def uuids() -> tuple[str, ...]:
-    return tuple(f"GPU-{number}" for number in range(GPUS))
+def uuids(kind: str = "GPU") -> tuple[str, ...]:
+    return tuple(f"{kind}-{number}" for number in range(GPUS))
+
+
+def job_at(places: tuple[Place, ...], spec: JobSpec) -> Job:
+    job = Job(id=JobId("j1"), number=1, key="key", spec=spec, submitted_wall_s=0.0)
+    job.places, job.master_addr, job.master_port, job.attempt = places, "10.0.0.1", 29_500, 1
+    return job
 
 
 def door(host: HostId) -> RankEndpoints:
     return RankEndpoints(host, "token", "/run/jobs.sock", "/state/preempt")
 
 
-def ranks_of(workers_by_host: list[int], each: int, bind: bool, taken: int = 0) -> list[tuple[HostId, RankSpec, Env]]:
+def ranks_of(
+    workers_by_host: list[int], each: int, bind: bool, taken: int = 0, kind: str = "GPU"
+) -> list[tuple[HostId, RankSpec, Env]]:
     """Every rank of a job that got these many workers on each host, and its environment. `taken`: GPUs of each host
     that others hold."""
     places, rank = [], 0
     for number, workers in enumerate(workers_by_host, 1):
-        gpus = uuids()[taken : taken + workers * each]
+        gpus = uuids(kind)[taken : taken + workers * each]
         places.append(Place(HostId(f"h{number}"), tuple(range(rank, rank + workers)), gpus))
         rank += workers
     given = {"argv": ["x"], "workers": rank, "gpus_per_worker": each, "bind_gpus": bind}
-    job = Job(id=JobId("j1"), number=1, key="key", spec=JobSpec.parse(given), submitted_wall_s=0.0)
-    job.places, job.master_addr, job.master_port, job.attempt = tuple(places), "10.0.0.1", 29_500, 1
+    job = job_at(tuple(places), JobSpec.parse(given))
     found: list[tuple[HostId, RankSpec, Env]] = []
     for place in places:
         spec = ranks_spec(job, place, {"OMP_NUM_THREADS": "7"})
@@ -215,3 +223,29 @@ def test_what_a_rank_may_take_is_a_part_of_its_smallest_device() -> None:
         and memory_of(RankSpec(0, 0, (one,)), devices) == 8 << 30
     )
     assert memory_of(RankSpec(0, 0, ()), devices) == 0 and memory_of(RankSpec(0, 0, ("gone", one)), devices) == 0
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 2))
+def test_ranks_on_mig_instances_are_bound_one_each_without_being_asked(workers: list[int], each: int) -> None:
+    """CUDA shows a process one instance, the first of those it may see."""
+    for _, rank, env in ranks_of(workers, each, False, kind="MIG"):
+        shown_by_cuda = env["CUDA_VISIBLE_DEVICES"].split(",")[:1]
+        assert shown_by_cuda == [rank.gpus[0]] and set(env["CUDA_VISIBLE_DEVICES"].split(",")) == set(rank.gpus)
+        assert env["LOCAL_RANK"] == env["COVEY_LOCAL_DEVICE"] == env["COVEY_LOCAL_DEVICES"] == "0"
+        assert (env["LOCAL_WORLD_SIZE"], env["GROUP_RANK"], env["PET_NPROC_PER_NODE"]) == ("1", env["RANK"], "1")
+
+
+def test_opportunistic_ranks_begin_held_back_where_gpus_are_shared_and_no_others() -> None:
+    place = Place(HostId("h1"), (0,), ("GPU-0",))
+    for job_class, gpus, shares in itertools.product(("guaranteed", "opportunistic"), (0, 1), (False, True)):
+        job = job_at(
+            (place,), JobSpec.parse({"argv": ["x"], "workers": 1, "gpus_per_worker": gpus, "class": job_class})
+        )
+        wanted = shares and job_class == "opportunistic" and gpus == 1
+        assert ranks_spec(job, place, {}, shares).held_back is wanted
+
+
+def test_ranks_of_one_job_count_alike_where_only_some_have_instances() -> None:
+    places = Place(HostId("h1"), (0, 1), ("GPU-0", "GPU-1")), Place(HostId("h2"), (2,), ("MIG-0",))
+    job = job_at(places, JobSpec.parse({"argv": ["x"], "workers": 3}))
+    assert all(ranks_spec(job, place, {}).bind_gpus for place in places)

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.ports import held_back, shim
 from agent.ports import processes as processes_module
 from agent.ports.processes import ProgramBase, RealProcesses, descendants, holding
 from agent.ports.procfs import is_alive, start_ticks
@@ -227,3 +228,54 @@ async def test_processes_are_ended_by_their_environment_whoevers_children_they_a
     assert is_alive(other.id)
     other.signal(signal.SIGKILL)
     assert await other.wait() == -signal.SIGKILL
+
+
+GROUPS = Path("/proc/self/autogroup").exists()
+SPREADS = """
+import os, threading, time
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+if not os.fork():
+    os.setsid()
+    time.sleep(60)
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+async def test_a_rank_that_may_be_let_go_again_starts_held_back(port: RealProcesses, tmp_path: Path) -> None:
+    held = msgspec.structs.replace(command(tmp_path, "/bin/sleep", "60"), run=str(tmp_path / "r"), held_back=True)
+    process = await port.start(held)
+    try:
+        if shim.may_be_let_go():
+            await until(lambda: os.getpriority(os.PRIO_PROCESS, process.id.pid) == 19)
+        if GROUPS:
+            await until(lambda: held_back._group_is_held(process.id.pid))
+        assert await port.let_go(process.id.pid)
+        assert os.getpriority(os.PRIO_PROCESS, process.id.pid) == max(0, os.getpriority(os.PRIO_PROCESS, 0))
+        assert not held_back._group_is_held(process.id.pid)
+    finally:
+        process.signal(signal.SIGKILL)
+        await process.wait()
+    assert await port.let_go(process.id.pid), "one that is gone"
+
+
+@pytest.mark.skipif(not shim.may_be_let_go(), reason="this user may raise no priority again")
+def test_who_is_let_go_is_so_with_all_that_it_started_meanwhile() -> None:
+    """Threads and children, also one with a session of its own, inherit what it had."""
+    process = subprocess.Popen([sys.executable, "-c", SPREADS], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    found = held_back.tree(process.pid)
+    threads = [thread for one in found for thread in held_back._threads(one)]
+    try:
+        assert len(found) == 2 and len(threads) == 3
+        for thread in threads:
+            os.setpriority(os.PRIO_PROCESS, thread, 19)
+        assert held_back.let_go(process.pid)
+        own = max(0, os.getpriority(os.PRIO_PROCESS, 0))
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {own}
+    finally:
+        for one in reversed(found):
+            os.kill(one, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()

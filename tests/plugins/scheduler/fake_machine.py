@@ -53,12 +53,19 @@ class FakeDisk:
 
 class FakeProbes:
     devices: Any = None
+    unlisted = ""
 
     def __init__(self, host: str, gpus: int) -> None:
         self._gpus = [Gpu(n, f"GPU-{host}-{n}", "Test", 1 << 30, 0, 0.0, True) for n in range(gpus)]
 
     def gpus(self) -> Sequence[Gpu]:
         return self._gpus
+
+    def gpus_unlisted(self) -> str:
+        return self.unlisted
+
+    def forget_gpu(self, uuid: str) -> str:
+        return ""
 
     def watch_memory(self, stalls: Callable[[], None]) -> str:
         return "not watched"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from covey.core import Heard, HostId, JobId, Send
+from plugins.facts import GpuUse
 from plugins.scheduler.machine.reservations import (
     Action,
     Event,
@@ -22,7 +23,9 @@ from plugins.scheduler.machine.reservations import (
     Save,
     SecondWent,
     Starting,
+    UseSeen,
 )
+from plugins.scheduler.machine.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 
 J1, J2 = JobId("j1"), JobId("j2")
@@ -296,3 +299,23 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=40, deadline=None)
 test_in_any_order_no_gpu_is_held_twice_and_what_runs_keeps_its_own = AnyOrder.TestCase
+
+
+def test_a_gpu_that_takes_no_job_is_nobodys_whether_gpus_are_shared_or_not() -> None:
+    sick = {"g1": "XID 48: an uncorrectable memory error", "g3": "the driver does not answer"}
+    for sharing in (None, Sharing(beside=1)):
+        local = Local()
+        local.machine.sharing = sharing
+        assert local.ask(J2, 1).gpus == ("g0",)
+        local.dispatch(GpusSeen(("g0", "g1", "g2", "g3"), sick | {"g0": "lost"}))
+        assert local.machine.free() == ["g2"] and local.machine.out() == sick, "what is held is its job's until it ends"
+        no = local.ask(J1, 2)
+        assert isinstance(no, NotReserved) and no.free == 1 and "XID 48" in no.reason and "does not answer" in no.reason
+        local.dispatch(GpusSeen(("g0", "g1", "g2", "g3")))
+        assert len(local.ask(J1, 3, attempt=2).gpus) == 3
+
+
+def test_a_gpu_that_its_sharing_empties_is_nobodys_although_none_is_shared() -> None:
+    local = Local()
+    local.dispatch(UseSeen((GpuUse("g0", 0.0, 0, "g0 is out of use: rows to remap"),)))
+    assert local.machine.free() == ["g1", "g2", "g3"] and isinstance(local.ask(J1, 4), NotReserved)

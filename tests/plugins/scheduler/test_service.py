@@ -385,6 +385,43 @@ def test_output_that_a_sick_disk_does_not_give_stops_nothing_but_the_question(mo
     on_a_rack(story)
 
 
+def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so() -> None:
+    async def story(rack: Rack) -> None:
+        probes = rack["gpu2"].machine.probes
+        well = list(probes.gpus())
+        sick = "the driver does not answer"
+        probes._gpus = [msgspec.structs.replace(gpu, condition="unknown", why=sick) for gpu in well]
+        await until(lambda: GpusNow(2, 0, "Test", True, 2, sick) == told_by(rack, "gpu2"))
+        assert await submit(rack, workers=8, pack="any"), "the rack has 8, whatever answers just now"
+        view = await rack["gpu1"].call("job", id="j1")
+        assert view.state == "queued" and f"GPUs that take no job: gpu2 2 ({sick})" in view.reason
+        notes = [(event, reason) for subject, event, reason, _ in rack["gpu2"].notes if subject == "host/gpu2"]
+        assert len(notes) == 2 and all(event == "GPU takes no job" and sick in reason for event, reason in notes)
+        assert sick in rack["gpu2"].service.notes()[0]
+        probes._gpus = well
+        await until(lambda: rack.job("j1").state == "running")
+        assert rack["gpu2"].service.notes() == [] and rack["gpu2"].service.metrics()["covey_gpus_out"] == 0
+
+    on_a_rack(story)
+
+
+def test_nothing_is_refused_for_good_while_a_host_does_not_know_which_gpus_it_has() -> None:
+    async def story(rack: Rack) -> None:
+        rack["gpu2"].machine.probes.unlisted = "there is no driver to ask: Driver Not Loaded"
+        await until(lambda: not told_by(rack, "gpu2").known)
+        view = await submit(rack, workers=9)
+        assert view.state == "queued" and "Driver Not Loaded" in view.reason
+        rack["gpu2"].machine.probes.unlisted = ""
+        await until(lambda: told_by(rack, "gpu2").known)
+        assert (await refused(submit(rack, workers=9))).code == 7
+
+    on_a_rack(story)
+
+
+def told_by(rack: Rack, host: str) -> GpusNow:
+    return msgspec.msgpack.decode(rack.values[HostId(host)]["gpus"], type=GpusNow)
+
+
 def test_what_the_log_knows_to_be_held_is_not_planned_with() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)

@@ -15,7 +15,7 @@ class DrivenDevice(CoreDevice):
     """`driver.open.clear()`: it hangs; `driver.present = False`: every call raises."""
 
     def __init__(self, driver: StandIn, deadline_s: float) -> None:
-        super().__init__(driver.boards[0].memory)
+        super().__init__(driver.boards[0].memory or 0)
         self.driver = driver
         self.nvml = NvmlDevices(JsonLog(Lines()), deadline_s=deadline_s)  # type: ignore[arg-type]
 

@@ -250,6 +250,12 @@ class _Probes(msgspec.Struct, frozen=True):
     def gpus(self) -> Any:
         return self.inner.gpus()
 
+    def gpus_unlisted(self) -> str:
+        return str(self.inner.gpus_unlisted())
+
+    def forget_gpu(self, uuid: str) -> str:
+        return str(self.inner.forget_gpu(uuid))
+
     def memory(self) -> Any:
         return self.inner.memory()
 

@@ -24,7 +24,9 @@ class Ruled(Ladder):
         found: Rates = self.law.rates
         return found
 
-    def stepped(self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None) -> str | None:
+    def stepped(
+        self, step_s: float, idle_s: float, now_s: float, ended_s: float | None = None, held: bool = True
+    ) -> str | None:
         self.last_step_s = now_s
         return "" if self.law.stepped(step_s, idle_s, now_s, ended_s) else None
 

@@ -42,7 +42,7 @@ G, OPP, MORE = JobId("g"), JobId("o"), JobId("p")
 MS = 1_000_000
 SHAPES: list[dict[int, tuple[str, ...]]] = [{0: ("A",)}, {0: ("B",)}, {0: ("A",), 1: ("B",)}, {0: ("A", "B")}]
 FINE: list[Condition] = ["ok"] * 30
-CONDITIONS: list[Condition] = [*FINE, "degraded", "drain", "lost"]
+CONDITIONS: list[Condition] = [*FINE, "degraded", "unknown", "drain", "lost"]
 
 
 class HostRack:
@@ -268,6 +268,30 @@ def test_a_sick_device_sends_its_gangs_back_with_the_reason() -> None:
     assert "XID 79" in rack.back[G]
 
 
+def test_a_device_of_which_nobody_knows_how_it_is_keeps_its_gangs() -> None:
+    rack = HostRack()
+    rack.steady()
+    rack.tell(GpuHealth("A", "unknown", "the driver does not answer"))
+    assert not rack.back and rack.machine.gpus["A"].use.why == ""
+
+
+def test_a_device_that_works_and_should_be_looked_at_is_used_again() -> None:
+    """A reset clears what asked for it, and the driver goes on counting memory errors."""
+    rack = HostRack()
+    rack.tell(GpuHealth("A", "drain", "the driver asks for a reset"))
+    rack.tell(GpuHealth("A", "unknown", "the driver does not answer"))
+    assert rack.machine.gpus["A"].use.why
+    rack.tell(GpuHealth("A", "degraded", "uncorrectable memory errors: 2"))
+    rack.come(G, "guaranteed", 4)
+    assert G in rack.started
+
+
+def test_a_device_whose_memory_becomes_known_later_is_counted_by_it() -> None:
+    rack = HostRack()
+    rack.tell(GpusHere({"A": GIB, "B": 8 * GIB}))
+    assert rack.machine.gpus["A"].ledger.capacity_bytes == GIB
+
+
 def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
     rack = HostRack()
     rack.come(OPP, "opportunistic", 2)
@@ -279,6 +303,26 @@ def test_a_device_that_was_reset_is_used_again_once_nobody_is_on_it() -> None:
     rack.tell(GpuHealth("A", "ok", ""))
     rack.come(G, "guaranteed", 4)
     assert G in rack.started
+
+
+def test_a_word_of_an_epoch_that_is_over_counts_for_nothing() -> None:
+    """A process of a grant before is still there, and its page says that it applied all that it was sent."""
+    rack = HostRack()
+    rack.come(OPP, "opportunistic", 2)
+    page, account = rack.pages[(OPP, 0)], rack.machine.gpus["A"].ledger.accounts[OPP]
+    rack.tell(GangComing(G, 1, "guaranteed", {0: ("A",)}, 7 * GIB, False))
+    assert account.sent, "it is to give memory back"
+    before = list(account.sent)
+    rack.tell(RankReported(OPP, 0, 0, RankReport(acked=1 << 40, gate=1)))
+    assert account.sent == before and rack.pages[(OPP, 0)].epoch >= page.epoch
+
+
+def test_limits_of_a_page_never_go_back_for_a_process_that_knows_newer_ones() -> None:
+    """Its agent began anew and counts from 1, and the process would take all that for old."""
+    rack = HostRack()
+    rack.come(OPP, "opportunistic", 2)
+    rack.tell(PagesMade(OPP, 1, 0, 500, GIB))
+    assert rack.pages[(OPP, 0)].epoch > 500
 
 
 def test_a_newer_grant_replaces_one_that_never_started() -> None:

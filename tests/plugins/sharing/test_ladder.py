@@ -307,3 +307,27 @@ def test_busy_time_is_not_shared_on_a_baseline_that_is_not_known_well() -> None:
             baseline = job.ladder.baseline
             assert baseline.error_s < TOLERANCE / 3 * baseline.mean_s
     assert job.ladder.baseline.count >= 64
+
+
+def phase_of(ladder: Ladder) -> str:
+    return ladder.phase
+
+
+def test_a_job_is_not_measured_alone_while_one_beside_it_has_not_answered_yet() -> None:
+    """It is slowed by whoever starts: as a baseline that would excuse all later harm."""
+    ladder, now_s = Ladder(), 0.0
+    for _ in range(500):
+        now_s += 0.028
+        ladder.stepped(0.028, 0.0, now_s, held=False)
+    assert phase_of(ladder) == "baseline" and not ladder.baseline.count and not ladder.window.count
+    for _ in range(500):
+        now_s += 0.02
+        ladder.stepped(0.02, 0.0, now_s)
+        if phase_of(ladder) == "run":
+            break
+    assert phase_of(ladder) == "run" and 0.0199 < ladder.baseline.mean_s < 0.0201
+    for _ in range(500):
+        now_s += 0.028
+        ladder.stepped(0.028, 0.0, now_s, held=False)
+    assert phase_of(ladder) == "verify", "what it suffers counts from the start, and nobody is acquitted"
+    assert 0.0199 < ladder.baseline.mean_s < 0.0201

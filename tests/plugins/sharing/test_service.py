@@ -10,7 +10,7 @@ import pytest
 from covey.client import JobClient
 from covey.core import JobId
 from covey.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
-from covey.ports import DeviceHealth
+from covey.ports import DeviceHealth, DeviceSample
 from covey.units import GIB, MIB
 from covey.wire import AskPages
 from plugins.base import PluginService
@@ -209,6 +209,21 @@ async def test_a_device_that_is_lost_gives_its_jobs_back_with_the_reason() -> No
         await other.close()
 
 
+async def test_memory_of_who_ended_is_not_handed_on_while_the_device_does_not_answer() -> None:
+    """A device that is lost holds nothing any more; one that does not answer may hold everything."""
+    async with live_host() as host:
+        service = host.service
+
+        async def hangs(uuid: str) -> DeviceHealth:
+            raise TimeoutError("the driver does not answer")
+
+        for condition, lost in (("ok", False), ("unknown", False), ("drain", False), ("lost", True)):
+            host.devices.condition = DeviceHealth(condition, "why")  # type: ignore[arg-type]
+            assert await service._is_lost("CPU-h1-0") is lost, condition
+        host.devices.health = hangs  # type: ignore[method-assign]
+        assert await service._is_lost("CPU-h1-0") is False
+
+
 async def test_an_upgrade_changes_class_in_place() -> None:
     """Reference: AntMan §3.3, Job upgrade."""
     async with live_host() as host:
@@ -248,3 +263,16 @@ async def test_people_see_who_shares_and_what_it_costs() -> None:
 
 def test_the_plugin_is_what_agents_start() -> None:
     assert issubclass(PLUGIN.service, PluginService) and PLUGIN.name == "sharing"  # type: ignore[arg-type]
+
+
+async def test_a_device_that_does_not_answer_shows_nothing_of_now() -> None:
+    """What it showed last has no process that began since, nor memory that was taken since."""
+    async with live_host() as host:
+        watch = host.service.watch
+        assert await watch.look("CPU-h1-0") is not None
+
+        async def hangs(uuid: str) -> DeviceSample:
+            raise TimeoutError("the driver does not answer")
+
+        host.devices.sample = hangs  # type: ignore[method-assign]
+        assert await watch.look("CPU-h1-0") is None

@@ -60,3 +60,43 @@ def test_more_than_there_is_cannot_be_sent() -> None:
     ledger.open(JobId("a"))
     with pytest.raises(AssertionError):
         ledger.send(JobId("a"), 1, 11, 0.0)
+
+
+def test_an_acknowledgement_counts_for_its_own_limit_and_those_before_it_alone() -> None:
+    """A newer, smaller one may be on its way still: what it will free is nobody's yet."""
+    ledger = ShareLedger(10, 0)
+    ledger.open(JobId("a"), 10)
+    for epoch, bytes_ in ((1, 8), (2, 6), (3, 2)):
+        ledger.send(JobId("a"), epoch, bytes_, 0.0)
+    assert ledger.acked(JobId("a"), 2) and ledger.free_bytes == 4, "it goes by 6, and has not heard of 2"
+    assert ledger.overdue(6.0, {}) == [JobId("a")], "it still owes what it was asked for"
+    assert ledger.open(JobId("b"))
+    assert ledger.changes({JobId("b"): 10}) == {JobId("b"): 4}
+    assert ledger.acked(JobId("a"), 3) and ledger.free_bytes == 8
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["send", "apply", "hear"]), st.integers(0, 2), st.integers(0, 100)), max_size=60)
+)
+def test_jobs_that_apply_limits_late_never_hold_more_than_there_is(steps: list[tuple[str, int, int]]) -> None:
+    """A job goes by one limit until it applies the next, and its word of that may come later still."""
+    ledger = ShareLedger(100, 10)
+    jobs = [JobId(f"j{number}") for number in range(3)]
+    sent: dict[JobId, list[int]] = {job: [0] for job in jobs}
+    applied = dict.fromkeys(jobs, 0)
+    for job in jobs:
+        ledger.open(job)
+    for step, number, bytes_ in steps:
+        job = jobs[number]
+        if step == "send":
+            for limit in ledger.changes({job: bytes_}).values():
+                sent[job].append(limit)
+                ledger.send(job, len(sent[job]) - 1, limit, 0.0)
+        elif step == "apply":
+            applied[job] = min(len(sent[job]) - 1, applied[job] + 1 + bytes_ % 2)
+        else:
+            ledger.acked(job, applied[job] - bytes_ % 2)
+        ledger.check()
+        held = sum(sent[job][applied[job]] for job in jobs)
+        assert held <= ledger.room_bytes, "memory was given out twice"
+        assert all(max(sent[job][applied[job] :]) <= ledger.accounts[job].charged_bytes for job in jobs)

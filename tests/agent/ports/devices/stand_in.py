@@ -50,7 +50,8 @@ class Board:
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
-    memory: int = 80 * GIB
+    memory: int | None = 80 * GIB
+    """None: the driver has no such figure, since the GPU uses the host's."""
     used: int = GIB
     busy: int = 0
     processes: dict[int, int] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Board:
     ecc: int = 0
     remap_pending: bool = False
     remap_failed: bool = False
+    unrepairable: bool = False
     recovery: int = 0
     lost: bool = False
     mig: bool = False
@@ -87,6 +89,8 @@ class StandIn:
         self._without = without if limits else without | {"nvmlDeviceGetMemoryLimits_v1"}
         self.present, self.over = True, False
         self.calls: dict[str, int] = {}
+        self.failing: dict[str, int] = {}
+        """Function -> error with which it ends."""
         self.open = threading.Event()
         """Cleared: every call hangs until it is set again."""
         self.open.set()
@@ -104,6 +108,8 @@ class StandIn:
             self.open.wait(20)
         if self.over:
             return int(pynvml.NVML_ERROR_UNINITIALIZED)
+        if name in self.failing:
+            return self.failing[name]
         if not self.present and name != "nvmlShutdown":
             return int(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         try:
@@ -158,6 +164,8 @@ class StandIn:
 
     def _nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
         board, part = self._board(handle)
+        if part is None and board.memory is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         memory._obj.total = (board if part is None else part).memory
         memory._obj.used = (board if part is None else part).used
 
@@ -216,6 +224,9 @@ class StandIn:
     def _nvmlDeviceGetRemappedRows(self, handle: Any, corr: Any, unc: Any, pending: Any, failed: Any) -> None:
         board = self._whole(handle)
         pending._obj.value, failed._obj.value = board.remap_pending, board.remap_failed
+
+    def _nvmlDeviceGetUnrepairableMemoryFlag_v1(self, handle: Any, status: Any) -> None:
+        status._obj.unrepairableMemory = self._whole(handle).unrepairable
 
     def _nvmlDeviceGetFieldValues(self, handle: Any, count: Any, values: Any) -> None:
         one = ctypes.cast(values, ctypes.POINTER(pynvml.c_nvmlFieldValue_t))[0]
@@ -302,6 +313,10 @@ RECORDED: Mapping[str, tuple[tuple[Step, str], ...]] = {
         (lambda driver, gpu: setattr(gpu, "remap_pending", True), "degraded"),
         (lambda driver, gpu: setattr(gpu, "recovery", 4), "drain"),
         (lambda driver, gpu: setattr(gpu, "remap_failed", True), "drain"),
+    ),
+    "memory beyond repair": (
+        (lambda driver, gpu: setattr(gpu, "unrepairable", True), "drain"),
+        (lambda driver, gpu: setattr(gpu, "unrepairable", False), "ok"),
     ),
     "a reset": (
         (lambda driver, gpu: setattr(gpu, "recovery", 1), "drain"),

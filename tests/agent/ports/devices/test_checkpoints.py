@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.ports.devices import checkpoint_guard
 from agent.ports.devices.checkpoints import Checkpoints
 from agent.ports.procfs import stat
 from covey.ports import ProcessId
@@ -159,3 +160,26 @@ def test_an_older_driver_cannot_do_it_and_nobody_is_asked_for_more(tmp_path: Pat
     checkpoints = Checkpoints(lambda pid: [ProcessId(pid, 1)], str(tmp_path / "libcuda.so.1"))
     assert not checkpoints.able() and not checkpoints.suspend(os.getpid())
     assert checkpoints._guard is None
+
+
+def test_the_time_of_what_is_out_begins_anew_with_every_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Out:
+        def out(self, pid: int) -> str:
+            return ""
+
+        def back(self, pid: int) -> str:
+            return ""
+
+    now_s = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    own = os.getpid(), int((stat(os.getpid()) or [])[19])
+    guard = checkpoint_guard.Guard(Out())  # type: ignore[arg-type]
+    assert guard.hold(10.0, [own]) == ""
+    now_s = 109.0
+    assert guard.hold(10.0, [own]) == ""
+    now_s = 115.0
+    guard.end(all_of_them=False)
+    assert own in guard.held, "said again 6 s ago"
+    now_s = 119.5
+    guard.end(all_of_them=False)
+    assert not guard.held

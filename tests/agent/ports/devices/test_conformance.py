@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from covey.ports import DeviceHealth, DeviceSample
+from tests.agent.here import until
 from tests.agent.ports.devices.rigs import DEADLINE_S, HELD, Rig, quicken, rig_of
 
 BUSY = 0.04
@@ -106,6 +107,7 @@ async def test_a_device_that_breaks_is_lost_and_that_is_told_once(rig: Rig) -> N
     told = await rig.devices.events()
     assert [(who, what.condition) for who, what in told] == [(uuid, "lost")] and told[0][1].why
     assert list(await rig.devices.events()) == []
+    await until(lambda: {gpu.uuid: gpu.takes_jobs for gpu in rig.devices.gpus()}[uuid] is False)
     others = [device.uuid for device in rig.devices.devices() if device.uuid != uuid]
     assert [await rig.devices.health(other) for other in others] == [DeviceHealth()] * len(others)
 
@@ -157,7 +159,10 @@ async def test_one_that_hangs_is_contained_and_said_and_comes_back(rig: Rig) -> 
         with pytest.raises(TimeoutError):
             await rig.devices.sample(uuid)
     health = await rig.devices.health(uuid)
-    assert health.condition == "degraded" and "answer" in health.why
+    assert health.condition == "unknown" and "answer" in health.why
+    assert {gpu.condition for gpu in rig.devices.gpus()} == {"unknown"}, (
+        "nobody knows how they are, and none takes jobs"
+    )
     assert len(rig.devices.devices()) == len(rig.devices.gpus()) >= 1, "the newest that is known, at once"
     assert time.monotonic() - began_s < DEADLINE_S * 4 + 3.0 and ticks > 10, "the loop went on"
     ticking.cancel()

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from agent.ports import procfs
-from agent.ports.devices import suspensions
+from agent.ports.devices import suspend_guard, suspensions
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.rank_trees import RankTrees, queueing_s
 from agent.ports.devices.settings import CpuDevice, usable_cores
@@ -253,3 +253,18 @@ async def test_a_rank_runs_on_the_cores_of_its_devices_alone() -> None:
             assert len(host.told(RanksStarted)) == 3
             for spec in await runner.kept():
                 runner.forget(spec.job, spec.epoch)
+
+
+def test_the_guard_leaves_a_pid_that_is_used_again_alone() -> None:
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        started = int(suspend_guard.fields(process.pid)[19])
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        suspend_guard.go_on((process.pid, started + 1))
+        assert suspend_guard.fields(process.pid)[0] == "T", "it is another process, which somebody else stopped"
+        suspend_guard.go_on((process.pid, started))
+        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+    finally:
+        process.kill()
+        process.wait()

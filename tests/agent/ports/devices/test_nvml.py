@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from agent.ports.devices import nvml as nvml_module
-from agent.ports.devices import nvml_reads
+from agent.ports.devices import nvml_driver, nvml_reads
 from agent.ports.devices.nvml import NvmlDevices
 from agent.program import JsonLog
 from covey.ports import DeviceProcess, Gpu
@@ -172,9 +172,9 @@ async def test_a_driver_that_hangs_is_asked_by_one_thread_only(made: list[NvmlDe
                 await devices.sample("GPU-1")
         assert sum(driver.calls.values()) <= before + 3
         assert devices.counters["timeouts"] >= 20
-        assert dict(await devices.events())["GPU-1"].condition == "degraded"
+        assert dict(await devices.events())["GPU-1"].condition == "unknown"
         driver.open.set()
-        await asyncio.sleep(0.1)
+        await until(lambda: devices.gpus()[0].condition == "ok")
         assert dict(await devices.events())["GPU-1"].condition == "ok"
 
 
@@ -191,17 +191,20 @@ async def test_starting_waits_no_longer_than_it_was_told(made: list[NvmlDevices]
 async def test_without_a_driver_there_are_no_devices_until_there_is_one(
     made: list[NvmlDevices], lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_module, "NO_DRIVER_S", 0.01)
+    monkeypatch.setattr(nvml_driver, "NO_DRIVER_S", 0.01)
+    monkeypatch.setattr(nvml_driver, "AGAIN_S", 0.01)
     monkeypatch.setattr(nvml_module, "REFRESH_S", 0.01)
     with beneath_pynvml(StandIn(Board("GPU-1"))) as driver:
         driver.present = False
         devices = await over(driver, made, lines)
-        assert list(devices.gpus()) == []
+        assert list(devices.gpus()) == [] and devices.unlisted() == "", "a machine without GPUs"
         driver.present = True
-        await until(lambda: len(devices.gpus()) == 1)
+        await until(lambda: [gpu.condition for gpu in devices.gpus()] == ["ok"])
         driver.present = False
-        await until(lambda: len(devices.gpus()) == 0)
-        assert "NVML failed" in lines.text
+        await until(lambda: [gpu.condition for gpu in devices.gpus()] == ["unknown"])
+        assert "Driver Not Loaded" in devices.gpus()[0].why and "Driver Not Loaded" in lines.text
+        driver.present = True
+        await until(lambda: [gpu.condition for gpu in devices.gpus()] == ["ok"])
 
 
 async def test_the_driver_is_asked_once_a_second_at_most(made: list[NvmlDevices], lines: Lines) -> None:

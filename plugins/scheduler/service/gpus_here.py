@@ -1,0 +1,93 @@
+"""What this host says of its own GPUs: to the rack by gossip, to people by its event logs, its log and its status.
+
+A GPU that takes no job is told as long as it is so: how many, and what is wrong with the worst one (`GpusNow`). What
+changes is an event of the host and of the GPU (`agentctl why host/NAME`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from covey.ports import Condition, Gpu
+from plugins.base import Host
+from plugins.facts import GpusNow
+from plugins.scheduler.machine.reservations import Reservations
+
+WHY_BYTES_MAX = 96
+WORSE: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
+"""The better first."""
+
+
+def worst(gpus: Sequence[Gpu]) -> Gpu | None:
+    """The one that takes no job and is in the worst condition; None: all take jobs."""
+    out = [gpu for gpu in gpus if not gpu.takes_jobs]
+    return max(out, key=lambda gpu: WORSE.index(gpu.condition), default=None)
+
+
+def now(gpus: Sequence[Gpu], unlisted: str, reservations: Reservations) -> GpusNow:
+    """For gossip. `unlisted`: why nobody knows which GPUs are here; empty: `gpus` has them all."""
+    out, sick = reservations.out(), worst(gpus)
+    why = unlisted or (sick.why or sick.condition if sick is not None else next(iter(out.values()), ""))
+    return GpusNow(
+        total=len(gpus),
+        free=len(reservations.free()),
+        model=gpus[0].model[:64] if gpus else "",
+        simulated=bool(gpus) and gpus[0].simulated,
+        out=len(out),
+        why=why.encode()[:WHY_BYTES_MAX].decode(errors="ignore"),
+        known=not unlisted,
+    )
+
+
+class OwnGpus:
+    """`look` once a second: what changed is written down."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._told: dict[str, tuple[Condition, str]] = {}
+        self._unlisted = ""
+        self._published: GpusNow | None = None
+
+    def publish(self, reservations: Reservations) -> None:
+        """To the rack, when it changed."""
+        probes = self._host.env.probes
+        said = now(probes.gpus(), probes.gpus_unlisted(), reservations)
+        if said != self._published:
+            self._published = said
+            self._host.spread("gpus", said)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"covey_gpus_out": sum(not gpu.takes_jobs for gpu in self._host.env.probes.gpus())}
+
+    def look(self) -> None:
+        probes = self._host.env.probes
+        if (unlisted := probes.gpus_unlisted()) != self._unlisted:
+            self._unlisted = unlisted
+            self._note("GPUs are known" if not unlisted else "GPUs are not known", unlisted)
+        for gpu in probes.gpus():
+            before = self._told.get(gpu.uuid, ("ok", ""))
+            if (gpu.condition, gpu.why) != before:
+                self._told[gpu.uuid] = gpu.condition, gpu.why
+                self._changed(gpu, before[0])
+
+    def _changed(self, gpu: Gpu, before: Condition) -> None:
+        if gpu.takes_jobs:
+            event = "GPU takes jobs again" if before not in ("ok", "degraded") else f"GPU is {gpu.condition}"
+            said = f"{gpu.uuid} (GPU {gpu.index}){f': {gpu.why}' if gpu.why else ''}"
+        else:
+            event, said = "GPU takes no job", f"{gpu.uuid} (GPU {gpu.index}) is {gpu.condition}: {gpu.why}"
+            self._host.env.log.warning("a GPU takes no job", gpu=gpu.uuid, condition=gpu.condition, why=gpu.why)
+        self._note(event, said)
+        self._host.note(f"gpu/{gpu.uuid}", event, said)
+
+    def _note(self, event: str, said: str) -> None:
+        self._host.note(f"host/{self._host.id}", event, said)
+
+    def notes(self) -> list[str]:
+        """For `agentctl status`: what is not as it should be."""
+        probes = self._host.env.probes
+        found = [
+            f"GPU {gpu.index} ({gpu.uuid}) takes no job: {gpu.condition}, {gpu.why}"
+            for gpu in probes.gpus()
+            if not gpu.takes_jobs
+        ]
+        unlisted = probes.gpus_unlisted()
+        return [*found, *([f"nobody knows which GPUs are here: {unlisted}"] if unlisted else [])]
