@@ -17,6 +17,7 @@ from agent.envelope import ENVELOPE_BYTES_MAX, PAGE_BYTES
 from agent.rpc import Envelope, Messenger
 from covey.core import HostId
 from covey.errors import Refused
+from tests.quiet import quiet
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
 
@@ -145,7 +146,7 @@ async def test_a_restarted_sender_starts_a_new_table(wire: Wire) -> None:
     assert wire.heard == [b"one", b"two"]
     old = msgspec.msgpack.encode(Envelope("send", 9, 1, 1, 0, "memory", b"ghost"))
     wire.messengers[GPU2].received(GPU1, old)
-    await asyncio.sleep(0.01)
+    await quiet()
     assert b"ghost" not in wire.heard, "the former boot's messages are stale"
 
 
@@ -155,7 +156,7 @@ async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
     recorded = [data for to, data in wire.log if to == GPU2]
     for data in recorded:
         wire.messengers[GPU2].received(GPU1, data)
-    await asyncio.sleep(0.01)
+    await quiet()
     assert wire.heard == [b"%d" % number for number in range(20)]
 
 
@@ -163,7 +164,7 @@ async def test_a_message_for_a_plugin_that_is_off_waits_unacknowledged_until_it_
     wire.off = True
     assert not await wire.messengers[GPU1].send("memory", GPU2, b"map", 0.03)
     sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"evict", 1.0))
-    await asyncio.sleep(0.03)
+    await quiet()
     assert wire.heard == [] and not sending.done()
     wire.off = False
     assert await sending
@@ -193,7 +194,7 @@ async def test_a_question_is_answered_or_refused_with_its_reason(wire: Wire) -> 
 
 async def test_a_raw_letter_goes_once(wire: Wire) -> None:
     assert wire.messengers[GPU1].raw("log", GPU2, b"append")
-    await asyncio.sleep(0.01)
+    await quiet()
     assert wire.heard == [b"raw append"]
 
 
@@ -277,7 +278,7 @@ async def test_a_full_table_refuses_a_message_counts_it_and_takes_it_once_there_
     await asyncio.sleep(0.01)
     wire.off, wire.slow = False, asyncio.Event()
     others = [asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"%d" % n, 2.0)) for n in range(5)]
-    await asyncio.sleep(0.05)
+    await quiet()
     assert wire.messengers[GPU2].counters["refused_table_full"] > 0, "it is said aloud"
     assert wire.messengers[GPU1].counters["receiver_table_full"] > 0
     wire.slow.set()
@@ -335,7 +336,7 @@ async def test_pages_that_nobody_fetched_in_time_are_gone_and_said_to_be(wire: W
     asked = Envelope("ask", 7, 1, 1, 0, "big", b"how")
     answers = wire.messengers[GPU2]._answers
     answers.asked(GPU1, asked)
-    await asyncio.sleep(0.01)
+    await quiet()
     assert answers._kept_bytes == 3 * PAGE_BYTES
     for page, said in ((2, "answer"), (3, "refused"), (63, "refused")):
         answers.asked(GPU1, msgspec.structs.replace(asked, page=page))
@@ -352,7 +353,7 @@ async def test_kept_answers_are_bounded_together(wire: Wire, monkeypatch: pytest
     wire.answers["big"] = bytes(3 * PAGE_BYTES)
     for number in range(5):
         wire.messengers[GPU2]._answers.asked(GPU1, Envelope("ask", number, 1, 1, 0, "big", b""))
-        await asyncio.sleep(0.005)
+        await quiet()
     assert list(wire.messengers[GPU2]._answers._kept) == [(GPU1, 1, 4)]
 
 

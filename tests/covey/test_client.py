@@ -23,6 +23,7 @@ from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
 from plugins.facts import JobJoined, TableUsed
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
+from tests.quiet import quiet
 
 
 def test_outside_a_job_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ async def test_what_an_agent_must_know_is_said_again_to_the_next_one(agent: Agen
     await agent.restart()
     await until(lambda: agent.socket.peers(J1))
     await until(lambda: agent.heard == [lost[1]] and used in agent.facts)
-    await asyncio.sleep(0.02)
+    await quiet()
     assert agent.heard == [lost[1]]
     await asyncio.to_thread(job.close)
 

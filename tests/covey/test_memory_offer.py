@@ -22,6 +22,7 @@ from plugins.facts import TensorsSeen
 from tests.agent.here import ranks, until
 from tests.covey.agents import J1, Agent
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
+from tests.quiet import quiet
 
 EPOCH = (1 << 32) + 1
 
@@ -244,7 +245,7 @@ async def test_a_rank_says_it_once_and_all_are_told_once(agent: Agent, monkeypat
     for _ in range(3):
         clients[1]._cannot_share("no room")
     await until(lambda: len(heard) >= 2)
-    await asyncio.sleep(0.05)
+    await quiet()
     assert heard == ["no room", "no room"]
     await end(*clients)
 

@@ -35,6 +35,7 @@ from plugins.aggregator.datapath.memory import Arena
 from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import AggdThread, Quiet
+from tests.quiet import quiet
 
 SHAPE = (300_000,)
 
@@ -265,7 +266,7 @@ async def test_a_slow_reader_holds_up_who_lends_and_gets_all(tmp_path: Path) -> 
     assert isinstance(stream, PageStream)
     data, heads = numbers(9 << 20), [bytes([at]) * 40 for at in range(3)]
     lending = asyncio.ensure_future(_lend_all(stream, heads, data))
-    await asyncio.sleep(0.05)
+    await quiet()
     assert not lending.done(), "the reader has read nothing"
     for at, head in enumerate(heads):
         found = bytearray(40 + (3 << 20))
@@ -290,7 +291,7 @@ async def test_who_lends_is_told_of_the_end_and_keeps_no_descriptor(tmp_path: Pa
     assert isinstance(stream, PageStream)
     before = len(os.listdir("/proc/self/fd"))
     lending = asyncio.ensure_future(stream.lend(b"head", numbers(9 << 20).data))
-    await asyncio.sleep(0.05)
+    await quiet()
     assert not lending.done() and len(os.listdir("/proc/self/fd")) == before + 3
     ends: dict[str, Callable[[], object]] = {"closed here": near.close, "closed there": far.close}
     ends.get(how, lending.cancel)()
@@ -298,7 +299,7 @@ async def test_who_lends_is_told_of_the_end_and_keeps_no_descriptor(tmp_path: Pa
         await asyncio.wait_for(lending, 5.0)
     near.close()
     far.close()
-    await asyncio.sleep(0.05)
+    await quiet()
     assert len(os.listdir("/proc/self/fd")) == before - 2
 
 

@@ -16,6 +16,7 @@ from plugins.base import RankPages
 from plugins.facts import RankShares
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
+from tests.quiet import quiet
 
 LIMITS = RankLimits(epoch=4, idle=0.5, busy=0.25, failsafe=0.1, lease_ns=10**15, memory_bytes=1 << 20)
 
@@ -118,7 +119,7 @@ async def test_a_flag_of_a_rank_that_has_gone_is_not_sent(agent: Agent) -> None:
     await until(lambda: len(agent.socket.peers(J1)) == 1)
     pages_of(agent, 1).show(gone)
     pages_of(agent, 1).show(None)
-    await asyncio.sleep(0.1)
+    await quiet()
     assert other.neighbour is None and second.connected
     await asyncio.to_thread(second.close)
 

@@ -24,6 +24,7 @@ from plugins.memory.datapath.control import (
 from plugins.memory.datapath.control_ends import ControlClient
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from tests.plugins.memory.ports import SHAPE, Bench, a_bench, soon
+from tests.quiet import quiet
 
 T = TypeVar("T")
 TOKEN = b"t" * 32
@@ -143,7 +144,7 @@ async def test_a_volume_process_that_ends_and_comes_back_is_found_again(monkeypa
         await in_a_thread(lambda: memory.write(0, b"a" * PAGE))
         await agent.stop_vold()
         reading = asyncio.ensure_future(in_a_thread(lambda: memory.read(0, PAGE)))
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not reading.done()
         agent.start_vold()
         assert await reading == b"a" * PAGE

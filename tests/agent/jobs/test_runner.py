@@ -39,6 +39,7 @@ from covey.ports import Command, Disk, Env, ProcessId
 from plugins.base import LogRead, Program, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import Here, here, ranks, until
+from tests.quiet import quiet
 
 J1 = JobId("j1")
 
@@ -246,7 +247,7 @@ async def test_ranks_that_end_while_the_agent_is_away_are_told_until_they_are_ac
         await runner.start_up()
         await runner.start(ranks("j1", "/bin/true", count=2))
         assert runner.spec(J1, 1) is None and runner.token(J1, 1) is None, "a forgotten epoch begins no more"
-        await asyncio.sleep(0.05)
+        await quiet()
         assert host.facts == []
         assert runner.running() == {}
 

@@ -14,6 +14,7 @@ from plugins.memory.datapath.control import SlabCopiedFrame, SlabLost
 from plugins.memory.datapath.slab_session import SlabSession
 from plugins.memory.machine.mirror import Filling, Out, Whole
 from plugins.memory.policy import mirroring
+from tests.quiet import quiet
 
 from .members import Mirrored
 from .ports import PAGE, a_bench, is_used_again, page, soon, submitted
@@ -47,7 +48,7 @@ async def test_a_write_waits_for_the_slower_member() -> None:
         made.ignore(1)
         writing = asyncio.create_task(made.write(3, 7))
         await soon(lambda: made.word(0, 3) == 7)
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not writing.done()
         made.free(1)  # its lender says that it is gone: not waited for any more
         await writing
@@ -174,7 +175,7 @@ async def test_the_last_member_is_not_closed_before_another_is_whole() -> None:
         await made.volume.close_place(0, 1)
         assert made.volume.places.whole == {(1, 2)}
         closing = asyncio.create_task(made.volume.close_place(1, 2))
-        await asyncio.sleep(0.1)
+        await quiet()
         assert not closing.done()
         await made.volume.open_place(made.place(0, 3, "h4"))
         await closing
@@ -271,7 +272,7 @@ async def test_a_read_waits_for_a_write_of_its_page_that_is_under_way() -> None:
         await soon(lambda: made.word(0, 3) == 8)
         reading = asyncio.create_task(made.read(3, 1))
         assert await made.read(4, 1) == [0]
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not reading.done(), "one member has it, the other has not"
         made.free(1)
         await writing

@@ -19,6 +19,7 @@ from plugins.memory.datapath.slabwire import SlabRequest
 from plugins.memory.datapath.volume import SubmittedWrite
 from tests.plugins.memory.nbd import SIZE, connected, exported
 from tests.plugins.memory.ports import PAGE, SHAPE, asks_the_lender, page, replaces_a_method, soon
+from tests.quiet import quiet
 
 # ---- what is asked and answered --------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ async def test_what_flush_or_fua_promised_is_on_disk_and_synced(how: str) -> Non
         else:
             await client.send(NbdCommand.WRITE_ZEROES, PAGE, PAGE, flags=FUA)
         answered = asyncio.ensure_future(client.reply())
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not answered.done(), "answered before the disk has it"
         syncs = bench.disk.syncs
         bench.disk.gate.set()
@@ -146,7 +147,7 @@ async def test_a_write_whose_lender_dies_is_answered_when_the_disk_has_it() -> N
         answered = asyncio.ensure_future(client.reply())
         await asyncio.sleep(0.05)
         bench.break_links()
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not answered.done(), "neither a lender nor the disk has it"
         bench.disk.gate.set()
         assert (await answered)[0] == 0
@@ -344,7 +345,7 @@ async def test_a_client_that_does_not_read_its_answers_costs_a_bounded_amount(mo
                 await client.send(NbdCommand.READ, 0, 32 * PAGE)
 
         asking = asyncio.ensure_future(ask())
-        await asyncio.sleep(0.3)
+        await quiet()
         assert volume.counts(1).read_bytes < 200 * 32 * PAGE, "answers pile up for somebody who reads none"
         assert await other.read(0, PAGE) == page(2)
         for _ in range(2000):

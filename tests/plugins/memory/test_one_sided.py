@@ -53,6 +53,7 @@ from tests.plugins.memory.ports import (
     write,
 )
 from tests.plugins.memory.stand_in_verbs import StandInNetwork, StandInVerbs
+from tests.quiet import quiet
 
 
 class OneSidedBench:
@@ -208,7 +209,7 @@ async def test_memory_is_given_back_once_its_borrower_has_nothing_under_way(monk
         await asyncio.sleep(0.01)
         registered = each.lent().registered
         each.bench.store.free("h1", "data", 0, 1)
-        await asyncio.sleep(0.02)
+        await quiet()
         assert not registered.left.is_set()
         each.network.go_on()
         await writing
@@ -275,7 +276,7 @@ async def test_what_a_dead_process_left_on_its_way_cannot_land_one_sided() -> No
         new = await borrowers_links(each.bench.env).open(place)
         found = await new.versions()
         each.network.go_on()
-        await asyncio.sleep(0.02)
+        await quiet()
         assert not any(found) and not any(each.lent().versions) and bytes(each.lent().has(3, 1)) == bytes(PAGE)
         assert each.network.steps and all(step.is_read for step in each.network.steps), "it was tried before"
 
@@ -385,7 +386,7 @@ async def test_a_network_that_is_reached_after_a_while_is_used_then(monkeypatch:
         each.bench.server.verbs = LenderVerbs(replace(each.bench.env, verbs=SWITCHED_OFF))
         await each.open(0)
         await each.open(1)
-        await asyncio.sleep(0.2)
+        await quiet()
         assert each.volume.counts(1).rdma_slabs == 0
         each.bench.server.verbs = lender
         await soon(lambda: each.volume.counts(1).rdma_slabs == 2)
@@ -483,7 +484,7 @@ async def test_what_is_about_a_page_being_written_waits_for_that_write() -> None
         second = asyncio.ensure_future(each.volume.write(3, 1, None))
         third = asyncio.ensure_future(write(each.volume, 2, 1, 5))
         elsewhere = asyncio.ensure_future(write(each.volume, 9, 4))
-        await asyncio.sleep(0.01)
+        await quiet()
         assert asked == []
         each.network.go_on()
         await asyncio.gather(first, second, third, elsewhere)

@@ -26,6 +26,7 @@ from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.ports import PAGE, a_volume, read, write
 from tests.plugins.memory.ports import placed as opened
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
+from tests.quiet import quiet
 
 HOSTS = [HostId(f"h{n}") for n in range(32)]
 
@@ -94,7 +95,7 @@ async def test_a_request_waits_for_all_its_pages_wherever_they_lie() -> None:
         await opened(volume, bench.register(0))
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 15, 1, 2))
-        await asyncio.sleep(0.02)
+        await quiet()
         assert not writing.done(), "page 16 is of an unmapped slab"
         bench.disk.gate.set()
         await writing

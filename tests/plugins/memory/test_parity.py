@@ -11,6 +11,7 @@ from covey.errors import Refused
 from plugins.memory.datapath.row_locks import RowLocks
 from plugins.memory.policy import parity
 from plugins.memory.service.record import KnownProcess, KnownVolume
+from tests.quiet import quiet
 
 from .rack import kill
 from .test_mirror import VOLUME, a_rack, lenders, until_whole
@@ -157,10 +158,10 @@ async def test_rows_are_used_by_one_at_a_time_in_the_order_of_asking() -> None:
         name: asyncio.create_task(use(name, first, count, gates[name]))
         for name, first, count in (("a", 0, 4), ("b", 2, 4), ("c", 5, 1), ("d", 8, 1))
     }
-    await asyncio.sleep(0.01)
+    await quiet()
     assert order == ["a", "d"], "c waits for b, who came before it"
     tasks["b"].cancel()
-    await asyncio.sleep(0.01)
+    await quiet()
     assert order == ["a", "d", "c"]
     for gate in gates.values():
         gate.set()

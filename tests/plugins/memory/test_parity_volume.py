@@ -11,6 +11,7 @@ import pytest
 from plugins.memory.datapath import member_lenders, parity_lenders, parity_volume
 from plugins.memory.machine.mirror import Out
 from plugins.memory.policy import mirroring
+from tests.quiet import quiet
 
 from .members import Striped
 from .ports import PAGE, a_bench, replaces_a_method, soon
@@ -103,7 +104,7 @@ async def test_a_crash_while_a_member_is_missing_costs_nothing(step: str, monkey
         replaces_a_method()
         monkeypatch.setattr(made.volume, step, lambda *a: asyncio.Event().wait())
         writing = asyncio.create_task(made.write(3, 6))
-        await asyncio.sleep(0.1)
+        await quiet()
         assert not writing.done()
         await made.die()
         writing.cancel()
@@ -204,7 +205,7 @@ async def test_a_write_waits_for_the_parity() -> None:
         made.ignore(2)
         writing = asyncio.create_task(made.write(0, 1))
         await soon(lambda: made.word(0, 0) == 1)
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not writing.done()
         made.free(2)
         await writing
@@ -237,7 +238,7 @@ async def test_a_member_whose_pages_no_slot_can_give_does_not_leave() -> None:
         assert await made.read(0, 4) == [1, 2, 3, 4]
         await made.write(1, 5)
         leaving = asyncio.create_task(made.volume.close_place(1, 2))
-        await asyncio.sleep(0.4)
+        await quiet()
         assert not leaving.done(), "its column would be the second one without a member"
         await made.open(0, 9)
         await leaving
@@ -293,7 +294,7 @@ async def test_a_member_does_not_leave_while_a_row_has_a_copy_in_place_of_its_pa
             await made.open(0, 9)
             await soon(lambda: made.whole() == [2, 3, 9])
             leaving = asyncio.create_task(made.volume.close_place(1, 2))
-            await asyncio.sleep(0.4)
+            await quiet()
             assert not leaving.done(), "nobody else could give its page of row 0"
         made.volume.lenders._repair_soon(made.volume.slab(0))
         await leaving

@@ -18,6 +18,7 @@ from plugins.memory.datapath.remote_slab import RemoteSlab, SlabGone, SlabStale
 from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
 from plugins.memory.datapath.slabwire import SlabHello, SlabOp, SlabRequest, SlabStatus
 from tests.plugins.memory.ports import PAGE, RDMA, SECRET, Bench, a_bench, asks_the_lender, borrowers_links, page, soon
+from tests.quiet import quiet
 
 SIZE = 16 * PAGE
 
@@ -143,7 +144,7 @@ async def test_a_write_cut_short_leaves_the_older_page_whole() -> None:
         slab.put(0, versions(1), memoryview(page(1)))
         stream = await greeted(bench, place)
         await stream.write(asks(SlabOp.WRITE, 0, 1, PAGE, version=2), page(2)[: PAGE // 2])
-        await asyncio.sleep(0.02)
+        await quiet()
         assert len(slab.users) == 1
         stream.close()
         await soon(lambda: slab.users == [])

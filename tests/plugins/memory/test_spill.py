@@ -14,6 +14,7 @@ from plugins.memory.datapath.spill import Spill
 from plugins.memory.policy import spilling
 from tests.plugins.memory.ports import Bench, a_bench, soon
 from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
+from tests.quiet import quiet
 
 RUNNING: "dict[int, asyncio.Task[None]]" = {}
 Death = Literal["volume", "writer", "both", "power"]
@@ -247,7 +248,7 @@ async def test_a_full_ring_holds_up_whoever_puts_and_loses_nothing() -> None:
             put(spill, number, **{f"p{number % PAGES}": number})
         assert not spill.fits(1)
         waiting = asyncio.ensure_future(spill.room(1))
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not waiting.done()
         before = await look(spill)
         bench.disk.gate.set()

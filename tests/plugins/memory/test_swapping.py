@@ -37,6 +37,7 @@ from tests.plugins.memory.nbd import Client
 from tests.plugins.memory.ports import PAGE, Bench, QuietProbes, a_volume, placed, soon
 from tests.plugins.memory.tale import PEERS, Tale, only
 from tests.plugins.memory.test_service import a_rack
+from tests.quiet import quiet
 
 MIB = 1 << 20
 BACKEND = "covey:h1:swap:00ff"
@@ -236,7 +237,7 @@ async def test_what_an_ended_socket_began_is_over_before_there_is_another() -> N
         assert isinstance(front, NbdFront)
         front._began(PAGE)
         helper.device.stream.close()
-        await asyncio.sleep(0.05)
+        await quiet()
         assert door.sockets == 1 and str(door.word) == "on"
         front._over(PAGE)
         await soon(lambda: door.sockets == 2)
@@ -290,7 +291,7 @@ async def test_swap_that_ended_as_it_should_is_not_lost(ends_after_s: float) -> 
             await asyncio.sleep(0.01)
         await ending
         assert (str(door.word), door.why) == ("off", "")
-        await asyncio.sleep(0.1)
+        await quiet()
         assert (door.word, door.device, helper.has_device) == ("off", "", False)
 
 

@@ -30,6 +30,7 @@ from tests.plugins.memory.ports import (
     soon,
     write,
 )
+from tests.quiet import quiet
 
 
 async def test_a_page_never_written_is_zeros() -> None:
@@ -42,7 +43,7 @@ async def test_an_unmapped_write_is_acknowledged_by_the_disk_only() -> None:
     async with a_volume() as (bench, volume):
         bench.disk.gate.clear()
         writing = asyncio.ensure_future(write(volume, 3, 7))
-        await asyncio.sleep(0.02)
+        await quiet()
         assert not writing.done()
         bench.disk.gate.set()
         await writing
@@ -155,7 +156,7 @@ async def test_hole_2_after_an_eviction_a_read_does_not_overtake_its_pages_disk_
         bench.disk.gate.clear()
         await write(volume, 5, 9)
         closing = asyncio.ensure_future(volume.close_place(0, 1))
-        await asyncio.sleep(0.02)
+        await quiet()
         assert await read(volume, 5, 1) == [9]
         assert not closing.done(), "DONE before the disk has every page that only the lender has"
         bench.disk.gate.set()
@@ -184,7 +185,7 @@ async def test_hole_4_flush_returns_when_every_acknowledged_write_is_on_disk_and
         await write(volume, 0, *range(1, 9))
         syncs = bench.disk.syncs
         flushing = asyncio.ensure_future(volume.flush())
-        await asyncio.sleep(0.02)
+        await quiet()
         assert not flushing.done()
         bench.disk.gate.set()
         await flushing
@@ -346,7 +347,7 @@ async def test_a_place_being_closed_stays_on_record_until_its_pages_are_on_disk(
         bench.disk.gate.clear()
         await write(volume, 0, 7)
         closing = asyncio.ensure_future(volume.close_place(0, 1))
-        await asyncio.sleep(0.02)
+        await quiet()
         assert await lenders_on_record(bench) == [1]
         bench.disk.gate.set()
         await closing
@@ -362,7 +363,7 @@ async def test_pages_of_a_place_that_is_closed_survive_a_loss_of_power() -> None
         await write(volume, 0, 7)
         bench.disk.sync_fail = True
         closing = asyncio.ensure_future(volume.close_place(0, 1))
-        await asyncio.sleep(0.05)
+        await quiet()
         assert await lenders_on_record(bench) == [1] and not closing.done()
         bench.disk.sync_fail = False
         await asyncio.wait_for(closing, 5.0)
@@ -378,7 +379,7 @@ async def test_a_lost_lender_stays_on_record_until_its_pages_are_on_disk() -> No
         await write(volume, 0, 7)
         await bench.cut_lender()
         await soon(lambda: any(isinstance(told, SlabLost) for told in bench.told))
-        await asyncio.sleep(0.02)
+        await quiet()
         assert await lenders_on_record(bench) == [1]
         bench.disk.gate.set()
         await soon(lambda: volume.places.all() == ())
@@ -465,7 +466,7 @@ async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_wo
         again = await bench.volume()
         await soon(lambda: "does not lend" in again.counts(1).places[0].why)
         reading = asyncio.ensure_future(read(again, 0, 1))
-        await asyncio.sleep(0.05)
+        await quiet()
         assert not reading.done()
         await again.lenders.give_up(again.slabs[0], 1, "h2 says that it does not hold it any more")
         assert await reading == [1]
@@ -552,7 +553,7 @@ async def test_a_refused_connection_is_no_proof_that_the_lender_lost_it() -> Non
         again = await crashed_with_a_silent_lender(bench)
         await bench.cut_lender()
         reading = asyncio.ensure_future(read(again, 1, 1))
-        await asyncio.sleep(0.4)
+        await quiet()
         assert not reading.done()
         await again.lenders.give_up(again.slabs[0], 1, "h2 says that it does not hold it any more")
         assert await reading == [1], "the disk's word: the newer one is lost with two processes"
@@ -651,7 +652,7 @@ async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
         bench.disk.gate.clear()
         await write(volume, 0, *range(1, 17))
         waiting = asyncio.ensure_future(write(volume, 16, 99))
-        await asyncio.sleep(0.02)
+        await quiet()
         assert not waiting.done()
         assert await read(volume, 0, 16) == list(range(1, 17))
         bench.disk.gate.set()
