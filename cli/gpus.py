@@ -25,17 +25,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     if context.args.watch is not None:
         return shared_gpus.watch(context, max(0.2, context.args.watch))
-    answer = context.agent.get("gpus")
+    answer = context.agent.gather("gpus")
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     gpus = answer.data
     uses = [use(gpu) for gpu in gpus]
     free, away = uses.count("free"), sum(name in AWAY for name in uses)
     summary = f"{plural(len(gpus), 'GPU')}: {len(gpus) - free - away} held, {free} free"
     summary += f", {away} on hosts that are gone" if away else ""
     if context.args.line:
-        context.say(summary)
-        return 0
+        silent = len(answer.unanswered)
+        context.say(summary + (f"; {plural(silent, 'host')} did not answer" if silent else ""))
+        return context.whole(answer)
     rows = [
         (
             gpu["host"],
@@ -51,7 +53,7 @@ def run(context: Context) -> int:
     ]
     context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
     context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
-    return 0
+    return context.whole(answer)
 
 
 def use(gpu: Mapping[str, Any]) -> str:

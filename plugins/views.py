@@ -4,6 +4,8 @@
 Times named `_wall_s` are seconds since 1970; everything else is in the unit its name says.
 """
 
+from typing import Any
+
 import msgspec
 
 from covey.core import HostId, JobId
@@ -47,6 +49,23 @@ class HostRow(msgspec.Struct, frozen=True):
     """Who has everything leave it; None: nobody."""
     drained_jobs: int = 0
     """Of a host that is drained: jobs that still have ranks there."""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """A host whose part of a list is missing, or older than the rest."""
+
+    host: HostId
+    why: str
+    age_s: float | None = None
+    """Age of its rows that are shown from an earlier answer, seconds; None: none of its rows is shown."""
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """What all hosts answered together: the `data` of an answer, and who is missing from it."""
+
+    data: Any
+    unanswered: tuple[Unanswered, ...] = ()
+    """Empty: the list is whole."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -207,6 +226,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that are kept for it while it waits for the rest."""
     age_s: float = 0.0
     """How old this copy may be."""
+    unanswered: tuple[HostId, ...] = ()
+    """Hosts of it that were asked what its ranks do, and have not answered in time."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):

@@ -20,10 +20,10 @@ def slabs(count: int) -> list[SlabView]:
 def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
     monkeypatch: pytest.MonkeyPatch, count: int, seen: int
 ) -> None:
-    """8,192 slabs are 1.5 MB of rows; 300,000 are more than is sent, and then this host's part is missing."""
+    """8,192 slabs are 1.5 MB of rows; 300,000 are more than is sent, and then that host's part is said to be missing."""
     here = RackView._here
 
-    async def many(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any] | None:
+    async def many(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any]:
         if read == "memory.slabs":
             return slabs(count) if self._agent.id == "h1" else []
         return await here(self, read, arguments)
@@ -33,7 +33,9 @@ def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
         rack.start()
         rack.settle()
         agents = {name: host.agent for name, host in rack.hosts.items()}
-        assert len(rack.ask("h2", "agent.rack_slabs", {})) == seen
+        found = rack.ask("h2", "agent.rack_slabs", {})
+        assert len(found.data) == seen
+        assert [(each.host, "too long" in each.why) for each in found.unanswered] == ([] if seen else [("h1", True)])
         assert {name: host.agent for name, host in rack.hosts.items()} == agents
         assert all(host.agent is not None and host.agent.alive for host in rack.hosts.values())
         assert rack.agents["h1"].messenger.counters["answers_too_long"] == (seen == 0)
@@ -42,7 +44,7 @@ def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
 def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     here = RackView._here
 
-    async def wrong(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any] | None:
+    async def wrong(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any]:
         if self._agent.id == "h1":
             raise KeyError("our mistake")
         return await here(self, read, arguments)
@@ -52,7 +54,9 @@ def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.M
         rack.settle()
         monkeypatch.setattr(RackView, "_here", wrong)
         agent = rack.hosts["h1"].agent
-        assert {row.host for row in rack.ask("h2", "agent.gpus", {})} <= {"h2", "h3"}
+        found = rack.ask("h2", "agent.gpus", {})
+        assert {row.host for row in found.data} == {"h2", "h3"}
+        assert [each.host for each in found.unanswered] == ["h1"]
         rack.run(3.0)
         assert rack.hosts["h1"].agent is agent and agent is not None and agent.alive
         assert rack.agents["h1"].messenger.counters["answers_failed"] >= 1

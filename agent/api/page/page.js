@@ -65,9 +65,22 @@ async function read(path) {
   return body;
 }
 
+// Who did not answer, in words, as agentctl says it; [] for a list that is whole.
+const missing = (body) =>
+  (body.unanswered || []).map((each) =>
+    `not whole: ${each.host} ${each.age_s == null ? "is missing" : `is shown as it answered ${seconds(each.age_s)} ago`} (${each.why})`);
+
+function alarm(text) {
+  const line = document.createElement("p");
+  line.className = "alarm";
+  line.setAttribute("role", "alert");
+  line.textContent = text;
+  return line;
+}
+
 async function show(name, path) {
   const body = await read(path);
-  document.getElementById(name).replaceChildren(table(name, body.data));
+  document.getElementById(name).replaceChildren(...missing(body).map(alarm), table(name, body.data));
   return body;
 }
 
@@ -76,7 +89,8 @@ async function refresh() {
   try {
     tones ??= await read("/states.json");
     const [hosts] = await Promise.all([
-      show("hosts", "/v1/hosts"), show("gpus", "/v1/gpus"), show("jobs", "/v1/jobs?all=1"), show("slabs", "/v1/slabs"),
+      show("hosts", "/v1/hosts"), show("jobs", "/v1/jobs?all=1"),
+      show("gpus", "/v1/gpus?timeout_s=1"), show("slabs", "/v1/slabs?timeout_s=1"),
     ]);
     const alive = hosts.data.filter((row) => row.state === "alive").length;
     const leader = hosts.data.find((row) => row.leads);
