@@ -80,7 +80,7 @@ def show(context: Context, answer: Answer) -> int:
 
 
 def line(row: Mapping[str, Any]) -> tuple[object, ...]:
-    away = row["part"] == "away"
+    away = row["part"] in ("away", "silent")
     return (
         row["host"],
         row["part"],

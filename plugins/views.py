@@ -104,7 +104,8 @@ class VoterRow(msgspec.Struct, frozen=True):
 
     host: HostId
     part: str
-    """`votes`, `learns` (will vote), `leaves` (will vote no more), `observes`, or `away`."""
+    """`votes`, `learns` (will vote), `leaves` (will vote no more), `observes`, `away`, or `silent`: it is alive and has
+    not answered."""
     leads: bool = False
     entry: int = 0
     """How far it has applied the log."""

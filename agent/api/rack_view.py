@@ -181,8 +181,8 @@ class RackView:
         rows = {row.host: row for row in found.data}
         now = self._agent.voters_now()
         concerned = [HostId(host) for host in (*now.voters, now.learner) if host]
-        shown = [rows.get(host) or VoterRow(host, "away") for host in concerned]
         alive = {view.host for view in self._agent.hosts() if view.state in ("alive", "suspect")}
+        shown = [rows.get(host) or VoterRow(host, "silent") for host in concerned]
         shown = [row if row.host in alive else msgspec.structs.replace(row, part="away") for row in shown]
         others = [row for host, row in sorted(rows.items()) if host not in concerned and row.notes]
         return Gathered(msgspec.structs.replace(now, rows=(*shown, *others)), found.unanswered)

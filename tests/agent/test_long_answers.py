@@ -1,13 +1,18 @@
-"""A read of the whole rack, however long one host's answer is: it ends nobody, and everybody sees it whole."""
+"""A read of the whole rack, however long one host's answer is, or whether it answers: it ends nobody, and everybody
+sees it whole, or hears who is missing."""
+
+import signal
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from agent.api.gathering import LISTS
 from agent.api.rack_view import RackView
 from chaos.rackworld import SimRack
 from covey.core import HostId
+from covey.errors import Refused
 from plugins.views import SlabView
 
 
@@ -60,3 +65,37 @@ def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.M
         rack.run(3.0)
         assert rack.hosts["h1"].agent is agent and agent is not None and agent.alive
         assert rack.agents["h1"].messenger.counters["answers_failed"] >= 1
+
+
+def test_of_a_host_that_stands_still_nothing_is_missing_without_a_word() -> None:
+    """Every list of HTTP names it within as long as the reader waits; once it goes on, all its rows are there."""
+    with SimRack(5, hosts=3) as rack:
+        rack.start()
+        rack.settle()
+        rack.ask("h3", "memory.attach", {"volume": "wide", "size_bytes": 512 << 20})
+        agent = rack.hosts["h3"].agent
+        assert agent is not None
+        agent.signal(signal.SIGSTOP)
+        began_s = rack.world.now
+        for command in LISTS.values():
+            asked_s = rack.world.now
+            found = rack.ask("h1", command, {"timeout_s": 0.25})
+            assert [each.host for each in found.unanswered] == ["h3"], command
+            assert 0.2 < rack.world.now - asked_s < 0.4
+        with pytest.raises(Refused) as refused:
+            rack.ask("h1", "agent.why", {"id": "wide", "timeout_s": 0.25})
+        assert (refused.value.code, "h3" in refused.value.why) == (8, True)
+        assert rack.world.now - began_s < 3.0, "gossip has it alive or suspect all the time"
+        slabs = []
+
+        async def ask() -> None:
+            slabs.append(await rack.agents["h1"].commands["agent.rack_slabs"]({"timeout_s": 20.0}))
+
+        asker = rack.hosts["h1"].agent
+        assert asker is not None
+        asker.spawn("a patient reader", ask())
+        rack.run(10.0)
+        assert not slabs, "it waits as long as it said"
+        agent.signal(signal.SIGCONT)
+        rack.until(lambda: bool(slabs), 5.0, "the host that goes on has answered")
+        assert (len(slabs[0].data), slabs[0].unanswered) == (8192, ())
