@@ -40,6 +40,7 @@ from gossip.types import (
     NameConflict,
     SendDatagram,
     Sender,
+    TableFull,
     identity,
 )
 
@@ -54,6 +55,7 @@ __all__ = [
     "MemberAway",
     "MemberSuspected",
     "NameConflict",
+    "TableFull",
 ]
 
 PEERS_FILE = "gossip/peers"
@@ -280,7 +282,15 @@ class GossipService:
 
     def _told(self, tell: Publish) -> None:
         match tell.fact:
-            case HostUp() | MemberSuspected() | MemberAway() | HostDown() | NameConflict() | LaterBootKnown():
+            case (
+                HostUp()
+                | MemberSuspected()
+                | MemberAway()
+                | HostDown()
+                | NameConflict()
+                | TableFull()
+                | LaterBootKnown()
+            ):
                 self._counts[f"told_{type(tell.fact).__name__}"] += 1
                 self._tell(tell.fact)
             case _:

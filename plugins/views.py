@@ -23,6 +23,14 @@ class PluginHealth(msgspec.Struct, frozen=True):
     """Of a failed plugin: the pause before it is started again; None: it stays as it is."""
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that is wrong with a host and that somebody has to mend."""
+
+    what: str
+    next: str
+    """What to type or change."""
+
+
 class HostRow(msgspec.Struct, frozen=True):
     """One line of `agentctl hosts`."""
 
@@ -49,6 +57,8 @@ class HostRow(msgspec.Struct, frozen=True):
     """Who has everything leave it; None: nobody."""
     drained_jobs: int = 0
     """Of a host that is drained: jobs that still have ranks there."""
+    troubles: tuple[Trouble, ...] = ()
+    """What is wrong with it, as the answering agent knows: another rack, a name that two machines claim, and so on."""
 
 
 class Unanswered(msgspec.Struct, frozen=True):

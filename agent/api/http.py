@@ -108,7 +108,6 @@ class Api(Protocol):
 Arguments = Callable[[web.Request], Awaitable[dict[str, Any]]]
 
 
-
 class HttpApi:
     """Both listeners. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
 

@@ -42,6 +42,7 @@ HELP: Mapping[str, str] = {
     "covey_grants_total": "Grants this host decided as leader.",
     "covey_headroom_bytes": "Memory this host keeps free for itself.",
     "covey_hosts_alive": "Hosts that gossip shows alive, this one included.",
+    "covey_hosts_wrong": "Hosts with something to mend: of another rack, with a contested name, lost again and again.",
     "covey_http_refused_total": "HTTP requests refused before they reached a command.",
     "covey_http_requests_total": "HTTP requests answered.",
     "covey_job_frames_total": "Frames and connections of jobs.sock, by kind.",

@@ -28,6 +28,7 @@ from plugins.views import (
     PluginHealth,
     SharedGpuView,
     SlabView,
+    Trouble,
     VolumeView,
     VoterRow,
     VotersView,
@@ -82,6 +83,8 @@ class Agent(Protocol):
     def voters_now(self) -> VotersView: ...
     async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     def hosts(self) -> Sequence[HostView]: ...
+    @property
+    def troubles(self) -> Mapping[HostId, Sequence[Trouble]]: ...
     def plugin_commands(self) -> Mapping[str, Command]: ...
     @property
     def health(self) -> Mapping[str, PluginHealth]: ...
@@ -160,6 +163,7 @@ class RackView:
             drained_by=leaves.by if leaves else None,
             drained_jobs=leaves.jobs if leaves else 0,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
+            troubles=tuple(self._agent.troubles.get(view.host, ())),
         )
 
     async def _leader(self, _arguments: Mapping[str, Any]) -> LeaderView:

@@ -191,7 +191,7 @@ class Membership:
         """False for a machine that has the name of another live one elsewhere, and for an earlier boot of a host."""
         if sender.host != self._table.me.host:
             member = self._table.members.get(sender.host)
-            if member is None or (member.identity != sender.identity and (not member.live or member.remembered)):
+            if member is None or (member.identity != sender.identity and not member.has_name(now_s)):
                 return True
             match policy.claim(member.claimant, policy.Claimant(sender.identity, sender.boot, source)):
                 case "same":
@@ -202,7 +202,7 @@ class Membership:
                     return False
                 case "elsewhere":
                     pass
-        self._table.conflict(sender.host, now_s)
+        self._table.conflict(sender.host, source, now_s)
         if self._may_remark(sender.identity, now_s):
             self._table.send(source, m.NameTaken(sender.host))
         return False
@@ -248,7 +248,7 @@ class Membership:
                 self._table.address = self._table.address or message.address
             case m.NameTaken():
                 if message.host == self._table.me.host:
-                    self._table.conflict(self._table.me.host, now_s)
+                    self._table.conflict(self._table.me.host, "", now_s)
             case _:
                 assert_never(message)
         return []
