@@ -241,7 +241,7 @@ def _of_its_log(view: HostView, log: LogSeen) -> list[tuple[str, Trouble, bool]]
 def contested(at: Address) -> Trouble:
     other = f" (the other one at {at})" if at else ""
     return Trouble(
-        f"two machines claim this name{other}: the later one is not let in",
+        f"two machines claim this name{other}, and only one of them is let in",
         "give one of them another name in its agent.toml (name = ...), and restart its agent",
     )
 

@@ -21,7 +21,7 @@ from covey.core import HostId, Publish, SetTimer
 from covey.ports import Address, DatagramSocket, Env
 from covey.version import VERSION
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
-from gossip.membership.machine.events import Leaving, LoopStalled, SeedsFound
+from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
 from gossip.packet import VERSION as PACKET_VERSION
@@ -218,6 +218,8 @@ class GossipService:
             self._counts[f"dropped_{opened.reason}"] += 1
             if opened.reason == "other_version":
                 self._notice_version(opened.version, source)
+            if opened.earlier is not None:
+                self._dispatch(EarlierHeard(opened.earlier, source, opened.counter))
             return
         self._counts["messages_unknown"] += opened.unknown
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))

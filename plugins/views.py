@@ -4,8 +4,6 @@
 Times named `_wall_s` are seconds since 1970; everything else is in the unit its name says.
 """
 
-from typing import Any
-
 import msgspec
 
 from covey.core import HostId, JobId
@@ -59,23 +57,6 @@ class HostRow(msgspec.Struct, frozen=True):
     """Of a host that is drained: jobs that still have ranks there."""
     troubles: tuple[Trouble, ...] = ()
     """What is wrong with it, as the answering agent knows: another rack, a name that two machines claim, and so on."""
-
-
-class Unanswered(msgspec.Struct, frozen=True):
-    """A host whose part of a list is missing, or older than the rest."""
-
-    host: HostId
-    why: str
-    age_s: float | None = None
-    """Age of its rows that are shown from an earlier answer, seconds; None: none of its rows is shown."""
-
-
-class Gathered(msgspec.Struct, frozen=True):
-    """What all hosts answered together: the `data` of an answer, and who is missing from it."""
-
-    data: Any
-    unanswered: tuple[Unanswered, ...] = ()
-    """Empty: the list is whole."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):

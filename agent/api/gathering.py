@@ -16,7 +16,6 @@ from covey.errors import Refused
 from covey.ports import Env
 from covey.units import format_seconds
 from plugins.facts import HostView
-from plugins.views import Gathered, Unanswered
 
 WAIT_S = 3.0
 """How long a list waits for hosts unless its reader says otherwise, seconds: longer than a message that is lost once
@@ -40,6 +39,23 @@ T = TypeVar("T")
 
 Ask = Callable[[HostId, str, dict[str, str], float], Awaitable[list[Any]]]
 """`ask(host, read, arguments, seconds) -> rows`: TimeoutError or Refused when there are none."""
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """A host whose part of a list is missing, or older than the rest."""
+
+    host: HostId
+    why: str
+    age_s: float | None = None
+    """Age of its rows that are shown from an earlier answer, seconds; None: none of its rows is shown."""
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """What all hosts answered together: the `data` of an answer, and who is missing from it."""
+
+    data: Any
+    unanswered: tuple[Unanswered, ...] = ()
+    """Empty: the list is whole."""
 
 
 class Rack(Protocol):

@@ -31,7 +31,7 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from agent.api.gathering import LISTS, WAIT, wait_of
+from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.metrics import prometheus
 from agent.api.sockets import is_our_name, peer_uid, tcp_socket, unix_socket
 from covey.core import HostId
@@ -40,7 +40,7 @@ from covey.ports import Env
 from covey.tones import TONES
 from covey.version import VERSION
 from plugins.base import Command
-from plugins.views import ErrorView, Gathered
+from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 1 << 20
 """Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""

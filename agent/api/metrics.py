@@ -161,6 +161,7 @@ COUNTED: Mapping[str, Mapping[str, str]] = {
         "late_replies": "Replies received after the asker stopped waiting.",
         "malformed": "Envelopes that could not be understood.",
         "malformed_bodies": "Messages whose body their plugin does not know.",
+        "not_gossiped": "Times that the state of the log here did not fit into what a host gossips.",
         "old_boot": "Messages of an earlier start of their sender.",
         "pages_not_kept": "Pages of answers asked for after they were forgotten.",
         "questions_refused": "Questions refused because one host asked too many at once.",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.api.gathering import Gathering, wait_of, words
+from agent.api.gathering import Gathered, Gathering, wait_of, words
 from agent.event_log import EventLog, merged
 from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.errors import Refused
@@ -20,7 +20,6 @@ from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, S
 from plugins.views import (
     AggregatorJobView,
     EventLine,
-    Gathered,
     GpuRow,
     HostRow,
     InterferenceView,

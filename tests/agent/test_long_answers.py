@@ -2,7 +2,6 @@
 sees it whole, or hears who is missing."""
 
 import signal
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +24,7 @@ def slabs(count: int) -> list[SlabView]:
 def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
     monkeypatch: pytest.MonkeyPatch, count: int, seen: int
 ) -> None:
-    """8,192 slabs are 1.5 MB of rows; 300,000 are more than is sent, and then that host's part is said to be missing."""
+    """8,192 slabs are 1.5 MB of rows; 300,000 are more than is sent, and that host is said to be missing."""
     here = RackView._here
 
     async def many(self: RackView, read: str, arguments: Mapping[str, Any]) -> list[Any]:

@@ -762,3 +762,24 @@ def test_who_sums_a_job_is_not_called_nobody_while_hosts_are_silent(run: Run, ag
     agent.unanswered = SILENT
     code, _, err = run("tensors", "--move", "j1", "gpu2")
     assert (code, "gpu3 is missing" in err) == (8, True)
+
+
+def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, agent: FakeAgent) -> None:
+    """Four hosts that each lead a rack of their own are alive; that is not all there is to say."""
+    other = {"what": "it belongs to another rack", "next": "choose the rack that stays"}
+    twin = {"what": "two machines claim this name", "next": "rename one"}
+    row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": []}
+    agent.replies["GET /v1/hosts"] = [
+        row,
+        row | {"host": "gpu8", "leads": False, "troubles": [other]},
+        row | {"host": "gpu9", "leads": False, "troubles": [other, twin]},
+    ]
+    code, out, _ = run("hosts")
+    assert code == 0
+    assert "wrong: it belongs to another rack; wrong: two machines claim this name" in out
+    assert out.count("next: choose the rack that stays") == 1 and "next: rename one" in out
+    assert "3 of 3 hosts alive, 2 wrong; gpu1 leads" in out
+    assert run("status")[0] == 0
+    agent.replies["GET /v1/status"] |= {"wrong": [{"host": "gpu9", **twin}]}
+    code, out, _ = run("status")
+    assert (code, "gpu9: two machines claim this name; next: rename one" in out) == (1, True)

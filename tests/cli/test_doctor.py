@@ -76,6 +76,11 @@ def test_hosts_that_are_missing_or_have_lost_a_plugin_are_named() -> None:
     assert found >= {("host gpu2", "wrong"), ("host gpu3", "lacking"), ("host gpu4", "wrong")}
 
 
+def test_what_is_wrong_with_a_host_that_is_alive_is_found_with_what_to_type() -> None:
+    sick = {"host": "gpu2", "state": "alive", "plugins_failed": [], "troubles": [{"what": "a twin", "next": "rename"}]}
+    assert Finding("host gpu2", "wrong", "a twin", "rename") in at_rack(sick)
+
+
 @pytest.mark.parametrize(
     ("looked", "what", "state"),
     [

@@ -4,11 +4,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.api.gathering import Gathered, Unanswered
 from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
 from covey.core import HostId, Message
 from covey.errors import Refused
 from plugins.facts import GpusNow, HostView
-from plugins.views import EventLine, Gathered, GpuRow, HostRow, PluginHealth, Unanswered
+from plugins.views import EventLine, GpuRow, HostRow, PluginHealth, Trouble
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
 
@@ -45,6 +46,7 @@ class FakeAgent:
         self.refusal: Exception = TimeoutError()
         self.state = "alive"
         self.waited: list[float] = []
+        self.troubles = {GPU2: (Trouble("it belongs to another rack", "do this"),)}
         self.health: dict[str, PluginHealth] = {
             "memory": PluginHealth("off", "switched off in agent.toml"),
             "sharing": PluginHealth("failed", "the disk is full"),
@@ -103,6 +105,7 @@ async def test_hosts_are_shown_from_gossip_with_age_and_failed_rooms() -> None:
     assert (one.leads, one.gpus_total, one.gpus_free, one.plugins_failed) == (True, 8, 3, ("memory",))
     assert one.slabs_free is None, "a value of another version is shown as unknown"
     assert (two.leads, two.age_s, two.since_s) == (False, 1.5, 5.0)
+    assert (one.troubles, two.troubles) == ((), (Trouble("it belongs to another rack", "do this"),))
 
 
 async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_its_age() -> None:
@@ -157,7 +160,7 @@ async def test_a_host_that_restarts_is_missing_from_a_list_and_one_that_is_gone_
     assert (await view(agent).commands()["agent.gpus"]({})).unanswered == ()
 
 
-async def test_a_plugin_that_is_off_has_no_rows_and_one_that_failed_makes_the_list_not_whole() -> None:
+async def test_a_plugin_that_is_off_has_no_rows_and_of_one_that_failed_they_are_missing() -> None:
     commands = view(FakeAgent()).commands()
     off, failed = await commands["agent.rack_volumes"]({}), await commands["agent.rack_interference"]({})
     assert off.unanswered == ()

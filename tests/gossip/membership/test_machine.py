@@ -728,22 +728,6 @@ def test_a_name_is_free_again_when_its_machine_is_gone(end: Message) -> None:
     assert (member.state, member.address) == ("alive", "z:1") and me.facts == [HostUp(HostId("a"))]
 
 
-def test_a_name_is_kept_for_a_host_that_restarts_until_its_time_is_over() -> None:
-    """Its twin would have it else, from the first planned restart on."""
-    me = Solo("a", "b")
-    twin = alive("a", uuid=b"2" * 16, address="z:1")
-    me.hear("a", m.Left(HostId("a"), who("a").identity, 1, 0, 60))
-    me.clear()
-    me.hear("a", twin, uuid=b"2" * 16, source="z:1")
-    assert (me.state("a"), me.facts) == ("left", [NameConflict(HostId("a"), "z:1")])
-    assert m.NameTaken(HostId("a")) in me.words("z")
-    me.hear("b", twin)
-    assert me.state("a") == "left", "nor by way of others"
-    me.now_s += 60.0
-    me.hear("a", twin, uuid=b"2" * 16, source="z:1")
-    assert me.state("a") == "alive" and me.machine.members[HostId("a")].address == "z:1"
-
-
 def test_a_machine_without_its_identity_file_has_its_name_back_at_once() -> None:
     """It was killed, started again at its address and is not yet missed under its old identity."""
     me = Solo("a", "b")
