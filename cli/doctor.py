@@ -54,7 +54,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(context: Context) -> int:
     status = context.agent.get("status")
-    found = [*of_rack(status.data, context.agent.get("hosts").data)]
+    hosts, silent = context.agent.get("hosts").data, context.agent.gather("voters").unanswered
+    found = [*of_rack(status.data, hosts), *unheard(hosts, silent)]
     if (context.agent.address or "").startswith("unix:"):
         found += of_host(look(Path("/"), installed()))
     wrong = any(each.state == "wrong" for each in found)
@@ -113,6 +114,15 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
         yield Finding(f"host {name}", "wrong", trouble["what"], trouble["next"])
     for plugin in () if answers else host.get("plugins_failed", ()):
         yield Finding(f"host {name}", "wrong", f"its plugin {plugin} has failed", f"agentctl why host/{name}")
+
+
+def unheard(hosts: Sequence[Mapping[str, Any]], silent: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Hosts that gossip has as alive and whose agent did not answer a question."""
+    alive = {host["host"] for host in hosts if host["state"] == "alive"}
+    for each in silent:
+        if each["host"] in alive:
+            why = f"alive by gossip, and its agent did not answer: {each['why']}"
+            yield Finding(f"host {each['host']}", "wrong", why, f"agentctl why host/{each['host']}")
 
 
 def _said(what: str, state: State, text: str) -> Finding:

@@ -132,6 +132,7 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     monkeypatch.setattr(doctor, "look", lambda root, prefix: WELL)
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST]
+    agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     code, out, _ = run("doctor")
     assert (code, out.splitlines()[0]) == (0, "good     rack: hosts alive: 1 of 1; gpu1 leads")
     agent.replies["GET /v1/status"] = {**STATUS, "leader": None, "notes": ["slow; next: do it"]}
@@ -146,3 +147,14 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     code, out, _ = run("doctor", "--json")
     assert code == 1
     assert {"what": "note", "state": "lacking", "why": "slow", "next": "do it"} in json.loads(out)["data"]
+
+
+def test_a_host_that_is_alive_and_does_not_answer_is_wrong(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/status"] = STATUS
+    agent.replies["GET /v1/hosts"] = [HOST, {**HOST, "host": "gpu2"}, {**HOST, "host": "gpu3", "state": "away"}]
+    agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
+    agent.unanswered = [{"host": host, "why": "no answer within 3 s", "age_s": None} for host in ("gpu2", "gpu3")]
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "wrong    host gpu2: alive by gossip, and its agent did not answer: no answer within 3 s" in out
+    assert "host gpu3: alive" not in out
