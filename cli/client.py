@@ -67,7 +67,8 @@ class Answer(NamedTuple):
     @property
     def unanswered(self) -> Sequence[Mapping[str, Any]]:
         """Of a list: `host`, `why` and `age_s` (None: none of its rows is shown) of those whose part is missing."""
-        return self.whole.get("unanswered", ())
+        found: Sequence[Mapping[str, Any]] = self.whole.get("unanswered", ())
+        return found
 
 
 class Agent:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.api.gathering import Gathered, Gathering, wait_of, words
+from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.event_log import EventLog, merged
 from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.errors import Refused
@@ -254,8 +254,10 @@ class RackView:
         subject = str(arguments.get("id", ""))
         found = await self._gathering.everywhere("agent.story", {"id": subject}, wait_of(arguments))
         lines = merged([found.data])
-        if not lines and found.unanswered:
-            why = f"no host that answered has events of that name, and not all answered: {words(found.unanswered)}"
+        lost = tuple(Unanswered(view.host, "it is gone") for view in self._agent.hosts() if view.state == "gone")
+        if not lines and found.unanswered + lost:
+            silent = words(found.unanswered + lost)
+            why = f"no host that answered has events of that name, and not all answered: {silent}"
             next = f"ask again, and wait longer: agentctl why {subject} --timeout 30s"
             raise Refused(NOT_WHOLE, f"nothing was found of {subject!r}", why, next)
         if not lines:

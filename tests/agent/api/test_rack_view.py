@@ -197,11 +197,15 @@ async def test_a_story_is_gathered_from_every_host_and_told_once() -> None:
 
 async def test_a_story_of_nothing_is_refused_with_the_next_step() -> None:
     agent = FakeAgent()
-    agent.state = "gone"
+    agent.state = "left"
     with pytest.raises(Refused) as refused:
         await view(agent).commands()["agent.why"]({"id": "j9"})
     assert refused.value.code == 3
     assert "agentctl jobs" in refused.value.next
+    agent.state = "gone"
+    with pytest.raises(Refused) as refused:
+        await view(agent).commands()["agent.why"]({"id": "j9"})
+    assert (refused.value.code, "gpu2 (it is gone)" in refused.value.why) == (8, True), "it may have known"
 
 
 async def test_a_story_that_a_silent_host_may_have_is_not_called_unknown() -> None:
