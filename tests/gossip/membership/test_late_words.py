@@ -103,3 +103,5 @@ def test_coming_back_in_the_same_moment_as_the_absence_is_no_loss() -> None:
     assert me.facts == [MemberAway(A, 60.0), HostUp(A)]
     me.hear("a", m.Left(A, identity(A, who("a").uuid), 1, 0, 60))
     assert me.state("a") == "alive", "the goodbye of the last life, late"
+    me.hear("a", suspect("a", 3, boot=1), gone("a", 3, boot=1))
+    assert (me.state("a"), me.machine.members[A].boot) == ("alive", 2), "and what was said against that life"
