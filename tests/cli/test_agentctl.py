@@ -713,7 +713,7 @@ def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
     assert run("memory", "detach")[:2] == (0, "swap is forgotten on gpu1\n")
 
 
-SILENT = [
+SILENT: list[dict[str, Any]] = [
     {"host": "gpu3", "why": "no answer within 3 s", "age_s": None},
     {"host": "gpu4", "why": "its agent restarts, back within 9 s", "age_s": 12.0},
 ]
@@ -742,7 +742,12 @@ def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_
 
 def test_a_list_waits_for_hosts_as_long_as_its_reader_says(run: Run, agent: FakeAgent) -> None:
     """The agent is waited for longer: its answer says who is missing."""
-    agent.replies["GET /v1/slabs?timeout_s=0.2"] = lambda _: (time.sleep(0.4), [SLAB])[1]
+
+    def late(_body: object) -> list[dict[str, Any]]:
+        time.sleep(0.4)
+        return [SLAB]
+
+    agent.replies["GET /v1/slabs?timeout_s=0.2"] = late
     code, out, _ = run("slabs", "--timeout", "200ms")
     assert (code, "demo" in out) == (0, True)
     run("gpus", "--timeout", "2min")

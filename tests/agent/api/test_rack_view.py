@@ -145,7 +145,7 @@ async def test_rows_that_cannot_be_decoded_are_missing_rows() -> None:
     async def garbage(*_: object) -> ViewAnswer:
         return ViewAnswer(b'[{"host": 5}]')
 
-    agent.ask = garbage  # type: ignore[method-assign]
+    agent.ask = garbage  # type: ignore[method-assign, assignment]
     found: Gathered = await view(agent).commands()["agent.gpus"]({})
     (silent,) = found.unanswered
     assert silent.host == GPU2 and "another version" in silent.why
