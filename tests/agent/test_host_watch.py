@@ -151,7 +151,7 @@ def test_a_host_that_lets_nobody_in_any_more_says_so_to_all() -> None:
     assert watched.look(SEEN_KEPT_S + 1) == set() and watched.story(A)[-1] == "hosts_max not reached"
 
 
-LOST = {
+LOST: dict[str, list[Any]] = {
     "suspected": [MemberSuspected(B, C), HostUp(B)],
     "gone": [MemberSuspected(B, C), HostDown(B, left=False), HostUp(B)],
     "began anew": [HostUp(B)],

@@ -5,7 +5,7 @@ import pytest
 from covey.core import HostId
 from gossip.membership import messages as m
 from gossip.membership.machine.events import AwayOver, ProbeDue, ProbeLate, SuspicionDue
-from gossip.types import HostDown, HostUp, MemberAway, identity
+from gossip.types import HostDown, HostUp, MemberAway, TableFull, identity
 from tests.gossip.membership.test_machine import ME, Solo, alive, asked, gone, suspect, who
 
 A, B = HostId("a"), HostId("b")
@@ -98,10 +98,20 @@ def test_an_earlier_life_of_ours_is_not_corrected() -> None:
 
 
 def test_coming_back_in_the_same_moment_as_the_absence_is_no_loss() -> None:
-    me = Solo("a")
-    me.hear("a", m.Left(A, who("a").identity, 1, 0, 60), alive("a", boot=2))
+    me = Solo("a", "b")
+    me.hear("b", m.Left(A, who("a").identity, 1, 0, 60), alive("a", boot=2))
     assert me.facts == [MemberAway(A, 60.0), HostUp(A)]
-    me.hear("a", m.Left(A, identity(A, who("a").uuid), 1, 0, 60))
+    me.hear("b", m.Left(A, identity(A, who("a").uuid), 1, 0, 60))
     assert me.state("a") == "alive", "the goodbye of the last life, late"
-    me.hear("a", suspect("a", 3, boot=1), gone("a", 3, boot=1))
+    me.hear("b", suspect("a", 3, boot=1), gone("a", 3, boot=1))
     assert (me.state("a"), me.machine.members[A].boot) == ("alive", 2), "and what was said against that life"
+
+
+def test_that_a_table_is_full_is_told_once_in_a_while_and_not_for_each_datagram() -> None:
+    me = Solo("a", "b", hosts_max=3)
+    me.hear("a", alive("d"))
+    me.hear("a", alive("d"), alive("e"))
+    assert me.facts == [TableFull(HostId("d"))]
+    me.now_s += 30.0
+    me.hear("a", alive("e"))
+    assert me.facts[1:] == [TableFull(HostId("e"))], "again while it lasts"

@@ -238,12 +238,7 @@ def test_a_large_table_is_cut_to_datagrams() -> None:
 def test_the_table_is_bounded_and_the_longest_dead_makes_room() -> None:
     me = Solo("a", "b", "c", hosts_max=4)
     me.hear("a", alive("d"))
-    assert me.state("d") is None and me.machine.counts["full"] == 1
-    me.hear("a", alive("d"), alive("e"))
-    assert me.facts == [TableFull(HostId("d"))], "not for each datagram"
-    me.now_s += 30.0
-    me.hear("a", alive("e"))
-    assert me.facts[1:] == [TableFull(HostId("e"))]
+    assert me.state("d") is None and me.machine.counts["full"] == 1 and me.facts == [TableFull(HostId("d"))]
     me.hear("b", left("b"))
     me.hear("a", alive("d"))
     assert me.state("d") == "alive" and me.state("b") is None
