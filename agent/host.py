@@ -20,9 +20,12 @@ from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.bus import Bus
 from agent.config import Config
 from agent.event_log import EventLog
+from agent.host_watch import HostWatch, LogSeen
 from agent.jobs.jobs_socket import JobSocket
 from agent.jobs.runner import SupervisedRunner
 from agent.plugin_runtime import PluginRuntime
+from agent.raft.disk import FOLDER
+from agent.raft.messages import NO_RACK
 from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
 from agent.retained_facts import RetainedFacts, facts_of_hosts
@@ -42,12 +45,13 @@ from gossip.service import (
     MemberAway,
     MemberSuspected,
     NameConflict,
+    TableFull,
 )
 from plugins import facts
 from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
 from plugins.registry import PLUGINS
-from plugins.views import PluginHealth, VoterRow, VotersView
+from plugins.views import PluginHealth, Trouble, VoterRow, VotersView
 
 _encode = msgspec.msgpack.Encoder().encode
 _asks: msgspec.msgpack.Decoder[AskView | ViewAnswer] = msgspec.msgpack.Decoder(AskView | ViewAnswer)
@@ -98,9 +102,10 @@ class HostAgent:
         self.boot = 0
         self.bus = Bus()
         self.event_log = EventLog(self.id, env.clock, env.disk)
+        self.watch = HostWatch(env, self.id, self.event_log)
         self.retained = RetainedFacts()
         self.plugin_runtime = PluginRuntime(self, plugins)
-        self.counters: dict[str, int] = {"without_plugin": 0, "malformed_bodies": 0}
+        self.counters: dict[str, int] = {"without_plugin": 0, "malformed_bodies": 0, "not_gossiped": 0}
         self._keys = gossip_keys
         self._decoders = {plugin.name: msgspec.msgpack.Decoder(plugin.messages) for plugin in plugins}
         self._identity_now = Identity(b"", 0)
@@ -295,16 +300,13 @@ class HostAgent:
                 self.bus.publish(facts.HostSuspected(event.host, event.by))
             case MemberAway():
                 self.bus.publish(facts.HostAway(event.host, event.for_s))
-                self.event_log.note(f"host/{event.host}", "away", f"it restarts, and is back within {event.for_s:g} s")
             case HostDown():
                 self.bus.publish(facts.HostGone(event.host, event.left))
-                self.event_log.note(f"host/{event.host}", "left" if event.left else "gone", "said so by gossip")
-            case NameConflict():
-                why = f"another machine claims to be {event.host}; rename one of them in its agent.toml"
-                self.env.log.error("name conflict", peer=event.host, why=why)
-                self.event_log.note(f"host/{event.host}", "name conflict", why)
+            case NameConflict() | TableFull():
+                pass
             case LaterBootKnown():
                 self.env.spawn("agent: later boot", self._begin_after(event.boot))
+        self.watch.heard(event, None if isinstance(event, LaterBootKnown) else self.gossip.peer(event.host))
         self._meet_now()
 
     def hosts(self) -> Sequence[HostView]:
@@ -340,10 +342,23 @@ class HostAgent:
         while True:
             await asyncio.sleep(1.0)
             self.bus.publish(facts.SecondPassed(self.env.clock.now_s()))
+            self._look()
             try:
                 await self.event_log.write()
             except OSError as error:
                 self.env.log.error("event logs cannot be written", why=str(error))
+
+    def _look(self) -> None:
+        """What is wrong with hosts now; and what the others are told of this one."""
+        now = facts.LogNow(b"" if self.log.rack == NO_RACK else self.log.rack, self.log.leader or HostId(""))
+        self.watch.look(self.hosts(), LogSeen(now, self.log.voters, self.env.disk.path(FOLDER)))
+        for key, value in (("log", now), ("wrong", self.watch.told())):
+            try:
+                self.spread(key, value)
+            except ValueError as error:
+                self.counters["not_gossiped"] += 1
+                if self.counters["not_gossiped"] == 1:
+                    self.env.log.error("other hosts are not told of the log here", why=str(error), next="report this")
 
     def _leader_changed(self, term: int, leader: HostId | None) -> None:
         self.bus.publish(facts.LeaderChanged(term, leader))
@@ -377,6 +392,10 @@ class HostAgent:
     @property
     def voters(self) -> Sequence[HostId]:
         return self.log.voters
+
+    @property
+    def troubles(self) -> Mapping[HostId, Sequence[Trouble]]:
+        return self.watch.troubles
 
     def voter(self) -> VoterRow:
         """This host's part in the log."""
@@ -430,6 +449,11 @@ class HostAgent:
             ],
             "plugins": dict(self.health),
             "log": self.log.trouble,
+            "wrong": [
+                {"host": host, "what": each.what, "next": each.next}
+                for host, found in self.troubles.items()
+                for each in found
+            ],
             "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
@@ -452,6 +476,7 @@ class HostAgent:
         found |= counted("rpc", {**self.messenger.counters, **self.counters})
         found |= counted("raft", self.log.counted)
         found["covey_leader_term"] = self.log.term
+        found["covey_hosts_wrong"] = len(self.troubles)
         found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
         return found
 

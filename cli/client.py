@@ -20,7 +20,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-OK, FAILED, USAGE, NOT_FOUND, REFUSED, NO_AGENT, TOO_LATE, IMPOSSIBLE, TRY_AGAIN = 0, 1, 2, 3, 4, 5, 6, 7, 75
+OK, FAILED, USAGE, NOT_FOUND, REFUSED, NO_AGENT, TOO_LATE, IMPOSSIBLE, NOT_WHOLE, TRY_AGAIN = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    75,
+)
 """Exit codes; `wait` and `submit --wait` return the job's own instead."""
 
 SYSTEM_SOCKET = "/run/covey/agent.sock"
@@ -29,6 +40,10 @@ ANSWER_S = 25.0
 """How long to wait for an answer, seconds: longer than an agent waits for its plugins, so that its words arrive."""
 KNOCK_S = (0.2, 2.0)
 """How long to wait for a sign of life from each of several agents: first round, second round (a busy machine)."""
+GATHER_S_MAX = 600.0
+"""Longest that an agent waits for hosts whose part of a list is missing, seconds (`agent.api.gathering.WAIT_S_MAX`)."""
+GATHER_EXTRA_S = 5.0
+"""How much longer than for hosts the list itself is waited for, seconds."""
 CONNECT_S = 0.8
 """How long one connection may take: a refusal comes within a second when no agent listens."""
 
@@ -49,6 +64,12 @@ class Answer(NamedTuple):
     whole: dict[str, Any]
     """The JSON as it came, for `--json`."""
 
+    @property
+    def unanswered(self) -> Sequence[Mapping[str, Any]]:
+        """Of a list: `host`, `why` and `age_s` (None: none of its rows is shown) of those whose part is missing."""
+        found: Sequence[Mapping[str, Any]] = self.whole.get("unanswered", ())
+        return found
+
 
 class Agent:
     """The first agent of `addresses` (`unix:PATH` or `HOST:PORT`) that answers. Errors are AgentctlError."""
@@ -57,17 +78,29 @@ class Agent:
         self.addresses = list(addresses)
         self.found_by = found_by
         self.timeout_s = timeout_s
+        self.wait_s: float | None = None
+        """How long a list waits for hosts that do not answer, seconds; None: as long as the agent waits by itself."""
         self.address: str | None = None if len(self.addresses) > 1 else next(iter(self.addresses), None)
 
     def get(self, *path: str, **query: object) -> Answer:
         """A read: repeated at the next agent when this one dies half way."""
+        return self._read(_target(path, query), self.timeout_s)
+
+    def gather(self, *path: str) -> Answer:
+        """A list to which every host adds. `Answer.unanswered` are the hosts whose part is missing or old."""
+        if self.wait_s is None:
+            return self._read(_target(path, {}), self.timeout_s)
+        wait_s = min(self.wait_s, GATHER_S_MAX)
+        return self._read(_target(path, {"timeout_s": wait_s}), wait_s + GATHER_EXTRA_S)
+
+    def _read(self, target: str, timeout_s: float) -> Answer:
         try:
-            return self._ask("GET", _target(path, query), None)
+            return self._ask("GET", target, None, timeout_s)
         except Gone:
             if len(self.addresses) < 2:
                 raise
         self.address = None
-        return self._ask("GET", _target(path, query), None)
+        return self._ask("GET", target, None, timeout_s)
 
     def of_host(self, host: str) -> "Agent | None":
         """The agent of that host, when it is one of those known here and answers."""
@@ -79,12 +112,12 @@ class Agent:
         return None
 
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Answer:
-        return self._ask("POST", _target(path, {}), {} if body is None else body)
+        return self._ask("POST", _target(path, {}), {} if body is None else body, self.timeout_s)
 
     def delete(self, *path: str) -> Answer:
-        return self._ask("DELETE", _target(path, {}), None)
+        return self._ask("DELETE", _target(path, {}), None, self.timeout_s)
 
-    def _ask(self, method: str, target: str, body: Mapping[str, Any] | None) -> Answer:
+    def _ask(self, method: str, target: str, body: Mapping[str, Any] | None, timeout_s: float) -> Answer:
         address = self.address = self.address or self._awake()
         connection = _connection(address, CONNECT_S)
         try:
@@ -92,10 +125,10 @@ class Agent:
         except OSError as error:
             raise self._nobody({address: error}) from None
         try:
-            status, found = _exchange(connection, method, target, body, self.timeout_s)
+            status, found = _exchange(connection, method, target, body, timeout_s)
         except TimeoutError:
             raise AgentctlError(
-                TOO_LATE, f"{address} did not answer", f"{self.timeout_s:g} s have passed", "agentctl status"
+                TOO_LATE, f"{address} did not answer", f"{timeout_s:g} s have passed", "agentctl status"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise Gone(method, address, error) from None

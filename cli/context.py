@@ -3,12 +3,13 @@
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from cli.client import NO_AGENT, NOT_FOUND, Agent, AgentctlError, Answer
-from cli.table import DIM, Paint, ago
+from cli.client import NO_AGENT, NOT_FOUND, NOT_WHOLE, Agent, AgentctlError, Answer
+from cli.table import DIM, RED, Paint, ago, printable
 
 
 @dataclass
@@ -34,6 +35,25 @@ class Context:
         """The grey last line: who answered, and how old the oldest part is."""
         parts = [*more, f"as {answer.host} knows it, {ago(age_s)}"]
         self.say(self.paint("; ".join(parts), DIM))
+
+    def whole(self, answer: Answer) -> int:
+        """The exit code of a list: 0, or 8 when not every host answered. Who did not is said on stderr; JSON has it."""
+        if not answer.unanswered:
+            return 0
+        if not self.json:
+            paint = Paint(self.args.color, sys.stderr)
+            for each in answer.unanswered:
+                print(f"{paint('not whole:', RED)} {printable(missing(each))}", file=sys.stderr)
+            host = answer.unanswered[0]["host"]
+            print(f"  next: agentctl {self.args.noun} --timeout 30s, or agentctl why host/{host}", file=sys.stderr)
+        return NOT_WHOLE
+
+
+def missing(each: Mapping[str, Any]) -> str:
+    """`gpu3 is missing (no answer within 3 s)`."""
+    age_s = each.get("age_s")
+    part = "is missing" if age_s is None else f"is shown as it answered {ago(age_s)}"
+    return f"{each['host']} {part} ({each['why']})"
 
 
 def on_host(context: Context, host: str | None) -> Agent:

@@ -54,8 +54,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(context: Context) -> int:
     status = context.agent.get("status")
-    found = [*of_rack(status.data, context.agent.get("hosts").data)]
-    found += of_gpus(context.agent.get("gpus").data)
+    hosts, voters, gpus = context.agent.get("hosts").data, context.agent.gather("voters"), context.agent.gather("gpus")
+    silent = {each["host"]: each for each in (*gpus.unanswered, *voters.unanswered)}
+    found = [*of_rack(status.data, hosts), *unheard(hosts, list(silent.values())), *of_gpus(gpus.data)]
     if (context.agent.address or "").startswith("unix:"):
         found += of_host(look(Path("/"), installed()))
     wrong = any(each.state == "wrong" for each in found)
@@ -116,6 +117,8 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
         out = host.get("gpus_out", 0)
         what = f"GPUs that take no job: {out}" if out else "a GPU that is held takes no other job"
         yield Finding(f"host {name}", "wrong", f"{what} ({why})", f"agentctl why host/{name}")
+    for trouble in host.get("troubles") or ():
+        yield Finding(f"host {name}", "wrong", trouble["what"], trouble["next"])
     for plugin in () if answers else host.get("plugins_failed", ()):
         yield Finding(f"host {name}", "wrong", f"its plugin {plugin} has failed", f"agentctl why host/{name}")
 
@@ -128,6 +131,15 @@ def of_gpus(gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             state: State = "lacking" if condition == "degraded" else "wrong"
             what = f"GPU {gpu['index']} of {gpu['host']}"
             yield Finding(what, state, f"{gpu['uuid']} is {condition}: {gpu['why']}", f"agentctl why {gpu['uuid']}")
+
+
+def unheard(hosts: Sequence[Mapping[str, Any]], silent: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Hosts that gossip has as alive and whose agent did not answer a question."""
+    alive = {host["host"] for host in hosts if host["state"] == "alive"}
+    for each in silent:
+        if each["host"] in alive:
+            why = f"alive by gossip, and its agent did not answer: {each['why']}"
+            yield Finding(f"host {each['host']}", "wrong", why, f"agentctl why host/{each['host']}")
 
 
 def _said(what: str, state: State, text: str) -> Finding:

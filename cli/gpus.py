@@ -34,9 +34,10 @@ def run(context: Context) -> int:
         return forget(context, context.args.gpu)
     if context.args.watch is not None:
         return shared_gpus.watch(context, max(0.2, context.args.watch))
-    answer = context.agent.get("gpus")
+    answer = context.agent.gather("gpus")
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     gpus = answer.data
     uses = [use(gpu) for gpu in gpus]
     free, away, out = uses.count("free"), sum(name in AWAY for name in uses), uses.count("out")
@@ -44,8 +45,9 @@ def run(context: Context) -> int:
     summary += f", {out} out of use" if out else ""
     summary += f", {away} on hosts that are gone" if away else ""
     if context.args.line:
-        context.say(summary)
-        return 0
+        silent = len(answer.unanswered)
+        context.say(summary + (f"; {plural(silent, 'host')} did not answer" if silent else ""))
+        return context.whole(answer)
     rows = [
         (
             gpu["host"],
@@ -63,7 +65,7 @@ def run(context: Context) -> int:
     ]
     context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
     context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
-    return 0
+    return context.whole(answer)
 
 
 def forget(context: Context, gpu: str | None) -> int:

@@ -59,9 +59,12 @@ def run(context: Context) -> int:
         for host in answer.data
     ]
     context.say(table(TITLES, rows, ("FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT"), context.paint))
+    for next_step in dict.fromkeys(each["next"] for host in answer.data for each in host.get("troubles") or ()):
+        context.say(f"next: {next_step}")
     alive = sum(host["state"] == "alive" for host in answer.data)
+    wrong = sum(bool(host.get("troubles")) for host in answer.data)
     leader = next((host["host"] for host in answer.data if host["leads"]), None)
-    alive_text = f"{alive} of {plural(len(answer.data), 'host')} alive"
+    alive_text = f"{alive} of {plural(len(answer.data), 'host')} alive{f', {wrong} wrong' if wrong else ''}"
     context.as_of(answer, alive_text, f"{leader} leads" if leader else "no leader now")
     return 0
 
@@ -131,7 +134,8 @@ def left(row: dict[str, Any]) -> str:
 
 def note(host: dict[str, Any]) -> str:
     failed, suspected_by = host["plugins_failed"], host["suspected_by"]
-    parts = [f"suspected by {suspected_by}"] if suspected_by else []
+    parts = [f"wrong: {each['what']}" for each in host.get("troubles") or ()]
+    parts += [f"suspected by {suspected_by}"] if suspected_by else []
     parts += [f"late: {late['job']} waits for it {late['percent']} % of the time" for late in host.get("late") or ()]
     if host.get("drained_by") is not None:
         rest = left(host)

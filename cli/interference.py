@@ -24,14 +24,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
-    answer = context.agent.get("interference")
+    answer = context.agent.gather("interference")
     rows = [row for row in answer.data if context.args.job in (None, row["job"])]
     if context.json:
-        return context.say_json({**answer.whole, "data": rows})
+        context.say_json({**answer.whole, "data": rows})
+        return context.whole(answer)
     context.say(table(TITLES, [shown(row) for row in rows], ("SLOWER", "ALONE", "AGE", "CHECKS"), context.paint))
     count = f"guaranteed jobs run on {plural(len(rows), 'GPU')}"
     context.as_of(answer, count, age_s=max((row["age_s"] for row in rows), default=0.0))
-    return 0
+    return context.whole(answer)
 
 
 def shown(row: Mapping[str, Any]) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from cli.client import AgentctlError
+from cli.client import NOT_WHOLE, AgentctlError
 from cli.context import Context, not_found
 from cli.jobs import class_of, how_long, timed
 from cli.table import clock, pairs, plural, table
@@ -25,12 +25,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(context: Context) -> int:
     try:
-        answer = context.agent.get("jobs", context.args.job)
+        answer = context.agent.gather("jobs", context.args.job)
     except AgentctlError as error:
         not_found(context, error, context.args.job)
-    if context.json:
-        return context.say_json(answer.whole)
     job = answer.data
+    code = NOT_WHOLE if job.get("unanswered") else 0
+    if context.json:
+        context.say_json(answer.whole)
+        return code
     job["waits"] = waits(context, job)
     context.say(pairs(facts(job, answer.as_of_wall_s), context.paint))
     if job["ranks"]:
@@ -40,8 +42,10 @@ def run(context: Context) -> int:
             for rank in job["ranks"]
         ]
         context.say(table(RANK_TITLES, rows, ("RANK", "PID"), context.paint))
+    for host in job.get("unanswered", ()):
+        context.say(f"{host} has not answered: what ranks do there is not known; next: agentctl why host/{host}")
     context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
-    return 0
+    return code
 
 
 def waits(context: Context, job: dict[str, Any]) -> str:
@@ -49,7 +53,7 @@ def waits(context: Context, job: dict[str, Any]) -> str:
     if job["state"] != "running" or not job["aggregator"]:
         return ""
     try:
-        rows = [row for row in context.agent.get("tensors").data if job_of(row["job"]) == job["id"]]
+        rows = [row for row in context.agent.gather("tensors").data if job_of(row["job"]) == job["id"]]
     except AgentctlError:
         return ""
     return silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})

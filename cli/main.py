@@ -1,7 +1,8 @@
 """`agentctl`: look at a rack and act on it. Every noun has a table for people and `--json` for programs.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 not found, 4 refused, 5 no agent answers, 6 deadline passed, 7 can never
-be placed, 75 no leader now, try again. `wait` and `submit --wait` return the job's own code (128+N for signal N).
+be placed, 8 hosts did not answer and the list lacks them, 75 no leader now, try again. `wait` and `submit --wait`
+return the job's own code (128+N for signal N).
 """
 
 import argparse
@@ -172,6 +173,7 @@ def run(argv: Sequence[str]) -> int:
     agent = find(args.agent, os.environ)
     if args.timeout is not None:
         args.timeout = seconds(args.timeout)
+        agent.wait_s = args.timeout
         agent.timeout_s = min(agent.timeout_s, args.timeout)
     return int(args.run(Context(args, agent, Paint(args.color))))
 

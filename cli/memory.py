@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from cli.attach import asked_kind, kind_arguments
-from cli.client import NOT_FOUND, REFUSED, USAGE, Agent, AgentctlError
+from cli.client import NOT_FOUND, REFUSED, TRY_AGAIN, USAGE, Agent, AgentctlError
 from cli.context import Context, on_host
 from cli.detach import say_where
 from cli.table import plural, table
@@ -130,16 +130,20 @@ def detach(context: Context) -> int:
 
 def row_of(agent: Agent, name: str) -> dict[str, Any]:
     """The volume of that name on that agent's host; empty: it has none."""
-    answer = agent.get("volumes")
+    answer = agent.gather("volumes")
+    for each in answer.unanswered:
+        if each["host"] == answer.host:
+            raise AgentctlError(TRY_AGAIN, f"the state of volume {name} is not known", each["why"], "agentctl status")
     return next((row for row in answer.data if (row["volume"], row["host"]) == (name, answer.host)), {})
 
 
 def show(context: Context) -> int:
     """Volumes that nobody used in the last minute have a line too."""
-    answer = context.agent.get("volumes")
+    answer = context.agent.gather("volumes")
     accounts = rack_accounts(context.agent)
     if context.json:
-        return context.say_json({**answer.whole, "accounts": accounts})
+        context.say_json({**answer.whole, "accounts": accounts})
+        return context.whole(answer)
     rows = []
     for volume in answer.data:
         name = volume["volume"], volume["host"]
@@ -166,7 +170,7 @@ def show(context: Context) -> int:
             said = ", ".join(f"{count} {state}" for state, count in links.items())
             context.say(f"{volume['volume']} on {volume['host']}: places at lenders: {said}")
     context.as_of(answer, plural(len(answer.data), "volume"))
-    return 0
+    return context.whole(answer)
 
 
 def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:

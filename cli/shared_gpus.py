@@ -22,7 +22,7 @@ def watch(context: Context, every_s: float) -> int:
 
 
 def once(context: Context) -> None:
-    answer = context.agent.get("shared_gpus")
+    answer = context.agent.gather("shared_gpus")
     if context.paint.width:
         context.say(CLEAR + _text(context, answer.data))
     else:
@@ -30,6 +30,7 @@ def once(context: Context) -> None:
     shared = sum(len(gpu["jobs"]) > 1 for gpu in answer.data)
     said = f"{plural(len(answer.data), 'GPU')}, {shared} shared"
     context.as_of(answer, said, age_s=max((gpu["age_s"] for gpu in answer.data), default=0.0))
+    context.whole(answer)
 
 
 def _text(context: Context, gpus: Sequence[Mapping[str, Any]]) -> str:

@@ -14,9 +14,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
-    answer = context.agent.get("slabs")
+    answer = context.agent.gather("slabs")
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     slabs = [slab for slab in answer.data if context.args.volume in (None, slab["volume"])]
     rows = [
         (
@@ -39,4 +40,4 @@ def run(context: Context) -> int:
     lenders = len({slab["lender"] for slab in mapped})
     text = f"{len(mapped)} of {plural(len(slabs), 'slab')} mapped on {plural(lenders, 'lender')}"
     context.as_of(answer, text, age_s=max((slab["age_s"] for slab in slabs), default=0.0))
-    return 0
+    return context.whole(answer)

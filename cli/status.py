@@ -13,10 +13,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(context: Context) -> int:
-    """1 when a plugin has failed."""
+    """1 when a plugin has failed, or something is wrong with a host."""
     answer = context.agent.get("status")
     plugins = answer.data.get("plugins", {})
-    failed = any(plugin["state"] == "failed" for plugin in plugins.values())
+    wrong = answer.data.get("wrong") or ()
+    failed = bool(wrong) or any(plugin["state"] == "failed" for plugin in plugins.values())
     if context.json:
         context.say_json(answer.whole)
         return int(failed)
@@ -29,6 +30,7 @@ def run(context: Context) -> int:
         ("boot", answer.data.get("boot")),
         ("leader", answer.data.get("leader") or "none now"),
         ("hosts alive", answer.data.get("hosts_alive")),
+        *(("wrong", f"{each['host']}: {each['what']}; next: {each['next']}") for each in wrong),
         *([("log", trouble)] if (trouble := answer.data.get("log")) else []),
         *answer.data.get("lines", {}).items(),
         *(("seed not known", f"{seed}: {why}") for seed, why in answer.data.get("seeds_unknown", {}).items()),

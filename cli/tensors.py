@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cli.client import FAILED, NOT_FOUND, AgentctlError
-from cli.context import Context
+from cli.client import FAILED, NOT_FOUND, NOT_WHOLE, AgentctlError
+from cli.context import Context, missing
 from cli.table import epoch_text, of, plural, table
 from covey.blocks import job_of
 from covey.core import JobId
@@ -42,9 +42,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     if context.args.move is not None:
         return move(context, *context.args.move)
-    answer = context.agent.get("tensors")
+    answer = context.agent.gather("tensors")
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     rows = [
         (
             job["job"],
@@ -76,7 +77,7 @@ def run(context: Context) -> int:
             context.say(f"{job['job']} {awaited}")
     jobs = {job_of(job["job"]) for job in answer.data}
     context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
-    return 0
+    return context.whole(answer)
 
 
 def silent(rows: Sequence[Mapping[str, Any]], hosts: Mapping[int, str] | None = None) -> str:
@@ -124,5 +125,9 @@ def move(context: Context, job: str, host: str) -> int:
 
 def row_of(context: Context, job: str) -> dict[str, Any] | None:
     """Of the newest owner that says it sums it."""
-    rows = [row for row in context.agent.get("tensors").data if row["job"] == job]
+    answer = context.agent.gather("tensors")
+    rows = [row for row in answer.data if row["job"] == job]
+    if not rows and answer.unanswered:
+        why = "; ".join(map(missing, answer.unanswered))
+        raise AgentctlError(NOT_WHOLE, f"who sums {job} is not known", why, "agentctl tensors --timeout 30s")
     return max(rows, key=lambda row: int(row["epoch"]), default=None)

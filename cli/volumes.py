@@ -28,9 +28,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(context: Context) -> int:
     if context.args.action == "give-up":
         return give_up(context)
-    answer = context.agent.get("volumes")
+    answer = context.agent.gather("volumes")
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     rows = [
         (
             volume["volume"],
@@ -50,7 +51,7 @@ def run(context: Context) -> int:
     for volume in answer.data:
         say_trouble(context, volume)
     context.as_of(answer, plural(len(rows), "volume"))
-    return 0
+    return context.whole(answer)
 
 
 def is_mirrored(volume: dict[str, Any]) -> bool:

@@ -39,7 +39,7 @@ def run(context: Context) -> int:
         why = f"`{verb}` names {HOSTS[verb] or 'no'} host{'' if HOSTS[verb] == 1 else 's'}"
         raise AgentctlError(USAGE, f"voters {verb}: {len(hosts)} hosts given", why, f"agentctl voters {verb}{usage}")
     if verb == "list":
-        return show(context, context.agent.get("voters"))
+        return show(context, context.agent.gather("voters"))
     wish = {"add": hosts[-1]} if verb != "remove" else {}
     wish |= {"remove": hosts[0]} if verb != "add" else {}
     answer = context.agent.post("voters", body={**wish, "force": context.args.force})
@@ -55,7 +55,7 @@ def wait(context: Context, add: str, remove: str) -> Answer:
     limit_s = WAIT_S if context.args.timeout is None else context.args.timeout
     end_s = time.monotonic() + limit_s
     while True:
-        answer = context.agent.get("voters")
+        answer = context.agent.gather("voters")
         now = answer.data
         if not now["under_way"] and (not add or add in now["voters"]) and remove not in now["voters"]:
             return answer
@@ -67,7 +67,8 @@ def wait(context: Context, add: str, remove: str) -> Answer:
 
 def show(context: Context, answer: Answer) -> int:
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     now = answer.data
     context.say(table(TITLES, [line(row) for row in now["rows"]], ("ENTRY",), context.paint))
     notes = [f"{row['host']}: {note}" for row in now["rows"] for note in row["notes"]]
@@ -75,11 +76,11 @@ def show(context: Context, answer: Answer) -> int:
         if note:
             context.say(note)
     context.as_of(answer)
-    return 0
+    return context.whole(answer)
 
 
 def line(row: Mapping[str, Any]) -> tuple[object, ...]:
-    away = row["part"] == "away"
+    away = row["part"] in ("away", "silent")
     return (
         row["host"],
         row["part"],

@@ -22,11 +22,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(context: Context) -> int:
     try:
-        answer = context.agent.get("why", context.args.id)
+        answer = context.agent.gather("why", context.args.id)
     except AgentctlError as error:
         not_found(context, error, context.args.id)
     if context.json:
-        return context.say_json(answer.whole)
+        context.say_json(answer.whole)
+        return context.whole(answer)
     several = len({line["subject"] for line in answer.data}) > 1
     rows = [
         (clock(line["wall_s"]), where(line), line["subject"] if several else "", line["event"], line["reason"])
@@ -37,7 +38,7 @@ def run(context: Context) -> int:
     context.say(table(titles, rows, (), context.paint))
     say_now(context)
     context.as_of(answer, plural(len(rows), "event"))
-    return 0
+    return context.whole(answer)
 
 
 def say_now(context: Context) -> None:

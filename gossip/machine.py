@@ -48,6 +48,7 @@ Event = (
     GossipStarted
     | DatagramHeard
     | members.SeedsFound
+    | members.EarlierHeard
     | members.LoopStalled
     | members.Leaving
     | spread.Published
@@ -75,7 +76,7 @@ class Gossip:
                 return [*started, *self._spread(spread.SpreadStarted(), now_s)]
             case DatagramHeard():
                 return self._heard(event, now_s)
-            case members.Leaving() | members.LoopStalled() | members.SeedsFound():
+            case members.Leaving() | members.LoopStalled() | members.SeedsFound() | members.EarlierHeard():
                 return self._members(event, now_s)
             case spread.Published():
                 return self._spread(event, now_s)

@@ -82,6 +82,11 @@ class Dropped(msgspec.Struct, frozen=True):
     reason: Reason
     version: int = VERSION
     """Version in its first byte; another one in a datagram under a key of ours is logged."""
+    earlier: Sender | None = None
+    """Of one that was sealed in an earlier boot than the sender's newest: who sealed it. Late, repeated, or another
+    machine with the same identity."""
+    counter: int = 0
+    """Of that sender and boot: grows with each datagram."""
 
 
 _body_decoder = msgspec.msgpack.Decoder(Body)
@@ -202,15 +207,19 @@ class Opener:
             return Dropped("other_cluster")
         if sender == self._me:
             return Dropped("reflected")
-        if not self._is_new(sender, boot, counter):
+        is_new = self._is_new(sender, boot, counter)
+        if not is_new and boot == self._windows[sender].boot:
             return Dropped("replayed")
         cipher = self._ciphers.get((name, sender, boot)) or _cipher(key, sender, boot)
         try:
             body = cipher.decrypt(header[-12:], datagram[HEADER_BYTES:], header + self._ring.label)
         except InvalidTag:
-            return Dropped("unsealed")
+            return Dropped("unsealed" if is_new else "replayed")
+        opened = _decoded(body, sender, boot)
+        if not is_new:
+            return Dropped("replayed", earlier=opened.sender if isinstance(opened, Opened) else None, counter=counter)
         self._proven(name, sender, boot, counter, cipher)
-        return _decoded(body, sender, boot)
+        return opened
 
     def _is_new(self, sender: int, boot: int, counter: int) -> bool:
         window = self._windows.get(sender)

@@ -21,7 +21,7 @@ from covey.core import HostId, Publish, SetTimer
 from covey.ports import Address, DatagramSocket, Env
 from covey.version import VERSION
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
-from gossip.membership.machine.events import Leaving, LoopStalled, SeedsFound
+from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
 from gossip.packet import SALT_BYTES, Dropped, Keyring, Opener, Sealer, budget
 from gossip.packet import VERSION as PACKET_VERSION
@@ -40,6 +40,7 @@ from gossip.types import (
     NameConflict,
     SendDatagram,
     Sender,
+    TableFull,
     identity,
 )
 
@@ -54,6 +55,7 @@ __all__ = [
     "MemberAway",
     "MemberSuspected",
     "NameConflict",
+    "TableFull",
 ]
 
 PEERS_FILE = "gossip/peers"
@@ -216,6 +218,8 @@ class GossipService:
             self._counts[f"dropped_{opened.reason}"] += 1
             if opened.reason == "other_version":
                 self._notice_version(opened.version, source)
+            if opened.earlier is not None:
+                self._dispatch(EarlierHeard(opened.earlier, source, opened.counter))
             return
         self._counts["messages_unknown"] += opened.unknown
         self._dispatch(DatagramHeard(opened.sender, source, opened.messages))
@@ -280,7 +284,15 @@ class GossipService:
 
     def _told(self, tell: Publish) -> None:
         match tell.fact:
-            case HostUp() | MemberSuspected() | MemberAway() | HostDown() | NameConflict() | LaterBootKnown():
+            case (
+                HostUp()
+                | MemberSuspected()
+                | MemberAway()
+                | HostDown()
+                | NameConflict()
+                | TableFull()
+                | LaterBootKnown()
+            ):
                 self._counts[f"told_{type(tell.fact).__name__}"] += 1
                 self._tell(tell.fact)
             case _:

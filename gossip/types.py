@@ -100,7 +100,18 @@ class MemberAway(Fact, frozen=True):
 
 class NameConflict(Fact, frozen=True):
     """Two machines claim this name. The first one keeps it; the other is not let in until the first is gone.
-    A later one at the address of the first is the same machine, which lost its identity file."""
+    A later one at the address of the first is the same machine, which lost its identity file. Told again about every
+    `CONFLICT_INTERVAL_S` while it lasts."""
+
+    host: HostId
+    at: Address = ""
+    """Where the machine that is not let in speaks from, or the one that has the name; empty: only another host saw
+    it."""
+
+
+class TableFull(Fact, frozen=True):
+    """This host is not let in: `hosts_max` hosts are known here, and all of them live. Told again about every
+    `CONFLICT_INTERVAL_S` while it lasts."""
 
     host: HostId
 
@@ -112,7 +123,7 @@ class LaterBootKnown(Fact, frozen=True):
     boot: int
 
 
-GossipEvent = HostUp | MemberSuspected | MemberAway | HostDown | NameConflict | LaterBootKnown
+GossipEvent = HostUp | MemberSuspected | MemberAway | HostDown | NameConflict | TableFull | LaterBootKnown
 
 
 class HostView(msgspec.Struct, frozen=True, kw_only=True):

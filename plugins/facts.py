@@ -10,6 +10,7 @@ from covey.core import Fact, HostId, JobId
 from covey.ports import Address
 from gossip.types import HostState as HostState
 from gossip.types import HostView as HostView
+from gossip.types import MaybeHostName as HostName
 
 # ---- facts on the bus of one host ------------------------------------------------------------------------------------
 
@@ -448,6 +449,24 @@ def drained(view: HostView) -> DrainedNow | None:
 def is_drained(host: HostId, views: Iterable[HostView]) -> bool:
     """Whether this host, which is among `views`, says so of itself."""
     return any(drained(view) for view in views if view.host == host)
+
+
+class LogNow(msgspec.Struct, frozen=True, array_like=True):
+    """Key `log`: which rack's log this host follows."""
+
+    rack: Annotated[bytes, Meta(max_length=8)] = b""
+    """Random, of the first entry of that log (`agent/raft/messages.py`); empty: it is not certain of any."""
+    leader: HostName = HostId("")
+    """Whom it follows, itself when it leads; empty: nobody now."""
+
+
+class WrongNow(msgspec.Struct, frozen=True, array_like=True):
+    """Key `wrong`: what this host saw that somebody has to mend."""
+
+    names: Annotated[tuple[HostName, ...], Meta(max_length=8)] = ()
+    """Names that two machines claim."""
+    full: HostName = HostId("")
+    """A host that it does not let in, since it knows `hosts_max` hosts; empty: there is room."""
 
 
 class AggregatorNow(msgspec.Struct, frozen=True):

@@ -21,6 +21,14 @@ class PluginHealth(msgspec.Struct, frozen=True):
     """Of a failed plugin: the pause before it is started again; None: it stays as it is."""
 
 
+class Trouble(msgspec.Struct, frozen=True):
+    """Something that is wrong with a host and that somebody has to mend."""
+
+    what: str
+    next: str
+    """What to type or change."""
+
+
 class HostRow(msgspec.Struct, frozen=True):
     """One line of `agentctl hosts`."""
 
@@ -53,6 +61,8 @@ class HostRow(msgspec.Struct, frozen=True):
     """Who has everything leave it; None: nobody."""
     drained_jobs: int = 0
     """Of a host that is drained: jobs that still have ranks there."""
+    troubles: tuple[Trouble, ...] = ()
+    """What is wrong with it, as the answering agent knows: another rack, a name that two machines claim, and so on."""
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -95,7 +105,8 @@ class VoterRow(msgspec.Struct, frozen=True):
 
     host: HostId
     part: str
-    """`votes`, `learns` (will vote), `leaves` (will vote no more), `observes`, or `away`."""
+    """`votes`, `learns` (will vote), `leaves` (will vote no more), `observes`, `away`, or `silent`: it is alive and has
+    not answered."""
     leads: bool = False
     entry: int = 0
     """How far it has applied the log."""
@@ -217,6 +228,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs that are kept for it while it waits for the rest."""
     age_s: float = 0.0
     """How old this copy may be."""
+    unanswered: tuple[HostId, ...] = ()
+    """Hosts of it that were asked what its ranks do, and have not answered in time."""
 
 
 class QuotaView(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.metrics import prometheus
 from agent.api.sockets import is_our_name, peer_uid, tcp_socket, unix_socket
 from covey.core import HostId
@@ -59,7 +60,7 @@ half of it, then cuts them off and waits as long again."""
 LAG_S_MAX = 2.0
 """Event loop lag above which `/livez` answers 503; far above a garbage collection, below the watchdog's period."""
 
-STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 75: 503}
+STATUS_OF_CODE = {1: 500, 2: 400, 3: 404, 4: 403, 6: 504, 7: 422, 8: 504, 75: 503}
 """agentctl's exit code -> HTTP status."""
 CODE_OF_STATUS = {400: 2, 403: 4, 404: 3, 405: 2, 413: 2, 503: 75, 504: 6}
 """HTTP status -> exit code, for what aiohttp itself refuses."""
@@ -178,23 +179,18 @@ class HttpApi:
         get, post = app.router.add_get, app.router.add_post
         for path, command in (
             ("hosts", "agent.hosts"),
-            ("gpus", "agent.gpus"),
             ("leader", "agent.leader"),
-            ("slabs", "agent.rack_slabs"),
-            ("volumes", "agent.rack_volumes"),
             ("memory/accounts", "memory.accounts"),
-            ("tensors", "agent.rack_tensors"),
-            ("shared_gpus", "agent.rack_shared_gpus"),
-            ("interference", "agent.rack_interference"),
             ("quotas", "scheduler.quotas"),
             ("status", "agent.health"),
-            ("voters", "agent.voters"),
         ):
             get(f"/v1/{path}", self._ask(command, _nothing))
+        for path, command in LISTS.items():
+            get(f"/v1/{path}", self._ask(command, _wait))
         get("/v1/jobs", self._ask("scheduler.jobs", _whether_all))
-        get("/v1/jobs/{id}", self._ask("scheduler.job", _path_id))
+        get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
-        get("/v1/why/{id:.*}", self._ask("agent.why", _path_id))
+        get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
         post("/v1/jobs", self._ask("scheduler.submit", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
         post("/v1/jobs/{id}/move", self._ask("scheduler.move", _path_and_body))
@@ -237,7 +233,7 @@ class HttpApi:
                 "agentctl status",
             )
         try:
-            async with asyncio.timeout(ANSWER_S_MAX):
+            async with asyncio.timeout(ANSWER_S_MAX + given.get(WAIT, 0.0)):
                 return await command(given)
         except TimeoutError:
             raise Refused(
@@ -245,8 +241,8 @@ class HttpApi:
             ) from None
 
     def _answer(self, data: Any, status: int = 200) -> web.Response:
-        body = {"schema": 1, "as_of_wall_s": self.api.env.clock.wall_s(), "host": self.api.id, "data": data}
-        return _json(body, status)
+        said = {"data": data.data, "unanswered": data.unanswered} if isinstance(data, Gathered) else {"data": data}
+        return _json({"schema": 1, "as_of_wall_s": self.api.env.clock.wall_s(), "host": self.api.id, **said}, status)
 
     async def _livez(self, _request: web.Request) -> web.Response:
         """200; 503 while the event loop lags."""
@@ -329,6 +325,14 @@ class HttpApi:
 
 async def _nothing(_request: web.Request) -> dict[str, Any]:
     return {}
+
+
+async def _wait(request: web.Request) -> dict[str, Any]:
+    return {WAIT: wait_of(request.query)} if WAIT in request.query else {}
+
+
+async def _path_and_wait(request: web.Request) -> dict[str, Any]:
+    return {**await _wait(request), "id": _id(request)}
 
 
 async def _whether_all(request: web.Request) -> dict[str, Any]:

@@ -1,16 +1,16 @@
 """What an agent answers about the rack: from gossip, from its copy of the log, and live from the other agents.
 
-A live question goes to every host that is alive, all at once, for at most `ASK_S`; a host that does not answer is shown
-from its last answer, with that answer's age.
+A live question goes to every host that is alive, all at once, for as long as the reader waits; who did not answer is
+named beside the rows (`agent.api.gathering`).
 """
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
+from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.event_log import EventLog, merged
 from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.errors import Refused
@@ -24,16 +24,17 @@ from plugins.views import (
     HostRow,
     InterferenceView,
     LeaderView,
+    PluginHealth,
     SharedGpuView,
     SlabView,
+    Trouble,
     VolumeView,
     VoterRow,
     VotersView,
 )
 
-ASK_S = 0.7
-"""How long a read waits for the other hosts, seconds."""
-T = TypeVar("T", bound=msgspec.Struct)
+NOT_WHOLE = 8
+"""agentctl's exit code for a list that lacks what hosts say which did not answer."""
 
 
 class AskView(Message, frozen=True, tag="Ask"):
@@ -81,7 +82,11 @@ class Agent(Protocol):
     def voters_now(self) -> VotersView: ...
     async def change_voters(self, add: str, remove: str, force: bool) -> str: ...
     def hosts(self) -> Sequence[HostView]: ...
+    @property
+    def troubles(self) -> Mapping[HostId, Sequence[Trouble]]: ...
     def plugin_commands(self) -> Mapping[str, Command]: ...
+    @property
+    def health(self) -> Mapping[str, PluginHealth]: ...
     async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct: ...
 
 
@@ -107,7 +112,7 @@ class RackView:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._last: dict[tuple[str, str], dict[HostId, tuple[float, list[Any]]]] = {}
+        self._gathering = Gathering(agent, self._rows)
 
     def commands(self) -> Mapping[str, Command]:
         return {
@@ -161,6 +166,7 @@ class RackView:
             drained_by=leaves.by if leaves else None,
             drained_jobs=leaves.jobs if leaves else 0,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
+            troubles=tuple(self._agent.troubles.get(view.host, ())),
         )
 
     async def _leader(self, _arguments: Mapping[str, Any]) -> LeaderView:
@@ -176,16 +182,17 @@ class RackView:
 
     # ---- who votes ----
 
-    async def _voters(self, _arguments: Mapping[str, Any]) -> VotersView:
+    async def _voters(self, arguments: Mapping[str, Any]) -> Gathered:
         """The row that each voter and the learner gives of itself, and those of other hosts that have notes."""
-        rows = {row.host: row for row in await self._everywhere("agent.local_voter", {})}
+        found = await self._gathering.everywhere("agent.local_voter", {}, wait_of(arguments))
+        rows = {row.host: row for row in found.data}
         now = self._agent.voters_now()
         concerned = [HostId(host) for host in (*now.voters, now.learner) if host]
-        shown = [rows.get(host) or VoterRow(host, "away") for host in concerned]
         alive = {view.host for view in self._agent.hosts() if view.state in ("alive", "suspect")}
+        shown = [rows.get(host) or VoterRow(host, "silent") for host in concerned]
         shown = [row if row.host in alive else msgspec.structs.replace(row, part="away") for row in shown]
         others = [row for host, row in sorted(rows.items()) if host not in concerned and row.notes]
-        return msgspec.structs.replace(now, rows=(*shown, *others))
+        return Gathered(msgspec.structs.replace(now, rows=(*shown, *others)), found.unanswered)
 
     async def _local_voter(self, _arguments: Mapping[str, Any]) -> list[VoterRow]:
         return [self._agent.voter()]
@@ -255,74 +262,67 @@ class RackView:
 
     # ---- from every host ----
 
-    async def _gpus(self, _arguments: Mapping[str, Any]) -> list[GpuRow]:
-        rows: list[GpuRow] = await self._rack("agent.local_gpus")({})
+    async def _gpus(self, arguments: Mapping[str, Any]) -> Gathered:
+        found = await self._gathering.everywhere("agent.local_gpus", {}, wait_of(arguments))
         states = {view.host: view.state for view in self._agent.hosts()}
-        rows = [msgspec.structs.replace(row, host_state=states.get(row.host, "gone")) for row in rows]
-        return sorted(rows, key=lambda row: (row.host, row.index))
+        rows = [msgspec.structs.replace(row, host_state=states.get(row.host, "gone")) for row in found.data]
+        return Gathered(sorted(rows, key=lambda row: (row.host, row.index)), found.unanswered)
 
-    async def _why(self, arguments: Mapping[str, Any]) -> list[EventLine]:
+    async def _why(self, arguments: Mapping[str, Any]) -> Gathered:
         subject = str(arguments.get("id", ""))
-        found = merged([await self._everywhere("agent.story", {"id": subject})])
-        if not found:
+        found = await self._gathering.everywhere("agent.story", {"id": subject}, wait_of(arguments))
+        lines = merged([found.data])
+        lost = tuple(Unanswered(view.host, "it is gone") for view in self._agent.hosts() if view.state == "gone")
+        if not lines and found.unanswered + lost:
+            silent = words(found.unanswered + lost)
+            why = f"no host that answered has events of that name, and not all answered: {silent}"
+            next = f"ask again, and wait longer: agentctl why {subject} --timeout 30s"
+            raise Refused(NOT_WHOLE, f"nothing was found of {subject!r}", why, next)
+        if not lines:
             raise Refused(
                 3,
                 f"nothing is known of {subject!r}",
-                "no host that answers has events of a job, slab, volume or host of that name",
+                "no host has events of a job, slab, volume or host of that name",
                 "agentctl jobs, agentctl slabs and agentctl hosts list the names",
             )
-        return found
+        return Gathered(lines, found.unanswered)
 
     def _rack(self, read: str) -> Command:
-        async def gathered(_arguments: Mapping[str, Any]) -> list[Any]:
-            return await self._everywhere(read, {})
+        async def gathered(arguments: Mapping[str, Any]) -> Gathered:
+            return await self._gathering.everywhere(read, {}, wait_of(arguments))
 
         return gathered
 
-    async def _everywhere(self, read: str, arguments: dict[str, str]) -> list[Any]:
-        """The rows of every host that answers now, and the last known ones, with their age, of those that do not."""
-        asked = [view.host for view in self._agent.hosts() if view.state in ("alive", "suspect")]
-        answers = await asyncio.gather(*(self._rows(host, read, arguments) for host in asked))
-        now_s = self._agent.env.clock.now_s()
-        remembered = self._last.setdefault((read, arguments.get("id", "")), {}) if not arguments else {}
-        for host, rows in zip(asked, answers, strict=True):
-            if rows is not None:
-                remembered[host] = (now_s, rows)
-        return [
-            _aged(row, now_s - at_s) for host in sorted(remembered) for at_s, rows in [remembered[host]] for row in rows
-        ]
-
-    async def _rows(self, host: HostId, read: str, arguments: dict[str, str]) -> list[Any] | None:
+    async def _rows(self, host: HostId, read: str, arguments: dict[str, str], wait_s: float) -> list[Any]:
+        """The rows of one host. TimeoutError or Refused when there are none."""
         if host == self._agent.id:
             return await self._here(read, arguments)
-        try:
-            answer = await self._agent.ask("agent", host, AskView(read, arguments), ASK_S)
-        except (TimeoutError, Refused):
-            return None
+        answer = await self._agent.ask("agent", host, AskView(read, arguments), wait_s)
         assert isinstance(answer, ViewAnswer)
         try:
             return list(msgspec.json.decode(answer.rows, type=list[READS[read]]))  # type: ignore[valid-type]
-        except msgspec.DecodeError:
-            return None
+        except msgspec.DecodeError as error:
+            what = f"the answer of {host} cannot be read here"
+            raise Refused(1, what, f"it may run another version: {error}", "agentctl version") from error
 
-    async def _here(self, read: str, arguments: Mapping[str, Any]) -> list[Any] | None:
+    async def _here(self, read: str, arguments: Mapping[str, Any]) -> list[Any]:
+        """This host's rows; a plugin that is switched off has none. Refused when they cannot be read now."""
         command = ({**self.commands(), **self._agent.plugin_commands()}).get(read)
-        return None if command is None else list(await command(arguments))
+        if command is not None:
+            return list(await command(arguments))
+        plugin = read.partition(".")[0]
+        health = self._agent.health.get(plugin)
+        if health is not None and health.state == "off":
+            return []
+        why = "it has not begun yet" if health is None else f"it has {health.state}: {health.why}"
+        raise Refused(1, f"{self._agent.id} has no plugin {plugin} now", why, "agentctl status")
 
     async def answer(self, question: AskView) -> ViewAnswer:
-        """Another agent's live question. Refused when it is none of `READS`."""
-        rows = await self._here(question.read, question.arguments) if question.read in READS else None
-        if rows is None:
-            raise Refused(
-                3, f"{question.read!r} cannot be read here", "no such read, or its plugin is off", "agentctl hosts"
-            )
-        return ViewAnswer(msgspec.json.encode(rows))
+        """Another agent's live question. Refused when it is none of `READS`, or cannot be read here now."""
+        if question.read not in READS:
+            raise Refused(3, f"{question.read!r} cannot be read here", "there is no such read", "agentctl version")
+        return ViewAnswer(msgspec.json.encode(await self._here(question.read, question.arguments)))
 
 
 def _is_host(name: object) -> bool:
     return isinstance(name, str) and (not name or re.match(ID_PATTERN, name) is not None)
-
-
-def _aged(row: T, age_s: float) -> T:
-    """The row with `age_s`, if it has that field and the age is over 0."""
-    return msgspec.structs.replace(row, age_s=age_s) if age_s > 0 and hasattr(row, "age_s") else row

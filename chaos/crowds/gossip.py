@@ -8,7 +8,7 @@ from typing import Any
 
 from covey.core import Fact, HostId, Publish, SetTimer
 from gossip.machine import DatagramHeard, Event, Gossip, GossipStarted
-from gossip.membership.machine.events import Leaving, LoopStalled
+from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
 from gossip.packet import Dropped, Keyring, Opener, Sealer, budget
 from gossip.settings import GossipSettings
@@ -127,6 +127,8 @@ class Member:
         opened = self.opener.open(datagram)
         if isinstance(opened, Dropped):
             self.dropped.append(opened.reason)
+            if opened.earlier is not None:
+                self.dispatch(EarlierHeard(opened.earlier, source, opened.counter))
         else:
             assert opened.unknown == 0
             members = self.gossip.membership.members

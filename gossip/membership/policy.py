@@ -131,10 +131,10 @@ def claim(known: Claimant, other: Claimant) -> Claim:
     return "later" if other.boot > known.boot else "earlier"
 
 
-def change(known_state: State, claimed: Claim, news: bool) -> Change:
-    """What an `Alive` changes for its name: the first machine keeps a name until it is gone."""
+def change(has_name: bool, claimed: Claim, news: bool) -> Change:
+    """What an `Alive` changes for its name: the first machine keeps a name until it is gone, also while it restarts."""
     if claimed == "same":
         return "news" if news else "none"
-    if claimed == "later" or known_state in ("gone", "left"):
+    if claimed == "later" or not has_name:
         return "reclaim"
     return "none" if claimed == "earlier" else "conflict"

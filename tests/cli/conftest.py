@@ -24,6 +24,8 @@ class FakeAgent:
         self.path = path
         self.replies: dict[str, Any] = {"GET /livez": {}}
         self.asked: list[tuple[str, Any]] = []
+        self.unanswered: list[dict[str, Any]] = []
+        """Beside every answer: hosts whose part is missing."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -66,7 +68,8 @@ class FakeAgent:
         if isinstance(found, tuple):
             code, status = found
             return status, {"code": code, "what": "no", "why": "because", "next": "do this"}
-        return 200, {"schema": 1, "as_of_wall_s": 1000.0, "host": "gpu1", "data": found}
+        more = {"unanswered": self.unanswered} if self.unanswered else {}
+        return 200, {"schema": 1, "as_of_wall_s": 1000.0, "host": "gpu1", "data": found, **more}
 
     def close(self) -> None:
         self._server.shutdown()

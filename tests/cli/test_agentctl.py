@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -642,6 +643,7 @@ def test_a_gpu_that_takes_no_job_is_named_with_the_reason_in_every_list(run: Run
     assert "1 GPU out: XID 79: off the bus" in run("hosts")[1]
     agent.replies["GET /v1/hosts"] = [HOSTS[0] | {"gpus_known": False, "gpus_why": "the driver does not answer"}]
     assert "the driver does not answer" in run("hosts")[1]
+    agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     code, shown, _ = run("doctor")
     assert code == 1 and "GPU-2 is lost: XID 79" in shown and "nobody knows its GPUs: the driver does not" in shown
 
@@ -732,3 +734,80 @@ def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
     assert not [target for target, _ in agent.asked if target.startswith("DELETE")]
     agent.replies["GET /v1/volumes"] = [VOLUME | {"volume": "swap", "host": "gpu1", "swap": SWAP_ON | {"word": "off"}}]
     assert run("memory", "detach")[:2] == (0, "swap is forgotten on gpu1\n")
+
+
+SILENT: list[dict[str, Any]] = [
+    {"host": "gpu3", "why": "no answer within 3 s", "age_s": None},
+    {"host": "gpu4", "why": "its agent restarts, back within 9 s", "age_s": 12.0},
+]
+EVERY_LIST = ["gpus", "gpus --line", "slabs", "volumes", "memory", "tensors", "why j1", "voters", "interference"]
+
+
+@pytest.mark.parametrize("words", EVERY_LIST)
+def test_a_list_that_is_not_whole_names_who_did_not_answer_and_has_its_own_exit_code(
+    run: Run, agent: FakeAgent, words: str
+) -> None:
+    agent.replies |= {"GET /v1/voters": {"voters": [], "rows": [], "under_way": ""}, "GET /v1/interference": []}
+    assert (run(*words.split())[0], run(*words.split())[2]) == (0, "")
+    agent.unanswered = SILENT
+    code, out, err = run(*words.split())
+    assert code == 8
+    assert err.splitlines() == [
+        "not whole: gpu3 is missing (no answer within 3 s)",
+        "not whole: gpu4 is shown as it answered 12 s ago (its agent restarts, back within 9 s)",
+        f"  next: agentctl {words.split()[0]} --timeout 30s, or agentctl why host/gpu3",
+    ]
+    assert words != "gpus --line" or out.endswith("; 2 hosts did not answer\n")
+    code, out, err = run(*words.split(), "--json")
+    assert (code, err) == (8, "") or words == "gpus --line"
+    assert words == "gpus --line" or json.loads(out)["unanswered"] == SILENT
+
+
+def test_a_list_waits_for_hosts_as_long_as_its_reader_says(run: Run, agent: FakeAgent) -> None:
+    """The agent is waited for longer: its answer says who is missing."""
+
+    def late(_body: object) -> list[dict[str, Any]]:
+        time.sleep(0.4)
+        return [SLAB]
+
+    agent.replies["GET /v1/slabs?timeout_s=0.2"] = late
+    code, out, _ = run("slabs", "--timeout", "200ms")
+    assert (code, "demo" in out) == (0, True)
+    run("gpus", "--timeout", "2min")
+    run("gpus")
+    assert [path for path, _ in agent.asked if "gpus" in path] == ["GET /v1/gpus?timeout_s=120.0", "GET /v1/gpus"]
+
+
+def test_a_job_names_hosts_that_did_not_say_what_its_ranks_do(run: Run, agent: FakeAgent, job: Job) -> None:
+    agent.replies["GET /v1/jobs/j1"] = job(unanswered=["gpu2"])
+    code, out, _ = run("job", "j1")
+    assert (code, "gpu2 has not answered" in out) == (8, True)
+
+
+def test_who_sums_a_job_is_not_called_nobody_while_hosts_are_silent(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/tensors"] = []
+    assert run("tensors", "--move", "j1", "gpu2")[0] == 3
+    agent.unanswered = SILENT
+    code, _, err = run("tensors", "--move", "j1", "gpu2")
+    assert (code, "gpu3 is missing" in err) == (8, True)
+
+
+def test_hosts_and_status_say_what_is_wrong_with_a_host_that_is_alive(run: Run, agent: FakeAgent) -> None:
+    """Four hosts that each lead a rack of their own are alive; that is not all there is to say."""
+    other = {"what": "it belongs to another rack", "next": "choose the rack that stays"}
+    twin = {"what": "two machines claim this name", "next": "rename one"}
+    row = agent.replies["GET /v1/hosts"][0] | {"plugins_failed": []}
+    agent.replies["GET /v1/hosts"] = [
+        row,
+        row | {"host": "gpu8", "leads": False, "troubles": [other]},
+        row | {"host": "gpu9", "leads": False, "troubles": [other, twin]},
+    ]
+    code, out, _ = run("hosts")
+    assert code == 0
+    assert "wrong: it belongs to another rack; wrong: two machines claim this name" in out
+    assert out.count("next: choose the rack that stays") == 1 and "next: rename one" in out
+    assert "3 of 3 hosts alive, 2 wrong; gpu1 leads" in out
+    assert run("status")[0] == 0
+    agent.replies["GET /v1/status"] |= {"wrong": [{"host": "gpu9", **twin}]}
+    code, out, _ = run("status")
+    assert (code, "gpu9: two machines claim this name; next: rename one" in out) == (1, True)

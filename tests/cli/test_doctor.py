@@ -76,6 +76,11 @@ def test_hosts_that_are_missing_or_have_lost_a_plugin_are_named() -> None:
     assert found >= {("host gpu2", "wrong"), ("host gpu3", "lacking"), ("host gpu4", "wrong")}
 
 
+def test_what_is_wrong_with_a_host_that_is_alive_is_found_with_what_to_type() -> None:
+    sick = {"host": "gpu2", "state": "alive", "plugins_failed": [], "troubles": [{"what": "a twin", "next": "rename"}]}
+    assert Finding("host gpu2", "wrong", "a twin", "rename") in at_rack(sick)
+
+
 @pytest.mark.parametrize(
     ("looked", "what", "state"),
     [
@@ -128,6 +133,7 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     agent.replies["GET /v1/status"] = STATUS
     agent.replies["GET /v1/hosts"] = [HOST]
     agent.replies["GET /v1/gpus"] = []
+    agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
     code, out, _ = run("doctor")
     assert (code, out.splitlines()[0]) == (0, "good     rack: hosts alive: 1 of 1; gpu1 leads")
     agent.replies["GET /v1/status"] = {**STATUS, "leader": None, "notes": ["slow; next: do it"]}
@@ -142,3 +148,15 @@ def test_it_is_printed_the_worst_last_and_ends_with_1_if_anything_is_wrong(
     code, out, _ = run("doctor", "--json")
     assert code == 1
     assert {"what": "note", "state": "lacking", "why": "slow", "next": "do it"} in json.loads(out)["data"]
+
+
+def test_a_host_that_is_alive_and_does_not_answer_is_wrong(run: Run, agent: FakeAgent) -> None:
+    agent.replies["GET /v1/status"] = STATUS
+    agent.replies["GET /v1/hosts"] = [HOST, {**HOST, "host": "gpu2"}, {**HOST, "host": "gpu3", "state": "away"}]
+    agent.replies["GET /v1/voters"] = {"voters": ["gpu1"], "rows": []}
+    agent.replies["GET /v1/gpus"] = []
+    agent.unanswered = [{"host": host, "why": "no answer within 3 s", "age_s": None} for host in ("gpu2", "gpu3")]
+    code, out, _ = run("doctor")
+    assert code == 1
+    assert "wrong    host gpu2: alive by gossip, and its agent did not answer: no answer within 3 s" in out
+    assert "host gpu3: alive" not in out

@@ -150,7 +150,9 @@ def test_an_old_boot_is_refused_once_a_newer_one_was_seen() -> None:
     before, after, late = old.seal([]), new.seal([]), old.seal([])
     assert isinstance(ears.open(before), Opened)
     assert isinstance(ears.open(after), Opened)
-    assert reason(ears.open(late)) == "replayed"
+    assert ears.open(late) == Dropped("replayed", earlier=A, counter=2), "who sealed it is told, nothing else"
+    assert ears.open(after) == Dropped("replayed")
+    assert ears.open(late[:-1] + bytes([late[-1] ^ 1])) == Dropped("replayed"), "a forged one accuses nobody"
 
 
 def test_an_old_boot_is_refused_also_after_a_restart_of_the_listener() -> None:

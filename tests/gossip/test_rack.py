@@ -196,6 +196,18 @@ def test_a_second_machine_with_a_taken_name_is_kept_out_and_both_sides_hear_why(
     assert set(twin.peers()) == {a.name}
 
 
+def test_two_machines_with_one_identity_are_told_on_all_sides() -> None:
+    """A disk that was copied: the later boot pushes the earlier one out, which goes on by itself."""
+    crowd = Crowd(seed=13)
+    a, b, c = crowd.rack(3)
+    crowd.run(5)
+    clone = crowd.start(a.name, [b.name, c.name], uuid=a.gossip.me.uuid, boot=9, place="elsewhere")
+    crowd.run(25)
+    assert all(host.peers()[a.name].address.startswith("elsewhere") for host in (b, c))
+    assert all(host.heard_of(a.name, NameConflict) for host in (a, b, c))
+    assert not clone.heard_of(a.name, NameConflict)
+
+
 def test_a_reinstalled_machine_gets_its_name_back_once_the_old_one_is_gone() -> None:
     """Another disk, another uuid, and a boot counter that begins again."""
     crowd = Crowd(seed=12)

@@ -18,11 +18,14 @@ TOML = """\
 seeds = ["gpu1:7946", "gpu2:7946"]
 [leader]
 voters = ["gpu1"]
+"""
+DEVICES = """\
 [gpus]
 simulated = 2
 [memory]
 slab = "4 MiB"
 """
+TOML += DEVICES
 
 
 def installation() -> list[str]:
@@ -33,6 +36,15 @@ def installation() -> list[str]:
     assert "--check" in lines[-2]
     assert "enable --now" in lines[-1]
     return [line for line in lines if not line.startswith(BY_PIP)]
+
+
+def more_hosts() -> tuple[str, list[str]]:
+    """The `agent.toml` that the page gives to a rack of several hosts, and the lines typed once all hosts are seen."""
+    rest = PAGE.read_text().partition("An empty `agent.toml` is a rack of one")[2]
+    toml = rest.partition("```toml\n")[2].partition("```")[0]
+    lines = rest.partition("stops nothing; ")[2].partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    assert 'voters = ["gpu1"]' in toml and lines and all("agentctl voters add" in line for line in lines)
+    return toml, [line.strip() for line in lines]
 
 
 def typed(host: BootedHost, line: str, timeout_s: float = 60.0) -> str:

@@ -11,7 +11,7 @@ import pytest
 from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost, why_not_booted
 from chaos.rack.hosts import Laboratory
-from tests.rack.installed import KEY, PAGE, TOML, alive, install, installation, memory, typed, written
+from tests.rack.installed import DEVICES, KEY, PAGE, alive, install, installation, memory, more_hosts, typed, written
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("booted")]
 PROBE = """\
@@ -31,7 +31,7 @@ open("/tmp/made-by-a-job", "w")
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
-    """The first is installed by the page alone; then both are one rack, as the page says."""
+    """The first is installed by the page alone; then both are one rack, by what the page says and nothing else."""
     if trouble := why_not_booted():
         pytest.skip(f"no host can be booted here: {trouble}")
     with Laboratory(2, kind=BootedHost) as lab:
@@ -42,12 +42,18 @@ def hosts() -> Iterator[tuple[BootedHost, BootedHost]]:
         assert "1 of 1 host alive; gpu1 leads" in said
         assert "good     covey.service: as it comes with this version" in typed(first, "agentctl doctor")
         key = first.shell(f"cat {KEY}").stdout
-        install([second], key=key)
-        typed(first, f"printf %s {shlex.quote(TOML)} > /etc/covey/agent.toml")
-        typed(first, "systemctl stop covey; rm -r /var/lib/covey/*; systemctl start covey")
+        page, later = more_hosts()
+        toml = f"{page}{DEVICES}"
+        install([second], toml=toml, key=key)
+        typed(first, f"printf %s {shlex.quote(toml)} > /etc/covey/agent.toml")
+        typed(first, "systemctl restart covey")
         typed(second, "set -e; " + "\n".join(installation()[-2:]))
         for host in (first, second):
             up(host)
+            assert "wrong" not in typed(host, "agentctl hosts")
+        typed(second, later[0])
+        assert "gpu2  votes" in typed(first, "agentctl voters")
+        typed(second, "agentctl voters remove gpu2")
         yield first, second
 
 

@@ -14,6 +14,7 @@ const TABLES = {
     ["since", (r) => seconds(r.since_s)], ["GPUs free", (r) => `${shown(r.gpus_free)} of ${shown(r.gpus_total)}`],
     ["GPUs out", (r) => r.gpus_why],
     ["slabs lent", (r) => r.slabs_lent], ["slabs free", (r) => r.slabs_free], ["seen", (r) => `${seconds(r.age_s)} ago`],
+    ["note", (r) => (r.troubles || []).map((each) => `wrong: ${each.what}`).join("; ")],
   ],
   gpus: [
     ["host", (r) => r.host], ["GPU", (r) => r.index], ["model", (r) => r.model],
@@ -67,9 +68,27 @@ async function read(path) {
   return body;
 }
 
+// What is wrong with hosts, in words, with what to type.
+const wrong = (body) =>
+  body.data.flatMap((row) => (row.troubles || []).map((each) => `${row.host}: ${each.what}; next: ${each.next}`));
+
+// Who did not answer, in words, as agentctl says it; [] for a list that is whole.
+const missing = (body) =>
+  (body.unanswered || []).map((each) =>
+    `not whole: ${each.host} ${each.age_s == null ? "is missing" : `is shown as it answered ${seconds(each.age_s)} ago`} (${each.why})`);
+
+function alarm(text) {
+  const line = document.createElement("p");
+  line.className = "alarm";
+  line.setAttribute("role", "alert");
+  line.textContent = text;
+  return line;
+}
+
 async function show(name, path) {
   const body = await read(path);
-  document.getElementById(name).replaceChildren(table(name, body.data));
+  const alarms = name === "hosts" ? wrong(body) : missing(body);
+  document.getElementById(name).replaceChildren(...alarms.map(alarm), table(name, body.data));
   return body;
 }
 
@@ -78,12 +97,14 @@ async function refresh() {
   try {
     tones ??= await read("/states.json");
     const [hosts] = await Promise.all([
-      show("hosts", "/v1/hosts"), show("gpus", "/v1/gpus"), show("jobs", "/v1/jobs?all=1"), show("slabs", "/v1/slabs"),
+      show("hosts", "/v1/hosts"), show("jobs", "/v1/jobs?all=1"),
+      show("gpus", "/v1/gpus?timeout_s=1"), show("slabs", "/v1/slabs?timeout_s=1"),
     ]);
     const alive = hosts.data.filter((row) => row.state === "alive").length;
+    const sick = hosts.data.filter((row) => (row.troubles || []).length).length;
     const leader = hosts.data.find((row) => row.leads);
     document.getElementById("summary").textContent =
-      `${hosts.host} says: ${alive} of ${hosts.data.length} hosts alive, ` +
+      `${hosts.host} says: ${alive} of ${hosts.data.length} hosts alive${sick ? `, ${sick} wrong` : ""}, ` +
       `${leader ? `${leader.host} leads` : "no leader now"}, as of ${new Date(hosts.as_of_wall_s * 1000).toLocaleTimeString()}`;
     trouble.hidden = true;
   } catch (error) {

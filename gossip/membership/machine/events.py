@@ -33,6 +33,15 @@ class PacketHeard(msgspec.Struct, frozen=True):
     messages: tuple[AnyMessage, ...]
 
 
+class EarlierHeard(msgspec.Struct, frozen=True):
+    """One authenticated datagram of an earlier boot than the newest of this sender. Nothing in it counts."""
+
+    sender: Sender
+    source: Address
+    counter: int
+    """Grows with each datagram of that sender and boot."""
+
+
 class LoopStalled(msgspec.Struct, frozen=True):
     """This process did not run from `start_s` to `end_s`: an answer missed then proves nothing."""
 
@@ -94,7 +103,7 @@ class SyncDue(msgspec.Struct, frozen=True):
 
 
 Timer = ProbeDue | ProbeLate | RelayLate | SuspicionDue | AwayOver | GossipDue | CallDue | SyncDue
-Event = MembershipStarted | SeedsFound | PacketHeard | LoopStalled | Leaving | Timer
+Event = MembershipStarted | SeedsFound | PacketHeard | EarlierHeard | LoopStalled | Leaving | Timer
 
 
 class ForgetMember(msgspec.Struct, frozen=True):

@@ -33,18 +33,17 @@ class MemberStates:
             return
         member = self._table.members.get(alive.host)
         if member is None:
-            if self._table.make_room():
+            if self._table.make_room(alive.host, now_s):
                 self._join(alive, address, now_s)
             return
         order = (alive.boot, alive.incarnation)
         again = member.remembered and order == (member.boot, member.incarnation)
         news = again or policy.supersedes((*order, "alive"), member.order)
-        state = "gone" if member.remembered else member.state
-        match policy.change(state, policy.claim(member.claimant, about), news):
+        match policy.change(member.has_name(now_s), policy.claim(member.claimant, about), news):
             case "none":
                 pass
             case "conflict":
-                self._table.conflict(alive.host, now_s)
+                self._table.conflict(alive.host, about.address, now_s)
             case "reclaim":
                 self._table.drop(member)
                 self._join(alive, address, now_s)
@@ -57,7 +56,7 @@ class MemberStates:
         if claimed == "earlier":
             return  # this machine under an identity that it has lost
         if claimed != "same" or alive.boot > self._table.me.boot:
-            self._table.conflict(self._table.me.host, now_s)
+            self._table.conflict(self._table.me.host, about.address, now_s)
         elif alive.boot == self._table.me.boot and self._is_wrong(alive):
             self._table.refute(alive.incarnation)
 

@@ -37,6 +37,7 @@ from gossip.membership.machine.events import (
     Action,
     AwayOver,
     CallDue,
+    EarlierHeard,
     Event,
     GossipDue,
     Leaving,
@@ -58,6 +59,9 @@ from gossip.types import SendDatagram, Sender
 
 REMARK_INTERVAL_S = 0.2
 """Between two unasked messages to the same host about its state here."""
+EARLIER_S = 10.0
+"""A host that is alive in a later boot while its earlier one still speaks after so long is two machines with one
+identity: datagrams are late for a second or two, and one whose later boot is over is suspected within that time."""
 
 
 class Membership:
@@ -70,6 +74,8 @@ class Membership:
         self._prober = Prober(self._table, self._standing)
         self._meeting = AntiEntropy(self._table, self._standing)
         self._remarked: dict[int, float] = {}
+        self._earlier: dict[int, tuple[int, int, float]] = {}
+        """Identity -> an earlier boot that spoke after the later one, its newest counter, and since when."""
 
     # ---- what is known ----
 
@@ -120,6 +126,8 @@ class Membership:
         match event:
             case PacketHeard():
                 self._packet(event, now_s)
+            case EarlierHeard():
+                self._heard_earlier(event, now_s)
             case LoopStalled():
                 self._standing.stalled(event)
             case MembershipStarted():
@@ -178,6 +186,25 @@ class Membership:
         if replies:
             self._table.send(event.source, *replies)
 
+    def _heard_earlier(self, heard: EarlierHeard, now_s: float) -> None:
+        """Two machines have one identity file, as copies of one disk have: the earlier one is told, too."""
+        sender = heard.sender
+        member = self._table.members.get(sender.host)
+        if member is None or member.identity != sender.identity or member.state != "alive" or member.remembered:
+            self._earlier.pop(sender.identity, None)
+            return
+        boot, counter, since_s = self._earlier.get(sender.identity, (-1, 0, now_s))
+        if boot == sender.boot and heard.counter <= counter:
+            return  # a repeated datagram
+        if len(self._earlier) >= self._table.settings.hosts_max:
+            self._earlier.clear()
+        since_s = since_s if boot == sender.boot else now_s
+        self._earlier[sender.identity] = (sender.boot, heard.counter, since_s)
+        if now_s - since_s >= EARLIER_S:
+            self._table.conflict(sender.host, heard.source, now_s)
+            if self._may_remark(sender.identity, now_s):
+                self._table.send(heard.source, m.NameTaken(sender.host))
+
     def _may_remark(self, about: int, now_s: float) -> bool:
         """A limit per sender: two hosts that cannot agree must not answer each other forever."""
         if now_s - self._remarked.get(about, float("-inf")) < REMARK_INTERVAL_S:
@@ -191,7 +218,7 @@ class Membership:
         """False for a machine that has the name of another live one elsewhere, and for an earlier boot of a host."""
         if sender.host != self._table.me.host:
             member = self._table.members.get(sender.host)
-            if member is None or (member.identity != sender.identity and (not member.live or member.remembered)):
+            if member is None or (member.identity != sender.identity and not member.has_name(now_s)):
                 return True
             match policy.claim(member.claimant, policy.Claimant(sender.identity, sender.boot, source)):
                 case "same":
@@ -202,7 +229,7 @@ class Membership:
                     return False
                 case "elsewhere":
                     pass
-        self._table.conflict(sender.host, now_s)
+        self._table.conflict(sender.host, source, now_s)
         if self._may_remark(sender.identity, now_s):
             self._table.send(source, m.NameTaken(sender.host))
         return False
@@ -248,7 +275,7 @@ class Membership:
                 self._table.address = self._table.address or message.address
             case m.NameTaken():
                 if message.host == self._table.me.host:
-                    self._table.conflict(self._table.me.host, now_s)
+                    self._table.conflict(self._table.me.host, "", now_s)
             case _:
                 assert_never(message)
         return []

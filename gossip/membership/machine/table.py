@@ -12,10 +12,21 @@ from gossip.membership.machine.events import Action, CallDue, ForgetMember, Goss
 from gossip.membership.machine.rumours import Rumours
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect
 from gossip.settings import GossipSettings
-from gossip.types import U32_MAX, HostState, LaterBootKnown, NameConflict, SendDatagram, Sender, State, identity, size
+from gossip.types import (
+    U32_MAX,
+    HostState,
+    LaterBootKnown,
+    NameConflict,
+    SendDatagram,
+    Sender,
+    State,
+    TableFull,
+    identity,
+    size,
+)
 
 CONFLICT_INTERVAL_S = 30.0
-"""Between two reports of the same conflict."""
+"""Between two reports of the same conflict, or of a full table."""
 GOSSIP_TO_THE_DEAD_S = 30.0
 """Rumours are also sent to hosts gone for less than this, so that they can refute (memberlist: 30 s)."""
 
@@ -71,6 +82,10 @@ class Member:
         if self.state != "left" or self.away_until_s is None:
             return self.state
         return "away" if now_s < self.away_until_s else "gone"
+
+    def has_name(self, now_s: float) -> bool:
+        """Whether no other machine may have its name now: it is live, or has said when it will be back."""
+        return (self.live and not self.remembered) or self.shown(now_s) == "away"
 
     def away_s(self, now_s: float) -> int:
         return 0 if self.away_until_s is None else max(0, math.ceil(self.away_until_s - now_s))
@@ -128,6 +143,8 @@ class Table:
         self.call_generation = 0
         self._gossip_set = False
         self._conflicts: dict[HostId, float] = {}
+        self._full_s = float("-inf")
+        """When it was told last that this table is full."""
         self._later_boot = me.boot
         """The latest boot of ours that anybody spoke of."""
 
@@ -204,10 +221,10 @@ class Table:
         self.incarnation = min(U32_MAX, max(self.incarnation, incarnation) + 1)
         self.rumour(self.me.host, self.mine())
 
-    def conflict(self, host: HostId, now_s: float) -> None:
+    def conflict(self, host: HostId, at: Address, now_s: float) -> None:
         if now_s - self._conflicts.get(host, float("-inf")) >= CONFLICT_INTERVAL_S:
             self._conflicts[host] = now_s
-            self.publish(NameConflict(host))
+            self.publish(NameConflict(host, at))
 
     def outrun(self, boot: int) -> None:
         """Others know a later boot of this host, and take it for gone."""
@@ -226,13 +243,17 @@ class Table:
     def feel(self, change: int) -> None:
         self.health = policy.health(self.health, change)
 
-    def make_room(self) -> bool:
-        """False when the table is full of live hosts; otherwise the host that is dead for longest is dropped."""
+    def make_room(self, host: HostId, now_s: float) -> bool:
+        """False when the table is full of live hosts; otherwise the host that is dead for longest is dropped, and this
+        one can be let in."""
         if len(self.members) + 1 < self.settings.hosts_max:
             return True
         dead = [member for member in self.by_name() if not member.live]
         if not dead:
             self.counts["full"] += 1
+            if now_s - self._full_s >= CONFLICT_INTERVAL_S:
+                self._full_s = now_s
+                self.publish(TableFull(host))
             return False
         self.drop(min(dead, key=lambda member: (member.state != "left", member.since_s)))
         return True

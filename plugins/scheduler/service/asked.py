@@ -10,6 +10,8 @@ from plugins.scheduler.messages.commands import QuotaSet
 
 WHOLE_MAX = 1 << 53
 """What every reader of JSON understands; messages take no more than 64 bits."""
+SECONDS_MAX = 600.0
+"""Longest time that a reader may have an agent wait, seconds."""
 
 
 def whole(given: Mapping[str, Any], field: str, default: int) -> int:
@@ -22,6 +24,18 @@ def whole(given: Mapping[str, Any], field: str, default: int) -> int:
     except (TypeError, ValueError, OverflowError) as error:
         why = f"{str(value)[:40]!r} is no whole number"
         raise Refused(2, f"{field} cannot be used", why, "give a whole number") from error
+
+
+def seconds(given: Mapping[str, Any], field: str, default: float) -> float:
+    value = given.get(field, default)
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = 0.0
+    if not 0 < found <= SECONDS_MAX:
+        why = f"{str(value)[:40]!r} is no time above 0 s, and at most {SECONDS_MAX:g} s"
+        raise Refused(2, f"{field} cannot be used", why, "give a number of seconds")
+    return found
 
 
 def quota_set(given: Mapping[str, Any]) -> QuotaSet:

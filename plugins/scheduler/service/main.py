@@ -387,20 +387,23 @@ class SchedulerService(PluginService):
 
     async def _job(self, given: Mapping[str, Any]) -> JobView:
         job = await self._seek(given)
-        heard = await self._ask_places(job) if job.placed else {}
-        return views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
+        answers = await self._ask_places(job, asked.seconds(given, "timeout_s", ASK_S)) if job.placed else {}
+        heard = {host: answer for host, answer in answers.items() if answer is not None}
+        view = views.job_view(self._find(given), self._standing(), self.host.log.age_s, self._seen(), heard)
+        silent = tuple(host for host in sorted(answers) if host not in heard)
+        return msgspec.structs.replace(view, unanswered=silent)
 
-    async def _ask_places(self, job: Job) -> dict[HostId, JobNowAnswer]:
-        """What each host of the gang says about its ranks; those that do not answer in time are left out."""
+    async def _ask_places(self, job: Job, wait_s: float) -> dict[HostId, JobNowAnswer | None]:
+        """What each host of the gang says about its ranks; None: it has not answered in time."""
         hosts = [place.host for place in job.places if place.host not in job.codes]
-        answers = await asyncio.gather(*(self._ask_place(host, job.id) for host in hosts))
-        return {host: answer for host, answer in zip(hosts, answers, strict=True) if answer is not None}
+        answers = await asyncio.gather(*(self._ask_place(host, job.id, wait_s) for host in hosts))
+        return dict(zip(hosts, answers, strict=True))
 
-    async def _ask_place(self, host: HostId, job: JobId) -> JobNowAnswer | None:
+    async def _ask_place(self, host: HostId, job: JobId, wait_s: float) -> JobNowAnswer | None:
         if host == self.host.id:
             return self.ranks.told_by.job_now(job)
         try:
-            answer = await self.host.ask(self.name, host, JobNow(job), ASK_S)
+            answer = await self.host.ask(self.name, host, JobNow(job), wait_s)
         except (TimeoutError, Refused):
             return None
         return answer if isinstance(answer, JobNowAnswer) else None

@@ -4,11 +4,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.api.gathering import Gathered, Unanswered
 from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
 from covey.core import HostId, Message
 from covey.errors import Refused
 from plugins.facts import GpusNow, HostView
-from plugins.views import EventLine, GpuRow, HostRow
+from plugins.views import EventLine, GpuRow, HostRow, PluginHealth, Trouble
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
 
@@ -42,7 +43,14 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.answering = True
+        self.refusal: Exception = TimeoutError()
         self.state = "alive"
+        self.waited: list[float] = []
+        self.troubles = {GPU2: (Trouble("it belongs to another rack", "do this"),)}
+        self.health: dict[str, PluginHealth] = {
+            "memory": PluginHealth("off", "switched off in agent.toml"),
+            "sharing": PluginHealth("failed", "the disk is full"),
+        }
 
         class Env:
             clock = Clock()
@@ -78,9 +86,10 @@ class FakeAgent:
 
     async def ask(self, plugin: str, to: HostId, question: Message, deadline_s: float) -> msgspec.Struct:
         assert isinstance(question, AskView)
+        self.waited.append(deadline_s)
         if not self.answering:
-            raise TimeoutError
-        rows: list[Any] = [gpu("gpu2")]
+            raise self.refusal
+        rows: list[Any] = [gpu("gpu2")] if question.read == "agent.local_gpus" else []
         if question.read == "agent.story":
             rows = [EventLine(1.0, GPU2, "j1", "granted", "why", "log/2"), EventLine(3.0, GPU2, "j1", "started", "")]
         return ViewAnswer(msgspec.json.encode(rows))
@@ -96,38 +105,118 @@ async def test_hosts_are_shown_from_gossip_with_age_and_failed_rooms() -> None:
     assert (one.leads, one.gpus_total, one.gpus_free, one.plugins_failed) == (True, 8, 3, ("memory",))
     assert one.slabs_free is None, "a value of another version is shown as unknown"
     assert (two.leads, two.age_s, two.since_s) == (False, 1.5, 5.0)
+    assert (one.troubles, two.troubles) == ((), (Trouble("it belongs to another rack", "do this"),))
 
 
 async def test_a_host_that_stops_answering_is_shown_from_its_last_answer_with_its_age() -> None:
     agent = FakeAgent()
     commands = view(agent).commands()
-    assert [row.age_s for row in await commands["agent.gpus"]({})] == [0.0]
+    whole: Gathered = await commands["agent.gpus"]({})
+    assert ([row.age_s for row in whole.data], whole.unanswered) == ([0.0], ())
     agent.answering = False
     agent.env.clock.at_s += 9.0
-    (row,) = await commands["agent.gpus"]({})
-    assert (row.host, row.age_s) == (GPU2, 9.0)
+    old: Gathered = await commands["agent.gpus"]({})
+    assert [(row.host, row.age_s) for row in old.data] == [(GPU2, 9.0)]
+    assert old.unanswered == (Unanswered(GPU2, "no answer within 3.0 s", 9.0),)
+
+
+LISTS = ("agent.gpus", "agent.rack_tensors", "agent.rack_slabs", "agent.rack_volumes")
+
+
+@pytest.mark.parametrize("command", LISTS)
+async def test_a_host_that_was_never_heard_is_named_by_every_list(command: str) -> None:
+    agent = FakeAgent()
+    agent.answering = False
+    found: Gathered = await view(agent).commands()[command]({})
+    silent = [each for each in found.unanswered if each.host == GPU2]
+    assert silent == [Unanswered(GPU2, "no answer within 3.0 s", None)]
+
+
+async def test_why_a_host_gave_no_rows_is_told() -> None:
+    agent = FakeAgent()
+    agent.answering, agent.refusal = False, Refused(1, "the answer of gpu2 is too long", "it has 40 MB", "ask gpu2")
+    found: Gathered = await view(agent).commands()["agent.rack_slabs"]({})
+    assert found.unanswered == (Unanswered(GPU2, "the answer of gpu2 is too long: it has 40 MB", None),)
+
+
+async def test_rows_that_cannot_be_decoded_are_missing_rows() -> None:
+    agent = FakeAgent()
+
+    async def garbage(*_: object) -> ViewAnswer:
+        return ViewAnswer(b'[{"host": 5}]')
+
+    agent.ask = garbage  # type: ignore[method-assign, assignment]
+    found: Gathered = await view(agent).commands()["agent.gpus"]({})
+    (silent,) = found.unanswered
+    assert silent.host == GPU2 and "another version" in silent.why
+
+
+async def test_a_host_that_restarts_is_missing_from_a_list_and_one_that_is_gone_is_not() -> None:
+    agent = FakeAgent()
+    agent.state = "away"
+    found: Gathered = await view(agent).commands()["agent.gpus"]({})
+    assert [each.host for each in found.unanswered] == [GPU2] and "restarts" in found.unanswered[0].why
+    agent.state = "gone"
+    assert (await view(agent).commands()["agent.gpus"]({})).unanswered == ()
+
+
+async def test_a_plugin_that_is_off_has_no_rows_and_of_one_that_failed_they_are_missing() -> None:
+    commands = view(FakeAgent()).commands()
+    off, failed = await commands["agent.rack_volumes"]({}), await commands["agent.rack_interference"]({})
+    assert off.unanswered == ()
+    (silent,) = failed.unanswered
+    assert (silent.host, "the disk is full" in silent.why) == (GPU1, True)
+
+
+@pytest.mark.parametrize(("asked", "waited"), [({}, 3.0), ({"timeout_s": 42.5}, 42.5), ({"timeout_s": "600"}, 600.0)])
+async def test_a_list_waits_as_long_as_its_reader_said(asked: dict[str, Any], waited: float) -> None:
+    agent = FakeAgent()
+    await view(agent).commands()["agent.gpus"](asked)
+    assert agent.waited == [waited]
+
+
+@pytest.mark.parametrize("asked", [0, -1, "soon", float("nan"), float("inf"), 601, None, [3]])
+async def test_a_wait_that_is_no_time_is_refused(asked: Any) -> None:
+    with pytest.raises(Refused) as refused:
+        await view(FakeAgent()).commands()["agent.gpus"]({"timeout_s": asked})
+    assert refused.value.code == 2
 
 
 async def test_a_gpu_says_that_its_host_is_gone() -> None:
     agent = FakeAgent()
     commands = view(agent).commands()
-    assert [row.host_state for row in await commands["agent.gpus"]({})] == ["alive"]
+    assert [row.host_state for row in (await commands["agent.gpus"]({})).data] == ["alive"]
     agent.state = "gone"
-    assert [row.host_state for row in await commands["agent.gpus"]({})] == ["gone"]
+    assert [row.host_state for row in (await commands["agent.gpus"]({})).data] == ["gone"]
 
 
 async def test_a_story_is_gathered_from_every_host_and_told_once() -> None:
-    story: list[EventLine] = await view(FakeAgent()).commands()["agent.why"]({"id": "j1"})
-    assert [(line.event, line.host) for line in story] == [("granted", GPU2), ("started", GPU2)]
+    story: Gathered = await view(FakeAgent()).commands()["agent.why"]({"id": "j1"})
+    assert [(line.event, line.host) for line in story.data] == [("granted", GPU2), ("started", GPU2)]
 
 
 async def test_a_story_of_nothing_is_refused_with_the_next_step() -> None:
     agent = FakeAgent()
-    agent.answering = False
+    agent.state = "left"
     with pytest.raises(Refused) as refused:
         await view(agent).commands()["agent.why"]({"id": "j9"})
     assert refused.value.code == 3
     assert "agentctl jobs" in refused.value.next
+    agent.state = "gone"
+    with pytest.raises(Refused) as refused:
+        await view(agent).commands()["agent.why"]({"id": "j9"})
+    assert (refused.value.code, "gpu2 (it is gone)" in refused.value.why) == (8, True), "it may have known"
+
+
+async def test_a_story_that_a_silent_host_may_have_is_not_called_unknown() -> None:
+    agent = FakeAgent()
+    agent.answering = False
+    with pytest.raises(Refused) as refused:
+        await view(agent).commands()["agent.why"]({"id": "j9"})
+    assert (refused.value.code, "gpu2" in refused.value.why) == (8, True)
+    assert "agentctl why j9 --timeout" in refused.value.next
+    story: Gathered = await view(agent).commands()["agent.why"]({"id": "j1"})
+    assert ([line.event for line in story.data], [each.host for each in story.unanswered]) == (["granted"], [GPU2])
 
 
 async def test_only_listed_reads_are_answered_to_other_hosts() -> None:

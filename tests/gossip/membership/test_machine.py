@@ -42,6 +42,7 @@ from gossip.types import (
     SendDatagram,
     Sender,
     State,
+    TableFull,
     identity,
 )
 
@@ -237,7 +238,7 @@ def test_a_large_table_is_cut_to_datagrams() -> None:
 def test_the_table_is_bounded_and_the_longest_dead_makes_room() -> None:
     me = Solo("a", "b", "c", hosts_max=4)
     me.hear("a", alive("d"))
-    assert me.state("d") is None and me.machine.counts["full"] == 1
+    assert me.state("d") is None and me.machine.counts["full"] == 1 and me.facts == [TableFull(HostId("d"))]
     me.hear("b", left("b"))
     me.hear("a", alive("d"))
     assert me.state("d") == "alive" and me.state("b") is None
@@ -694,7 +695,7 @@ def test_a_second_machine_with_a_live_name_is_refused_and_reported() -> None:
     me = Solo("a")
     for _ in range(3):
         me.hear("a", alive("a", uuid=b"2" * 16, address="z:1"), uuid=b"2" * 16, source="z:1")
-    assert me.facts == [NameConflict(HostId("a"))]
+    assert me.facts == [NameConflict(HostId("a"), "z:1")]
     assert me.machine.members[HostId("a")].address == "a:1"
     assert me.words("z").count(m.NameTaken(HostId("a"))) == 1
 
@@ -702,7 +703,7 @@ def test_a_second_machine_with_a_live_name_is_refused_and_reported() -> None:
 def test_a_machine_that_has_our_own_name_is_refused_and_reported() -> None:
     me = Solo("a")
     me.hear("me", m.Ping(1, who("me").identity), uuid=b"2" * 16, source="z:1")
-    assert me.facts == [NameConflict(ME)] and m.NameTaken(ME) in me.words("z")
+    assert me.facts == [NameConflict(ME, "z:1")] and m.NameTaken(ME) in me.words("z")
 
 
 def test_who_is_refused_says_so_to_its_own_agent() -> None:
@@ -737,7 +738,7 @@ def test_a_copy_of_its_settings_elsewhere_does_not_take_a_name() -> None:
     """It gives the address of the first machine, but does not speak from there."""
     me = Solo("a")
     me.hear("a", alive("a", boot=9, uuid=b"2" * 16), uuid=b"2" * 16, source="z:1", boot=9)
-    assert me.facts == [NameConflict(HostId("a"))]
+    assert me.facts == [NameConflict(HostId("a"), "z:1")]
 
 
 def test_late_words_about_the_machine_before_do_not_hurt_its_successor() -> None:
@@ -773,7 +774,7 @@ def test_a_clone_with_a_later_boot_of_ourselves_is_reported() -> None:
     me.hear("a", alive("me", boot=0, uuid=b"2" * 16))
     assert me.facts == [], "what we were before our identity was lost"
     me.hear("a", alive("me", boot=5))
-    assert me.facts == [NameConflict(ME)]
+    assert me.facts == [NameConflict(ME, "me:1")]
 
 
 # ---- restarts --------------------------------------------------------------------------------------------------------

@@ -125,11 +125,10 @@ def test_a_checksum_is_of_who_lives_not_of_suspicions_or_the_dead() -> None:
 
 
 def test_the_first_machine_keeps_a_name_until_it_is_gone() -> None:
-    assert policy.change("alive", "elsewhere", news=True) == "conflict"
-    assert policy.change("suspect", "elsewhere", news=True) == "conflict"
-    assert policy.change("gone", "elsewhere", news=False) == "reclaim"
-    assert policy.change("left", "earlier", news=False) == "reclaim"
-    assert policy.change("gone", "same", news=False) == "none"
+    assert policy.change(True, "elsewhere", news=True) == "conflict"
+    assert policy.change(False, "elsewhere", news=False) == "reclaim"
+    assert policy.change(False, "earlier", news=False) == "reclaim"
+    assert policy.change(False, "same", news=False) == "none"
 
 
 def test_a_machine_that_lost_its_identity_takes_its_name_back_at_its_own_address() -> None:
@@ -138,5 +137,5 @@ def test_a_machine_that_lost_its_identity_takes_its_name_back_at_its_own_address
     assert policy.claim(known, policy.Claimant(2, 9, "z:1")) == "elsewhere"
     later, late = policy.Claimant(2, 8, "a:1"), policy.Claimant(2, 7, "a:1")
     assert (policy.claim(known, later), policy.claim(known, late)) == ("later", "earlier")
-    assert policy.change("alive", "later", news=False) == "reclaim"
-    assert policy.change("alive", "earlier", news=True) == "none", "what is said late of who was there before"
+    assert policy.change(True, "later", news=False) == "reclaim"
+    assert policy.change(True, "earlier", news=True) == "none", "what is said late of who was there before"

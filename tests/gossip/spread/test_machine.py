@@ -187,6 +187,9 @@ def test_a_host_whose_boot_counter_was_set_back_outbids_its_former_self() -> Non
     hear(a, "b", Syn(0, U63_MAX, (KnownVersion(a.identity, 1, 400),)))
     mine = a.of(HostId("a"))
     assert mine is not None and mine.version > 400 and mine.values == {"x": b"new"}
+    for version in (mine.version, mine.version - 1):
+        hear(a, "b", Syn(0, U63_MAX, (KnownVersion(a.identity, 1, version),)))
+        assert a.of(HostId("a")) is mine, "whoever knows it as it is, or was, is no reason to begin anew"
 
 
 peers = st.sampled_from(["a", "b", "c"])

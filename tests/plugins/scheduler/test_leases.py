@@ -63,6 +63,46 @@ def test_a_host_confirmed_since_gossip_lost_it_keeps_its_jobs_until_that_lease_e
     assert taken(led.act(gone(102.0), after_s=2.0)) == [(id, "host lost")]
 
 
+def test_a_lease_counts_from_its_last_answer_and_not_from_its_first() -> None:
+    """A host that asks again and again is confirmed anew each time."""
+    led = Led()
+    id = led.run(2, host=H2)
+    led.look(after_s=200.0)
+    for _ in range(4):
+        led.now_s += OVER_S / 2
+        assert ask(led, H2, id) == [id]
+    assert led.leader.leases.over_in_s(H2, led.now_s) == pytest.approx(OVER_S)
+    assert led.leader.leases.still_in_s(H2, led.now_s) == pytest.approx(terms(60.0).paused_s)
+    assert taken(led.look(gone(100.0), after_s=OVER_S - 1)) == []
+    assert taken(led.act(gone(102.0), after_s=2.0)) == [(id, "host lost")]
+
+
+def test_a_question_that_asks_for_nothing_of_ours_is_no_confirmation() -> None:
+    """Grants of an earlier epoch, and jobs that nobody knows, arrive late: the lease of the host stays as it is."""
+    led = Led()
+    id = led.run(2, host=H2)
+    led.look(after_s=200.0)
+    assert ask(led, H2, id) == [id]
+    until_s = led.now_s + OVER_S
+    led.now_s += 10.0
+    epoch = led.queue.jobs[id].epoch
+    for grants in ((), ((id, epoch - 1),), ((id, epoch + 1),), ((JobId("j99"), 1),)):
+        (given,) = led.leader.leases.handle(LeaseAsked(H2, grants), led.now_s)
+        assert given.grants == (), grants
+    assert led.leader.leases.over_in_s(H2, led.now_s) == pytest.approx(until_s - led.now_s)
+
+
+def test_a_leader_begins_once_however_often_it_is_told_so() -> None:
+    """What earlier leaders gave is over some time after its election, not after its last question."""
+    led = Led()
+    id = led.run(2, host=H2)
+    led.look(after_s=200.0)
+    began_s = led.leader.leases.led_s
+    led.now_s += 30.0
+    ask(led, H2, id)
+    assert led.leader.leases.led_s == began_s is not None
+
+
 def test_a_new_leader_takes_no_host_for_lost_before_earlier_leaders_leases_end() -> None:
     led = Led()
     id = led.run(2, host=H2)

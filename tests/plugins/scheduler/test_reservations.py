@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from covey.core import Heard, HostId, JobId, Send
 from plugins.facts import GpuUse
 from plugins.scheduler.machine.reservations import (
+    RELEASED_MAX,
     Action,
     Event,
     GpusSeen,
@@ -96,6 +97,64 @@ def test_a_release_that_overtakes_its_ask_still_wins() -> None:
     assert isinstance(local.ask(J1, 2, attempt=1), NotReserved)
     assert isinstance(local.ask(J1, 2, attempt=2), NotReserved)
     assert isinstance(local.ask(J1, 2, attempt=3), Reserved)
+
+
+def test_a_fence_never_goes_back_whatever_comes_late_or_twice() -> None:
+    """A release of an earlier attempt or grant that arrives last opens nothing for the asks of between."""
+    local = Local()
+    local.dispatch(Heard(HOME, Release(J1, 2, 3)))
+    for epoch, attempt in ((1, 9), (2, 1), (2, 3), (1, 1)):
+        local.dispatch(Heard(OTHER, Release(J1, epoch, attempt)))
+        assert isinstance(local.ask(J1, 1, epoch=2, attempt=3), NotReserved), (epoch, attempt)
+        assert isinstance(local.ask(J1, 1, epoch=2, attempt=2), NotReserved)
+        assert isinstance(local.ask(J1, 1, epoch=1, attempt=99), NotReserved)
+    assert isinstance(local.restarted().ask(J1, 1, epoch=2, attempt=3), NotReserved), "nor over a restart"
+    assert isinstance(local.ask(J1, 1, epoch=2, attempt=4), Reserved)
+
+
+def test_a_lease_of_a_grant_that_is_over_lets_no_late_ask_of_it_in() -> None:
+    local = Local()
+    assert isinstance(local.ask(J1, 1, epoch=3, attempt=2), Reserved)
+    local.now_s = LEASE_S
+    local.dispatch(SecondWent())
+    assert local.machine.find(J1, 3) is None, "it ends at its end and not later"
+    assert isinstance(local.ask(J1, 1, epoch=2, attempt=9), NotReserved)
+    assert isinstance(local.ask(J1, 1, epoch=3, attempt=2), NotReserved)
+    assert isinstance(local.ask(J1, 1, epoch=3, attempt=3), Reserved)
+
+
+def test_a_late_release_of_an_earlier_attempt_leaves_the_later_one_its_gpus() -> None:
+    local = Local()
+    local.ask(J1, 2, attempt=1)
+    assert isinstance(local.ask(J1, 2, attempt=2), Reserved)
+    local.dispatch(Heard(HOME, Release(J1, 1, 1)))
+    assert local.machine.find(J1, 1) is not None and len(local.machine.free()) == 2
+    local.dispatch(Heard(HOME, Release(J1, 1, 2)))
+    assert len(local.machine.free()) == 4
+
+
+def test_the_same_ask_again_keeps_its_gpus_for_a_lease_from_now_on() -> None:
+    local = Local()
+    local.ask(J1, 1)
+    local.now_s = 10.0
+    assert isinstance(local.ask(J1, 1), Reserved)
+    local.now_s = LEASE_S + 5.0
+    local.dispatch(SecondWent())
+    assert local.machine.find(J1, 1) is not None
+    local.now_s = LEASE_S + 10.0
+    local.dispatch(SecondWent())
+    assert local.machine.find(J1, 1) is None
+
+
+def test_of_many_fences_the_oldest_is_forgotten_and_one_that_is_renewed_is_not_old() -> None:
+    local = Local()
+    local.dispatch(Heard(HOME, Release(J1, 5, 1)))
+    for number in range(RELEASED_MAX - 1):
+        local.dispatch(Heard(HOME, Release(JobId(f"k{number}"), 1, 1)))
+    local.dispatch(Heard(HOME, Release(J1, 5, 1)))
+    local.dispatch(Heard(HOME, Release(J2, 1, 1)))
+    assert isinstance(local.ask(J1, 1, epoch=5), NotReserved) and isinstance(local.ask(J2, 1), NotReserved)
+    assert JobId("k0") not in local.machine.released and len(local.machine.released) == RELEASED_MAX
 
 
 def test_of_two_coordinators_the_newer_grant_wins_in_either_order() -> None:

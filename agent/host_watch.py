@@ -1,0 +1,289 @@
+"""What this host sees of the others, and what of it is wrong: in the event log as it happens, in views as it lasts.
+
+Gossip tells of suspicions, returns, losses and claims of names; hosts gossip which rack's log they follow (`LogNow`)
+and what they see themselves (`WrongNow`). Whatever a reader has to mend is a `Trouble` of one host: what is wrong, and
+what to type. Hosts that share a key but began logs of their own are alive to one another and yet several racks; no
+agent merges them, since one log and its jobs would be lost without anybody's word.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from agent.event_log import EventLog
+from covey.core import HostId
+from covey.ports import Address, Env
+from gossip.service import (
+    GossipEvent,
+    HostDown,
+    HostUp,
+    LaterBootKnown,
+    MemberAway,
+    MemberSuspected,
+    NameConflict,
+    TableFull,
+)
+from plugins.facts import HostState, HostView, LogNow, WrongNow
+from plugins.views import Trouble
+
+SEEN_KEPT_S = 120.0
+"""How long a conflict of names, or a full table, counts after gossip told of it last; gossip repeats it every 30 s, and
+a machine that is not let in calls at least every 10 s."""
+LASTING_S = 15.0
+"""What settles by itself when a rack starts or elects is called wrong only after this long."""
+FLAPS, FLAPS_S = 3, 600.0
+"""So many returns of a host that was suspected, lost, or began anew without a word, within so many seconds."""
+NAMES_TOLD = 3
+"""Contested names that a host gossips: a value has room for so many of the longest."""
+NOT_LIVE: Sequence[HostState] = ("gone", "left", "away")
+
+
+class LogSeen(msgspec.Struct, frozen=True):
+    """This host's own part in the log."""
+
+    now: LogNow
+    voters: tuple[HostId, ...]
+    folder: str
+    """Where its log lies."""
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """Two machines claim one name."""
+
+    at: Address
+    """Of the one that is not let in, as far as it is known."""
+    told_s: float
+    """When gossip told of it last."""
+
+
+class HostWatch:
+    """`heard` takes what gossip tells, `look` is called once a second."""
+
+    def __init__(self, env: Env, me: HostId, event_log: EventLog) -> None:
+        self._env, self._me, self._event_log = env, me, event_log
+        self._state: dict[HostId, HostState] = {}
+        """Of each host, as gossip told last."""
+        self._returns: dict[HostId, deque[float]] = {}
+        self._claimed: dict[HostId, Claimed] = {}
+        self._full: tuple[HostId, float] | None = None
+        """The host that was not let in last, and when."""
+        self._since: dict[tuple[HostId, str], float] = {}
+        """When what has to last began."""
+        self._troubles: dict[HostId, dict[str, Trouble]] = {}
+
+    # ---- what gossip tells ----
+
+    def heard(self, event: GossipEvent, view: HostView | None) -> None:
+        """`view` is the host of the event, as gossip has it after that."""
+        match event:
+            case HostUp():
+                self._up(event.host, view)
+            case MemberSuspected():
+                self._state[event.host] = "suspect"
+                self._note(event.host, "suspected", f"{event.by} could not reach it", "suspect", view)
+            case MemberAway():
+                self._state[event.host] = "away"
+                self._note(event.host, "away", f"it restarts, and is back within {event.for_s:g} s", "away", view)
+            case HostDown():
+                self._down(event, view)
+            case NameConflict():
+                self._conflict(event)
+            case TableFull():
+                self._table_full(event)
+            case LaterBootKnown():
+                pass
+
+    def _note(self, host: HostId, what: str, why: str, kind: str, view: HostView | None) -> None:
+        """Hosts that see one event of a host note it under one key."""
+        key = "" if view is None else f"{kind}/{view.boot}.{view.incarnation}"
+        self._event_log.note(f"host/{host}", what, why, key=key)
+
+    def _up(self, host: HostId, view: HostView | None) -> None:
+        was, self._state[host] = self._state.get(host), "alive"
+        where = "" if view is None or not view.address else f"at {view.address}"
+        match was:
+            case None | "left":
+                said = "joined", where or "gossip reached it"
+            case "suspect":
+                said = "answers again", "it refuted the suspicion"
+            case "gone":
+                said = "came back", where or "gossip reached it"
+            case "away":
+                said = "came back", "after the restart that it announced"
+            case "alive":
+                said = "began anew", f"its agent started again without a word before, {where}".rstrip(", ")
+        self._note(host, *said, "up", view)
+        if was in ("suspect", "gone", "alive"):
+            self._returns.setdefault(host, deque(maxlen=64)).append(self._env.clock.now_s())
+
+    def _down(self, event: HostDown, view: HostView | None) -> None:
+        was, self._state[event.host] = self._state.get(event.host), "left" if event.left else "gone"
+        if event.left:
+            self._note(event.host, "left", "it said so", "down", view)
+        elif was == "away":
+            self._note(event.host, "gone", "it was to be back by now", "down", view)
+        else:
+            by = None if view is None else view.suspected_by
+            why = f"{by or 'another host'} could not reach it, and it did not refute that in time"
+            self._note(event.host, "gone", why, "down", view)
+
+    def _conflict(self, event: NameConflict) -> None:
+        before, now_s = self._claimed.get(event.host), self._env.clock.now_s()
+        at = event.at or (before.at if before else "")
+        self._claimed[event.host] = Claimed(at, now_s)
+        if before is None:
+            trouble = contested(at)
+            self._env.log.error("name conflict", peer=event.host, why=trouble.what, next=trouble.next)
+            self._event_log.note(f"host/{event.host}", "name conflict", f"{trouble.what}; next: {trouble.next}")
+
+    def _table_full(self, event: TableFull) -> None:
+        before, self._full = self._full, (event.host, self._env.clock.now_s())
+        if before is None:
+            trouble = full(event.host)
+            self._env.log.error("a host is not let in", peer=event.host, why=trouble.what, next=trouble.next)
+            self._event_log.note(f"host/{event.host}", "not let in", f"hosts_max of {self._me} is reached")
+            self._event_log.note(f"host/{self._me}", "hosts_max reached", f"{trouble.what}; next: {trouble.next}")
+
+    # ---- once a second ----
+
+    def look(self, views: Sequence[HostView], log: LogSeen) -> None:
+        """Find out what is wrong now."""
+        now_s = self._env.clock.now_s()
+        self._forget(views, now_s)
+        found: dict[HostId, dict[str, Trouble]] = {}
+        lasting: set[tuple[HostId, str]] = set()
+        for view in views:
+            for kind, trouble, waits in self._of(view, views, log, now_s):
+                if waits:
+                    lasting.add((view.host, kind))
+                    if now_s - self._since.setdefault((view.host, kind), now_s) < LASTING_S:
+                        continue
+                found.setdefault(view.host, {})[kind] = trouble
+        self._since = {each: since_s for each, since_s in self._since.items() if each in lasting}
+        for host, troubles in found.items():
+            for kind, trouble in troubles.items():
+                if kind.startswith("rack ") and kind not in self._troubles.get(host, {}):
+                    self._env.log.error("a host of another rack", peer=host, why=trouble.what, next=trouble.next)
+                    self._event_log.note(f"host/{host}", "is of another rack", trouble.what, key=kind)
+        self._troubles = found
+
+    def _forget(self, views: Sequence[HostView], now_s: float) -> None:
+        for host, claimed in list(self._claimed.items()):
+            if now_s - claimed.told_s > SEEN_KEPT_S:
+                del self._claimed[host]
+                self._event_log.note(f"host/{host}", "name conflict over", "no other machine claims the name any more")
+        if self._full is not None and now_s - self._full[1] > SEEN_KEPT_S:
+            self._full = None
+            self._event_log.note(f"host/{self._me}", "hosts_max not reached", "no host is kept out any more")
+        known = {view.host for view in views}
+        for host, returns in list(self._returns.items()):
+            while returns and now_s - returns[0] > FLAPS_S:
+                returns.popleft()
+            if not returns or host not in known:
+                del self._returns[host]
+        self._state = {host: state for host, state in self._state.items() if host in known}
+
+    def _of(
+        self, view: HostView, views: Sequence[HostView], log: LogSeen, now_s: float
+    ) -> list[tuple[str, Trouble, bool]]:
+        """Each with its kind, and whether it has to last before it is told."""
+        said = [wrong for each in views if isinstance(wrong := _said(each, self), WrongNow)]
+        found: list[tuple[str, Trouble, bool]] = []
+        if any(view.host in wrong.names for wrong in said):
+            claimed = self._claimed.get(view.host)
+            found.append(("twin", contested(claimed.at if claimed else ""), False))
+        own = _said(view, self)
+        if isinstance(own, WrongNow) and own.full:
+            found.append(("full", full(own.full), False))
+        if len(self._returns.get(view.host, ())) >= FLAPS:
+            found.append(("flaps", flapping(view.host, len(self._returns[view.host])), False))
+        if view.host == self._me:
+            unknown = sorted(set(log.voters) - {each.host for each in views})
+            found += [(f"unknown {host}", unknown_voter(host), True) for host in unknown]
+        elif view.state not in NOT_LIVE and log.now.rack:
+            found += _of_its_log(view, log)
+        return found
+
+    # ---- for others ----
+
+    def told(self) -> WrongNow:
+        """What this host saw itself, for the others."""
+        full_for = self._full[0] if self._full is not None else HostId("")
+        return WrongNow(tuple(sorted(self._claimed))[:NAMES_TOLD], full_for)
+
+    @property
+    def troubles(self) -> Mapping[HostId, Sequence[Trouble]]:
+        return {host: tuple(found.values()) for host, found in sorted(self._troubles.items())}
+
+
+def _said(view: HostView, watch: HostWatch) -> msgspec.Struct | None:
+    """What a host that is not gone says is wrong; this one needs no gossip for that."""
+    if view.host == watch._me:
+        return watch.told()
+    return None if view.state in NOT_LIVE else view.value("wrong", WrongNow)
+
+
+def _of_its_log(view: HostView, log: LogSeen) -> list[tuple[str, Trouble, bool]]:
+    theirs = view.value("log", LogNow)
+    now = theirs if isinstance(theirs, LogNow) else LogNow()
+    if now.rack and now.rack != log.now.rack:
+        return [(f"rack {now.rack.hex()}", another_rack(view.host, now.leader, log), False)]
+    if not (now.rack and now.leader) and log.now.leader:
+        return [("leaderless", leaderless(view.host, log.now.leader), True)]
+    return []
+
+
+# ---- in words --------------------------------------------------------------------------------------------------------
+
+
+def contested(at: Address) -> Trouble:
+    other = f" (the other one at {at})" if at else ""
+    return Trouble(
+        f"two machines claim this name{other}, and only one of them is let in",
+        "give one of them another name in its agent.toml (name = ...), and restart its agent",
+    )
+
+
+def full(host: HostId) -> Trouble:
+    return Trouble(
+        f"it lets no further host in, {host} for one: as many hosts live as [gossip] hosts_max allows",
+        "raise hosts_max under [gossip] in the agent.toml of every host, and restart the agents one after another",
+    )
+
+
+def flapping(host: HostId, times: int) -> Trouble:
+    minutes = math.ceil(FLAPS_S / 60)
+    return Trouble(
+        f"it was lost and came back {times} times in the last {minutes} min: its network or its machine fails, or two "
+        "machines have one identity file",
+        f"agentctl why host/{host}",
+    )
+
+
+def another_rack(host: HostId, leader: HostId, log: LogSeen) -> Trouble:
+    who = (
+        "which it leads itself" if leader == host else f"which {leader} leads" if leader else "which has no leader now"
+    )
+    voters = ", ".join(f'"{voter}"' for voter in log.voters)
+    folder = log.folder
+    return Trouble(
+        f"it belongs to another rack, {who}: that log began apart from the one here, and neither follows the other",
+        f"choose the rack that stays; to join {host} to this one, set leader.voters = [{voters}] in its agent.toml and "
+        f"type there: systemctl stop covey && mv {folder} {folder}.given-up && systemctl start covey    (jobs and "
+        "quotas of its rack are forgotten)",
+    )
+
+
+def leaderless(host: HostId, leader: HostId) -> Trouble:
+    return Trouble(
+        f"it knows no leader, while {leader} leads here: it gets no work and answers from an old log",
+        f"on {host}: agentctl status, agentctl voters",
+    )
+
+
+def unknown_voter(host: HostId) -> Trouble:
+    return Trouble(
+        f"{host} votes, and gossip knows no host of that name", f"start its agent, or: agentctl voters remove {host}"
+    )

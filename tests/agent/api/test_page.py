@@ -1,0 +1,78 @@
+"""What the web page says when a list is not whole, or a host that is alive has something wrong: run by Node."""
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
+DRIVER = """
+const vm = require("vm");
+const [script, answers] = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const made = () => ({
+  children: [], attributes: {}, hidden: true,
+  setAttribute(name, value) { this.attributes[name] = value; },
+  append(...more) { this.children.push(...more); }, replaceChildren(...more) { this.children = more; },
+  createTHead() { return this; }, createTBody() { return this; }, createCell() { return this; },
+  insertRow() { const row = made(); this.children.push(row); return row; },
+  insertCell() { const cell = made(); this.children.push(cell); return cell; },
+});
+const parts = {};
+const document = { hidden: false, createElement: made, getElementById: (id) => (parts[id] ??= made()) };
+const asked = [];
+const fetch = async (path) => {
+  asked.push(path);
+  return { ok: true, json: async () => answers[path.split("?")[0]] };
+};
+vm.runInNewContext(script, { document, fetch, AbortSignal, Object, Math, Date, Promise, setTimeout: () => {
+  const texts = (part) => [part.textContent ?? "", ...part.children.flatMap(texts)].filter(Boolean);
+  const shown = Object.fromEntries(Object.entries(parts).map(([id, part]) => [id, texts(part)]));
+  console.log(JSON.stringify({ shown, asked }));
+} });
+"""
+HOST = {"host": "gpu1", "state": "alive", "leads": True, "since_s": 9, "age_s": 0, "gpus_free": 1, "gpus_total": 2}
+
+
+def shown(hosts: list[dict[str, Any]], unanswered: list[dict[str, Any]]) -> dict[str, Any]:
+    """Element of the page -> the texts in it, after one round of reads."""
+    body = {"schema": 1, "host": "gpu1", "as_of_wall_s": 1000}
+    answers = {
+        "/states.json": {},
+        "/v1/hosts": {**body, "data": hosts},
+        "/v1/jobs": {**body, "data": []},
+        **{f"/v1/{name}": {**body, "data": [], "unanswered": unanswered} for name in ("gpus", "slabs")},
+    }
+    script = (files("agent.api") / "page" / "page.js").read_text()
+    done = subprocess.run(
+        ["node", "-e", DRIVER], input=json.dumps([script, answers]), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert {path for path in found["asked"] if "timeout_s" in path} == {"/v1/gpus?timeout_s=1", "/v1/slabs?timeout_s=1"}
+    texts: dict[str, Any] = found["shown"]
+    return texts
+
+
+def test_a_page_of_a_rack_that_is_well_has_no_alarm() -> None:
+    page = shown([HOST], [])
+    assert page["summary"][0].startswith("gpu1 says: 1 of 1 hosts alive, gpu1 leads")
+    assert not any("not whole" in text for texts in page.values() for text in texts)
+
+
+def test_the_page_names_who_did_not_answer_and_what_is_wrong_with_hosts() -> None:
+    twin = {"what": "two machines claim this name", "next": "rename one"}
+    page = shown([HOST, {**HOST, "host": "gpu9", "leads": False, "troubles": [twin]}], [
+        {"host": "gpu3", "why": "no answer within 1 s", "age_s": None},
+        {"host": "gpu4", "why": "its agent restarts", "age_s": 12},
+    ])  # fmt: skip
+    assert page["hosts"][0] == "gpu9: two machines claim this name; next: rename one"
+    assert "wrong: two machines claim this name" in page["hosts"]
+    assert "2 of 2 hosts alive, 1 wrong, gpu1 leads" in page["summary"][0]
+    for name in ("gpus", "slabs"):
+        assert page[name][:2] == [
+            "not whole: gpu3 is missing (no answer within 1 s)",
+            "not whole: gpu4 is shown as it answered 12 s ago (its agent restarts)",
+        ]
