@@ -436,8 +436,9 @@ class Borrower:
             return [give_back(sender, message)] if unused else []
         if not isinstance(search, Requesting):
             return []
-        if message.refused:
-            return self._next_best(slab, search, message.refused, now_s, message.late)
+        if message.refused or not message.secret:  # without one, whoever listens there could pretend to be the lender
+            why = message.refused or "it named no secret"
+            return self._next_best(slab, search, why, now_s, message.late)
         return self._granted(slab, search, message)
 
     def _activity(self, message: CheckActivity) -> Activity:

@@ -111,7 +111,11 @@ class MemoryService(PluginService):
     # ---- processes of this host ----
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
+        """A process whose user is not known gets no volume and ends none: -1 stands for a person at agentctl."""
         try:
+            if isinstance(frame, Attach | Detach) and peer.uid < 0:
+                what = f"volume {_volume_name(frame.volume)} stays as it is"
+                raise Refused(4, what, "the kernel does not tell whose process asks", "agentctl attach NAME SIZE")
             match frame:
                 case Attach():
                     peer.send(await self._attach_for(peer, frame))
