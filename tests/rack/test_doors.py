@@ -3,7 +3,9 @@ its host, and of another host. None changes anything, whether the agent looks wh
 """
 
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,6 +97,17 @@ def connections(host: Host) -> list[str]:
 def metric(host: Host, name: str) -> str:
     lines = curl(host, "/metrics").splitlines()
     return next((line.rpartition(" ")[2] for line in lines if line.startswith(name)), "0")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here; next: apt install prometheus")
+def test_what_prometheus_reads_by_a_dns_name_is_what_it_expects(rack: AgentRack) -> None:
+    answer = curl(rack.hosts[1], "/metrics", "gpu1.of.some.example:8470")
+    head, _, text = answer.replace("\r\n", "\n").partition("\n\n")
+    assert "text/plain; version=0.0.4" in head
+    told = subprocess.run(
+        ["promtool", "check", "metrics"], input=text.strip() + "\n", capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stderr) == (0, "")
 
 
 def test_who_may_read_over_the_network_and_that_it_is_said(rack: AgentRack) -> None:
