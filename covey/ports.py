@@ -155,9 +155,8 @@ class ByteStream(Protocol):
     def peer(self) -> Address: ...
     @property
     def uid(self) -> int:
-        """The user at the other end of a unix socket, as the kernel tells it (SO_PEERCRED); `UNKNOWN_USER` over TCP,
-        and where the kernel does not tell. It is no user's number: compare it with those who may, never with those who
-        may not."""
+        """The user at the other end of a unix socket, as the kernel tells it (SO_PEERCRED); `UNKNOWN_USER`, whom no
+        rule lets in, over TCP and where the kernel does not tell."""
 
     @property
     def same_host(self) -> bool:

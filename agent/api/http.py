@@ -73,7 +73,8 @@ SECURITY_HEADERS = {
 }
 
 
-DOOR = web.AppKey("door", Door)  # type: ignore[type-abstract]
+DOOR = web.AppKey("door", Door)
+"""The rules of the listener whose application this is."""
 
 
 class _TurnedAway(asyncio.Protocol):

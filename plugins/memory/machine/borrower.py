@@ -436,8 +436,7 @@ class Borrower:
             return [give_back(sender, message)] if unused else []
         if not isinstance(search, Requesting):
             return []
-        if message.refused or not message.secret:  # without one, whoever listens there could pretend to be the lender
-            why = message.refused or "it named no secret"
+        if why := message.refused or ("" if message.secret else "it named no secret, so anybody could be that lender"):
             return self._next_best(slab, search, why, now_s, message.late)
         return self._granted(slab, search, message)
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ async def rig() -> AsyncIterator[Rig]:
         yield found
 
 
-async def test_over_tcp_what_shows_jobs_is_read_under_names_that_no_attacker_can_point_here(rig: Rig) -> None:
+async def test_over_tcp_jobs_are_read_under_names_that_no_attacker_can_point_here(rig: Rig) -> None:
     assert (await rig.ask("GET", "/v1/hosts", tcp=True))[0] == 200
     for name in (
         "localhost:1",
@@ -137,7 +138,7 @@ async def test_another_user_who_reaches_the_unix_socket_is_asked_who_he_is(rig: 
     os.chmod(os.path.dirname(rig.path), 0o711)
     for method, path in (("POST", "/v1/jobs"), ("GET", "/v1/hosts"), ("GET", "/metrics")):
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
-        said = await asyncio.to_thread(as_user, 64_999, lambda head=head: raw(rig.path, head.encode()))
+        said = await asyncio.to_thread(as_user, 64_999, partial(raw, rig.path, head.encode()))
         assert "403" in said and "for uid 0 and root, and uid 64999 asks" in said, said
     assert rig.api.asked == [] and rig.http.refused == {"uid": 3}
 
