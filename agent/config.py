@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -19,8 +19,9 @@ from agent.jobs.output import JobsSettings
 from agent.ports.devices import settings as devices
 from agent.ports.devices.settings import GpuSettings
 from agent.raft.service import LeaderSettings
-from covey.addresses import ip_port, is_ip
+from covey.addresses import hears_others, ip_port, is_ip
 from covey.core import ID_PATTERN, HostId
+from covey.ports import Address
 from gossip.service import GossipSettings
 from plugins.base import Plugin
 from plugins.registry import PLUGINS
@@ -57,10 +58,16 @@ class ControlSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HttpSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """[http]: the API is always on the unix socket `agent.sock`; this adds TCP."""
+    """[http]: the API is always on the unix socket `agent.sock`; this adds TCP, where whoever connects may read and
+    nobody can change anything."""
 
     bind: str = ""
-    """Such as `127.0.0.1:8470`; empty: unix socket only."""
+    """Such as `127.0.0.1:8470`; empty: unix socket only. Beyond loopback it takes `read_open`."""
+    read_open: bool = False
+    """Everybody who reaches `bind` over the network may read all jobs, their arguments and their output."""
+    names: tuple[str, ...] = ()
+    """DNS names under which browsers may open the page and the API, such as `gpu1.example.org`, beside IP addresses,
+    `localhost` and this host's name. `/metrics`, `/livez` and `/readyz` answer under any name."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,11 +148,13 @@ def parse(
             source, "name", f"{name!r} is not a host name", "use a-z, 0-9, '-' and '.', at most 63 characters"
         )
     gossip, leader, control, http = parts["gossip"], parts["leader"], parts["control"], parts["http"]
+    assert isinstance(http, HttpSettings)
     assert isinstance(gossip, GossipSettings)
     assert isinstance(leader, LeaderSettings)
     binds = {"gossip.bind": gossip.bind, "control.bind": control.bind} | ({"http.bind": http.bind} if http.bind else {})
     for key, address in binds.items():
         _check_address(source, key, address)
+    _check_http(source, http)
     for seed in gossip.seeds:
         _check_seed(source, seed)
     _checked_advertise("gossip.advertise", gossip.advertise, source)
@@ -254,6 +263,25 @@ def _check_address(source: str, key: str, address: str) -> None:
     if not is_ip(host):
         why = f"{address!r} names a host where this one's own IP is expected: IP:PORT or [IPV6]:PORT"
         raise _bad_value(source, key, why, "write an IP of this host, or 0.0.0.0 for all of them")
+
+
+def _check_http(source: str, http: HttpSettings) -> None:
+    if hears_others(http.bind) and not http.read_open:
+        why = f"whoever reaches {http.bind} could read all jobs, their arguments and their output"
+        next = 'write bind = "127.0.0.1:8470", or, if that is meant, read_open = true beside it in [http]'
+        raise _bad_value(source, "http.bind", why, next)
+    for name in http.names:
+        if len(name) > 253 or not re.match(NAME_PATTERN, name):
+            raise _bad_value(source, "http.names", f"{name!r} is no DNS name", "write it such as gpu1.example.org")
+
+
+def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
+    """A note for people about the hosts whose `[http] bind` other machines reach; empty where none is."""
+    found = [f"{host} ({bind})" for host, bind in sorted(binds) if hears_others(bind)]
+    if not found:
+        return []
+    why = f"whoever reaches {', '.join(found)} may read all jobs, their arguments and their output ([http] read_open)"
+    return [f'{why}; next: bind = "127.0.0.1:8470" there, unless that is meant']
 
 
 NAME_PATTERN = r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z"

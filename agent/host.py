@@ -10,7 +10,7 @@ through `Env`, so the same `HostAgent` runs under the simulator.
 import asyncio
 import contextlib
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from agent.api.metrics import counted
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.bus import Bus
-from agent.config import Config
+from agent.config import Config, open_to_read
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.jobs.jobs_socket import JobSocket
@@ -34,7 +34,7 @@ from covey import checked
 from covey.addresses import reached_at
 from covey.core import Fact, HostId, Message
 from covey.errors import Refused
-from covey.ports import Env
+from covey.ports import Address, Env
 from covey.wire import Frame
 from gossip.service import (
     GossipEvent,
@@ -444,6 +444,7 @@ class HostAgent:
             "voters": self.log.voters,
             "notes": [
                 *([self.installation] if self.installation else []),
+                *open_to_read(self._http_binds()),
                 *self.log.changes.notes(self.config.source),
                 *(note for service in self.plugins.values() for note in service.notes()),
             ],
@@ -457,6 +458,14 @@ class HostAgent:
             "lines": {about: line for each in self.plugins.values() for about, line in each.status().items()},
             "seeds_unknown": dict(self.gossip.seeds_unknown),
         }
+
+    def _http_binds(self) -> Iterator[tuple[HostId, Address]]:
+        """Of the hosts that are there, this one included."""
+        yield self.id, self.config.http.bind
+        for host, state, said in self.gossip.said("endpoints"):
+            endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None
+            if endpoints is not None:
+                yield host, endpoints.http
 
     def metrics(self) -> Mapping[str, float]:
         found: dict[str, float] = {}

@@ -34,7 +34,7 @@ from agent.ports.verbs import PyVerbs
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
-from covey.addresses import ip_port
+from covey.addresses import hears_others, ip_port
 from covey.checked import StateRefused
 from covey.ports import Env
 from covey.version import VERSION
@@ -91,7 +91,8 @@ class Daemon:
         env = self._env()
         agent = HostAgent(env, self._config, self._keys)
         agent.installation = compiled.trouble()
-        http = HttpApi(agent, f"{self._config.run_dir}/agent.sock", self._config.http.bind)
+        socket_path = f"{self._config.run_dir}/agent.sock"
+        http = HttpApi(agent, socket_path, self._config.http.bind, self._config.http.names)
         try:
             await self._devices.start_up()
             await agent.start()
@@ -205,6 +206,8 @@ def check(config: Config) -> None:
     print(f"agentd: {config.source} is good: host {config.name} at {settled.config.advertise}, plugins {on}")
     if told:
         print(f"agentd: {told}")
+    if hears_others(config.http.bind):
+        print(f"agentd: whoever reaches {config.http.bind} may read all jobs and their output ([http] read_open)")
     for seed, why in settled.unknown.items():
         print(f"agentd: seed {seed} is not known now\n  why: {why}\n  next: getent hosts {ip_port(seed)[0]}")
 

@@ -112,13 +112,28 @@ class Agent:
         return None
 
     def post(self, *path: str, body: Mapping[str, Any] | None = None) -> Answer:
-        return self._ask("POST", _target(path, {}), {} if body is None else body, self.timeout_s)
+        """A change: over a unix socket, since over TCP agents answer reads alone."""
+        return self._change("POST", _target(path, {}), {} if body is None else body)
 
     def delete(self, *path: str) -> Answer:
-        return self._ask("DELETE", _target(path, {}), None, self.timeout_s)
+        """A change that removes something: over a unix socket, as `post`."""
+        return self._change("DELETE", _target(path, {}), None)
+
+    def _change(self, method: str, target: str, body: Mapping[str, Any] | None) -> Answer:
+        sockets = [address for address in self.addresses if _is_socket(address)]
+        if self.addresses and not sockets:
+            where = f"{_tried(self.addresses)} (from {self.found_by})"
+            why = f"over TCP, as at {where}, an agent cannot know who asks, so it answers reads alone"
+            step = f"log in to its host and leave {self.found_by} out, or name its socket: --agent unix:{SYSTEM_SOCKET}"
+            raise AgentctlError(REFUSED, "nothing can be changed over TCP", why, step)
+        if self.address is not None and not _is_socket(self.address):
+            self.address = None
+        if self.address is None and sockets:
+            self.address = sockets[0] if len(sockets) == 1 else self._awake(sockets)
+        return self._ask(method, target, body, self.timeout_s)
 
     def _ask(self, method: str, target: str, body: Mapping[str, Any] | None, timeout_s: float) -> Answer:
-        address = self.address = self.address or self._awake()
+        address = self.address = self.address or self._awake(self.addresses)
         connection = _connection(address, CONNECT_S)
         try:
             connection.connect()
@@ -140,11 +155,11 @@ class Agent:
             raise _no_agent(address, f"HTTP status {status} without data")
         return Answer(found["data"], found.get("host", ""), found.get("as_of_wall_s", 0.0), found)
 
-    def _awake(self) -> str:
-        """The first agent that gives a sign of life: one that is stopped accepts connections and never speaks."""
+    def _awake(self, addresses: Sequence[str]) -> str:
+        """The first agent of these that answers at all: one that is stopped accepts connections and is silent."""
         errors: dict[str, Exception] = {}
         for knock_s in KNOCK_S:
-            for address in self.addresses:
+            for address in addresses:
                 try:
                     _exchange(_connection(address, knock_s), "GET", "/livez", None, knock_s)
                 except (OSError, http.client.HTTPException, ValueError) as error:
@@ -210,8 +225,12 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
+def _is_socket(address: str) -> bool:
+    return address.startswith("unix:")
+
+
 def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
-    if address.startswith("unix:"):
+    if _is_socket(address):
         return _UnixConnection(address.removeprefix("unix:"), timeout_s)
     return http.client.HTTPConnection(address, timeout=timeout_s)
 
@@ -225,7 +244,7 @@ def _exchange(
             connection.connect()
         connection.sock.settimeout(timeout_s)
         sent = None if body is None else json.dumps(body).encode()
-        connection.request(method, target, sent, {"X-Covey": "1", "Content-Type": "application/json"})
+        connection.request(method, target, sent, {"Content-Type": "application/json"})
         response = connection.getresponse()
         text = response.read()
         try:
@@ -278,7 +297,8 @@ def _own_sockets(environ: Mapping[str, str]) -> list[str]:
 
 
 def checked_address(text: str) -> str:
-    """`unix:PATH`, a bare path, `HOST:PORT` or `http://HOST:PORT`. AgentctlError for anything else."""
+    """`unix:PATH`, a bare path, `HOST:PORT` or `http://HOST:PORT`; over these two agents answer reads alone.
+    AgentctlError for anything else."""
     text = text.strip().removeprefix("http://").rstrip("/")
     if text.startswith("/"):
         return f"unix:{text}"

@@ -58,7 +58,9 @@ def shared_flags() -> argparse.ArgumentParser:
     """Flags that stand before or after the noun."""
     flags = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     flags.add_argument("--json", action="store_true", help="JSON, errors too")
-    flags.add_argument("--agent", metavar="ADDRESS", help="unix:PATH or HOST:PORT (default: found by itself)")
+    flags.add_argument(
+        "--agent", metavar="ADDRESS", help="unix:PATH, or http://HOST:PORT for reading (default: found by itself)"
+    )
     flags.add_argument("--timeout", metavar="TIME", help="how long to wait, such as 30s")
     flags.add_argument("--color", choices=("auto", "always", "never"), help="default: auto")
     flags.add_argument("--debug", action="store_true", help="tracebacks")
@@ -149,7 +151,11 @@ def help_text(paint: Paint) -> str:
         lines += [f"  {noun:<9} {text}" for noun, (kind, text) in NOUNS.items() if kind == group]
         lines.append("")
     lines.append(paint("everywhere", BOLD))
-    lines += ["  --json    for programs", "  --agent   unix:PATH or HOST:PORT; also $COVEY_AGENT", ""]
+    lines += [
+        "  --json    for programs",
+        "  --agent   unix:PATH, or http://HOST:PORT for reading; also $COVEY_AGENT",
+        "",
+    ]
     lines.append(paint("agentctl NOUN --help says more.", DIM))
     return "\n".join(lines)
 

@@ -45,3 +45,15 @@ def reached_at(bound: Address, advertise: str) -> Address:
     """The address for peers of a socket bound to `bound`: the advertised one when it is bound to all addresses."""
     host, port = ip_port(bound)
     return joined(advertise, port) if is_everywhere(host) else bound
+
+
+def hears_others(bind: Address) -> bool:
+    """Does a socket bound there hear other machines? Empty: there is none. True for text that is no address."""
+    if not bind:
+        return False
+    try:
+        ip = ipaddress.ip_address(ip_port(bind)[0].partition("%")[0])
+    except (OSError, ValueError):
+        return True
+    inner = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return not (inner or ip).is_loopback

@@ -51,6 +51,12 @@ def is_proof(found: bytes, expected: bytes) -> bool:
     return hmac.compare_digest(found, expected)
 
 
+def is_secret(found: bytes, expected: bytes) -> bool:
+    """Is this the secret that is asked for? In constant time. Where none is known, nobody knows it: an empty one is
+    never right."""
+    return bool(expected) and hmac.compare_digest(found, expected)
+
+
 def challenge(key: bytes, hello: bytes, nonce: bytes) -> bytes:
     """What a server that knows `key` answers."""
     return nonce + proof_of_server(key, hello, nonce)
@@ -62,7 +68,10 @@ def parse_challenge(data: bytes | bytearray) -> Challenge:
 
 
 def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
-    """`hello` has one length in each protocol, so where it ends is clear."""
+    """`hello` has one length in each protocol, so where it ends is clear. ValueError for an empty key: everybody could
+    compute that proof."""
+    if not key:
+        raise ValueError("a link without a secret")
     return hashlib.blake2b(hello + nonce, digest_size=PROOF_BYTES, key=key, person=role).digest()
 
 

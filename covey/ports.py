@@ -163,7 +163,8 @@ class ByteStream(Protocol):
     def peer(self) -> Address: ...
     @property
     def uid(self) -> int:
-        """The user at the other end of a unix socket (SO_PEERCRED); -1 over TCP."""
+        """The user at the other end of a unix socket, as the kernel tells it (SO_PEERCRED); `UNKNOWN_USER`, whom no
+        rule lets in, over TCP and where the kernel does not tell."""
 
     @property
     def same_host(self) -> bool:
@@ -201,6 +202,8 @@ class HeldPort(Protocol):
 
 
 Accept = Callable[[ByteStream], Coroutine[Any, Any, None]]
+UNKNOWN_USER = -3
+"""In the place of a uid: nobody knows who it is. Two other numbers permit: -1 (a volume is nobody's) and `ANYBODY`."""
 ANYBODY = -2
 """In the place of a user to whom a unix socket is handed: who connects is asked for a secret."""
 

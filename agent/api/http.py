@@ -4,14 +4,11 @@ It decides nothing: each route names one command of a plugin or of the agent, ch
 the answer. Every read is answered from what this host knows, also while no leader is known; each answer names this host
 and the time, and the rows have their age.
 
-Two listeners, one set of routes:
+Two listeners, an application each, and who may use which: `agent.api.admission`.
 
-- the unix socket `agent.sock`, mode 0600: whoever may open it is the agent's own user (or root);
-- optionally TCP on loopback, for a browser and for Prometheus. Any web page and any user of this machine can connect
-  there, so: the `Host` must be an address, `localhost` or our own name (a name that an attacker's DNS points at
-  127.0.0.1 is neither); a change needs the header `X-Covey: 1` (which a page can only add after a CORS preflight, and
-  we never allow one) and, when there is an `Origin`, one of ours; and the process at the other end of the connection
-  must belong to our own user or root, according to /proc/net/tcp.
+- the unix socket `agent.sock`, mode 0600: reads and changes, for the agent's own user and root;
+- optionally TCP, for a browser and for Prometheus: reads, for whoever connects. The routes of changes do not exist
+  there.
 
 Errors are `ErrorView` JSON. What is malformed, too long or not allowed is refused, counted in
 `covey_http_refused_total`, and never reaches a plugin.
@@ -21,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib.resources import files
@@ -31,9 +27,10 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from agent.api.admission import Door, Network, OwnSocket
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.metrics import prometheus
-from agent.api.sockets import is_our_name, peer_uid, tcp_socket, unix_socket
+from agent.api.sockets import tcp_socket, unix_socket
 from covey.core import HostId
 from covey.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
@@ -77,6 +74,10 @@ SECURITY_HEADERS = {
 }
 
 
+DOOR = web.AppKey("door", Door)
+"""The rules of the listener whose application this is."""
+
+
 class _TurnedAway(asyncio.Protocol):
     """Closes a connection beyond `TCP_CONNECTIONS_MAX`."""
 
@@ -106,13 +107,16 @@ class Api(Protocol):
 
 
 Arguments = Callable[[web.Request], Awaitable[dict[str, Any]]]
+Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Add = Callable[[str, Route], object]
 
 
 class HttpApi:
     """Both listeners. `await start()` opens them (OSError when one cannot be bound), `await stop()` closes them."""
 
-    def __init__(self, api: Api, unix_path: str, bind: str = "") -> None:
-        self.api = api
+    def __init__(self, api: Api, unix_path: str, bind: str = "", names: tuple[str, ...] = ()) -> None:
+        """`names`: under which browsers read over TCP, besides addresses and this host's own."""
+        self.api, self.names = api, names
         self.unix_path = unix_path
         self.bind = bind
         self.address = ""
@@ -121,12 +125,21 @@ class HttpApi:
         """Answers by HTTP status."""
         self.refused: Counter[str] = Counter()
         """Requests refused before they reached a command, by reason."""
-        self._runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
         self._tcp: asyncio.Server | None = None
 
     async def start(self) -> None:
+        try:
+            await web.SockSite(await self._runner(OwnSocket()), unix_socket(self.unix_path)).start()
+            if self.bind:
+                await self._listen(await self._runner(Network(self.api.id, self.names, self.unix_path)))
+        except OSError:
+            await self._clean_up()
+            raise
+
+    async def _runner(self, door: Door) -> web.AppRunner:
         runner = web.AppRunner(
-            self._app(),
+            self._app(door),
             access_log=None,
             logger=_counting_logger(self),
             keepalive_timeout=30,
@@ -134,29 +147,29 @@ class HttpApi:
             handle_signals=False,
         )
         await runner.setup()
-        try:
-            await web.SockSite(runner, unix_socket(self.unix_path)).start()
-            if self.bind:
-                tcp = tcp_socket(self.bind)
-                host, port = tcp.getsockname()[:2]
-                self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-                self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
-        except OSError:
-            await runner.cleanup()
-            raise
-        self._runner = runner
+        self._runners.append(runner)
+        return runner
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        tcp = tcp_socket(self.bind)
+        host, port = tcp.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._tcp = await asyncio.get_running_loop().create_server(lambda: self._visitor(runner), sock=tcp)
 
     async def stop(self) -> None:
         """Idempotent. Requests under way get a moment to finish."""
-        runner, self._runner = self._runner, None
         tcp, self._tcp = self._tcp, None
-        if runner is None:
+        if not self._runners:
             return
         if tcp is not None:
             tcp.close()
-        await runner.cleanup()
+        await self._clean_up()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.unix_path)
+
+    async def _clean_up(self) -> None:
+        runners, self._runners = self._runners, []
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
 
     def _visitor(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
         """The protocol object of a new TCP connection."""
@@ -174,9 +187,17 @@ class HttpApi:
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
-    def _app(self) -> web.Application:
+    def _app(self, door: Door) -> web.Application:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[self._guard])
-        get, post = app.router.add_get, app.router.add_post
+        app[DOOR] = door
+        self._add_reads(app.router.add_get)
+        if door.changes:
+            self._add_changes(app.router.add_post)
+            app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
+        return app
+
+    def _add_reads(self, get: Add) -> None:
+        """None of them changes or starts anything."""
         for path, command in (
             ("hosts", "agent.hosts"),
             ("leader", "agent.leader"),
@@ -191,6 +212,15 @@ class HttpApi:
         get("/v1/jobs/{id}", self._ask("scheduler.job", _path_and_wait))
         get("/v1/jobs/{id}/logs", self._ask("scheduler.logs", _log_place))
         get("/v1/why/{id:.*}", self._ask("agent.why", _path_and_wait))
+        get("/livez", self._livez)
+        get("/readyz", self._readyz)
+        get("/healthz", self._healthz)
+        get("/metrics", self._metrics)
+        for path, name, kind in PAGE:
+            get(path, _fixed((files("agent.api") / "page" / name).read_bytes(), kind))
+        get("/states.json", _fixed(msgspec.json.encode(TONES), "application/json"))
+
+    def _add_changes(self, post: Add) -> None:
         post("/v1/jobs", self._ask("scheduler.submit", _body))
         post("/v1/jobs/{id}/cancel", self._ask("scheduler.cancel", _path_id))
         post("/v1/jobs/{id}/move", self._ask("scheduler.move", _path_and_body))
@@ -202,20 +232,11 @@ class HttpApi:
         post("/v1/volumes/{id}/give-up", self._ask("memory.give_up", _path_volume))
         post("/v1/volumes/{id}/export", self._ask("memory.export", _volume_body))
         post("/v1/volumes/{id}/swap", self._ask("memory.swap", _volume_body))
-        app.router.add_delete("/v1/volumes/{id}", self._ask("memory.detach", _path_volume))
         post("/v1/tensors/move", self._ask("aggregator.move", _body))
         post("/v1/voters", self._ask("agent.change_voters", _body))
         post("/v1/quotas", self._ask("scheduler.quota_set", _body))
-        get("/livez", self._livez)
-        get("/readyz", self._readyz)
-        get("/healthz", self._healthz)
-        get("/metrics", self._metrics)
-        for path, name, kind in PAGE:
-            get(path, _fixed((files("agent.api") / "page" / name).read_bytes(), kind))
-        get("/states.json", _fixed(msgspec.json.encode(TONES), "application/json"))
-        return app
 
-    def _ask(self, name: str, arguments: Arguments) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _ask(self, name: str, arguments: Arguments) -> Route:
         async def route(request: web.Request) -> web.Response:
             given = await arguments(request)
             return self._answer(await self._command(name, given))
@@ -274,9 +295,7 @@ class HttpApi:
     # ---- admission ---------------------------------------------------------------------------------------------------
 
     @web.middleware
-    async def _guard(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _guard(self, request: web.Request, handler: Route) -> web.StreamResponse:
         try:
             self._admit(request)
             response = await handler(request)
@@ -298,26 +317,11 @@ class HttpApi:
         return response
 
     def _admit(self, request: web.Request) -> None:
-        """Refused when this listener must not serve this request."""
-        sock = request.transport.get_extra_info("socket") if request.transport else None
-        if sock is None or sock.family == socket.AF_UNIX:
-            return
-        host = request.headers.get(hdrs.HOST, "")
-        if not is_our_name(host, self.api.id):
-            raise self._no("host", f"the Host header says {host[:80]!r}", "use the agent's IP address, or localhost")
-        if request.method in ("GET", "HEAD"):
-            return
-        if request.headers.get("X-Covey") != "1":
-            raise self._no("header", "the header `X-Covey: 1` is missing", "send it, or use the unix socket")
-        origin = request.headers.get(hdrs.ORIGIN)
-        if origin is not None and origin != f"http://{host}":
-            raise self._no("origin", f"it comes from a page of {origin[:80]!r}", "use agentctl")
-        if peer_uid(sock) not in (os.geteuid(), 0):
-            raise self._no("uid", "over TCP only the agent's own user may change things", "use the unix socket")
-
-    def _no(self, reason: str, why: str, next: str) -> Refused:
-        self.refused[reason] += 1
-        return Refused(4, "this request is not allowed", why, next)
+        """Refused when the listener that it came over must not serve it."""
+        stopped = request.app[DOOR].stops(request)
+        if stopped is not None:
+            self.refused[stopped.reason] += 1
+            raise Refused(4, stopped.what, stopped.why, stopped.next)
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
@@ -452,7 +456,7 @@ PAGE = (
 """Path -> file in agent/api/page/ and its type."""
 
 
-def _fixed(body: bytes, kind: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _fixed(body: bytes, kind: str) -> Route:
     """A route whose answer is always the same bytes."""
 
     async def route(_request: web.Request) -> web.Response:

@@ -13,10 +13,10 @@ import os
 import signal
 import socket
 import stat
-import struct
 import time
 
 from agent.arrays.pager import ArrayGiven, Pager, complain
+from agent.ports.peers import peer_of
 from agent.ports.unix_sockets import bind_unix
 from covey import arraywire, memfd, userfault
 from covey.arraywire import ArrayOpened, ArrayRefused, ArrayWireError, OpenArray
@@ -36,7 +36,6 @@ IDLE_S = 60.0
 IDLE_LOOK_S = AGAIN_S = 1.0
 LIVES_MAX = 5
 """Pagers of one array that may die."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 class ArrayImpossible(Exception):
@@ -152,8 +151,7 @@ class Keeper:
     def _given(self, stranger: socket.socket, data: bytes, descriptors: list[int], flags: int) -> ArrayGiven:
         """What it handed over. ArrayImpossible for what cannot be served, ArrayWireError for what is no opening."""
         config = self._config
-        credentials = stranger.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
+        pid, uid = peer_of(stranger)
         if not may_use(uid, config.uid):
             raise ArrayImpossible(f"it belongs to another user (uid {config.uid}), and this process has uid {uid}")
         opened = arraywire.unpack(data, arraywire.to_pager)
@@ -235,8 +233,9 @@ class Keeper:
 
 
 def may_use(uid: int, owner: int) -> bool:
-    """May a process of this user use a volume of that one? Root and the agent's own user may; -1: of no user."""
-    return uid in (owner, 0, os.geteuid())
+    """May a process of this user use a volume of that one? Root and the agent's own user may; `owner` -1: nobody else
+    may. A user whom the kernel does not tell may not."""
+    return uid >= 0 and uid in (owner, 0, os.geteuid())
 
 
 def wrong_descriptors(faults: int, memory: int, lifeline: int, size: int) -> str:

@@ -12,7 +12,6 @@ malformed frame is counted and ends that connection only; a process that repeats
 """
 
 import asyncio
-import hmac
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from covey.blocks import TABLES_MAX
 from covey.core import Fact, JobId
 from covey.errors import Refused
 from covey.frames import FrameError, pack, read_frame
+from covey.handshake import is_secret
 from covey.ports import ByteStream, Env, Listener
 from covey.version import VERSION
 from covey.wire import (
@@ -169,6 +169,9 @@ class JobSocket:
         what = "cannot join" if first.job is None else f"rank {first.rank} cannot join job {first.job}"
         if (other := other_protocol(what, "covey-job", first)) is not None:
             raise Refused(4, other.what, other.why, other.next)
+        if stream.uid < 0:
+            why = "the kernel of this host does not tell whose process it is"
+            raise Refused(4, what, why, "run it under the agent's own user, outside of user namespaces")
         if len(self._joined) >= PEERS_MAX:
             why = f"{PEERS_MAX} processes are joined on {self._env.host}"
             raise Refused(4, "cannot join", why, "close what you do not need and try again")
@@ -188,7 +191,7 @@ class JobSocket:
         if token is None or spec is None:
             why = f"epoch {epoch} of {job} does not run on {self._env.host}"
             raise Refused(3, what, why, f"agentctl job {job}")
-        if not hmac.compare_digest(token.encode(), said.encode(errors="replace")):
+        if not is_secret(said.encode(errors="replace"), token.encode()):
             raise Refused(
                 4, what, "its COVEY_TOKEN is wrong", "start it with agentctl submit, and keep its environment"
             )

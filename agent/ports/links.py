@@ -95,6 +95,7 @@ class ZmqLinks:
         router.curve_secretkey = self._secret
         router.curve_publickey = self._public
         router.zap_domain = DOMAIN.encode()
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # while nobody answers whether a key is known, none is
         self._monitor = monitor = router.get_monitor_socket(sum(EVENTS))
         try:
             router.bind(f"tcp://{bind}")

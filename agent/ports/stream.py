@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import struct
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,9 +24,10 @@ from typing import Any, Final
 
 from agent.ports.datagrams import ip_port_text
 from agent.ports.page_lender import PageLender
+from agent.ports.peers import peer_of
 from covey.bulk import widen
 from covey.driven import Driven
-from covey.ports import Address, Handed
+from covey.ports import UNKNOWN_USER, Address, Handed
 
 SPILL_BYTES: Final = 64 << 10
 """Bytes that one connection may hold received and unread."""
@@ -45,7 +45,6 @@ take turns otherwise: one handles all of them while the other waits."""
 
 _WRITELINES_NEVER_PAUSE: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 """CVE-2024-12254: the transports of that asyncio hold any number of bytes that were given to `writelines`."""
-_PEERCRED = struct.Struct("3i")
 
 
 class Turn:
@@ -97,7 +96,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._joins = False
         self._writers: deque[asyncio.Future[None]] = deque()
         self.peer: Address = ""
-        self.uid = -1
+        self.uid = UNKNOWN_USER
         self.same_host = False
 
     # ---- reading ----
@@ -375,8 +374,7 @@ class SocketStream(asyncio.BufferedProtocol):
         self._joins = _WRITELINES_NEVER_PAUSE and type(transport).__module__.startswith("asyncio.")
         connection = transport.get_extra_info("socket")
         if connection.family == socket.AF_UNIX:
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-            pid, self.uid, _ = _PEERCRED.unpack(credentials)
+            pid, self.uid = peer_of(connection)
             self.peer, self.same_host = f"unix:pid {pid}", True
         else:
             self.peer = ip_port_text(transport.get_extra_info("peername") or ("?", 0))

@@ -8,12 +8,12 @@ import contextlib
 import os
 import socket
 import stat
-import struct
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from agent.ports.peers import peer_of
 from agent.swap import kernel, nbd
 from agent.swap.netlink import GenericNetlink
 from agent.swap.received import receive
@@ -25,7 +25,6 @@ LOOK_S = 0.1
 """Between two looks at whether pages that come back still have room."""
 CONNECTIONS_MAX = 32
 ROOT = 0
-_PEERCRED = struct.Struct("3i")
 Question = ConnectSwap | BeginSwap | EndSwap | AskSwap
 Answer = SwapConnected | SwapNow | SwapRefused
 Say = Callable[[str], None]
@@ -64,8 +63,8 @@ class SwapHelper:
     def _serve_one(self, connection: socket.socket) -> None:
         with connection, contextlib.ExitStack() as stack:
             stack.callback(self._connections.release)
-            uid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))[1]
-            if uid not in (self._owner, ROOT):
+            _, uid = peer_of(connection)
+            if uid < 0 or uid not in (self._owner, ROOT):
                 self._say(f"refused a process of uid {uid}")
                 return
             try:

@@ -29,7 +29,7 @@ from chaos.world.net import bind_address, split
 from chaos.world.outgoing import Outgoing
 from chaos.world.pipe import RETRANSMIT_S, Pipe
 from covey.driven import Driven, Part
-from covey.ports import Address, Handed, SharedPage
+from covey.ports import UNKNOWN_USER, Address, Handed, SharedPage
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess
@@ -361,8 +361,8 @@ class Wires:
 
     def join(self, caller: "SimProcess", listener: SimListener, here: Address) -> SimStream:
         unix = listener.address.startswith("unix:")
-        near = SimStream(caller, listener.address, listener.process.uid if unix else -1)
-        far = SimStream(listener.process, here, caller.uid if unix else -1)
+        near = SimStream(caller, listener.address, listener.process.uid if unix else UNKNOWN_USER)
+        far = SimStream(listener.process, here, caller.uid if unix else UNKNOWN_USER)
         near.other, far.other = far, near
         near.out, far.out = Pipe(near, far), Pipe(far, near)
         if near.host is not far.host:

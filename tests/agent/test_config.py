@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import Config, ConfigError, load, parse
+from agent.config import Config, ConfigError, load, open_to_read, parse
+from covey.core import HostId
 
 ENV = {"STATE_DIRECTORY": "/var/lib/covey", "RUNTIME_DIRECTORY": "/run/covey"}
 
@@ -116,6 +117,43 @@ def test_a_seed_may_be_a_name_or_an_ip(seed: str) -> None:
 @pytest.mark.parametrize("section", ["gossip", "control", "http"])
 def test_a_name_is_nothing_to_listen_at(section: str) -> None:
     assert "names a host" in refused({section: {"bind": "gpu2:7946"}}).why
+
+
+@pytest.mark.parametrize(
+    "bind",
+    [
+        "0.0.0.0:8470",
+        "10.0.0.7:0",
+        "[::]:8470",
+        "[fd00::7]:1",
+        "[::ffff:10.0.0.7]:1",
+        "[fe80::1%lo]:1",
+        "169.254.1.1:2",
+    ],
+)
+def test_what_everybody_could_read_is_refused_unless_that_is_said(bind: str) -> None:
+    error = refused({"http": {"bind": bind}})
+    assert "http.bind" in error.what and f"whoever reaches {bind} could read all jobs" in error.why
+    assert "read_open = true" in error.next and "127.0.0.1" in error.next
+    assert "http.bind" in refused({"http": {"bind": bind, "read_open": False}}).what
+    assert parse({"http": {"bind": bind, "read_open": True}}, "agent.toml", ENV).http.bind == bind
+    (note,) = open_to_read([(HostId("gpu2"), bind), (HostId("gpu1"), "127.0.0.1:1"), (HostId("gpu0"), "")])
+    assert f"whoever reaches gpu2 ({bind}) may read all jobs" in note and "; next: " in note
+
+
+@pytest.mark.parametrize("bind", ["", "127.0.0.1:8470", "127.9.9.9:1", "[::1]:0", "[::ffff:127.0.0.1]:1"])
+def test_on_loopback_nothing_need_be_said(bind: str) -> None:
+    assert parse({"http": {"bind": bind}}, "agent.toml", ENV).http.bind == bind
+    assert open_to_read([(HostId("gpu1"), bind)]) == []
+
+
+def test_what_another_host_says_it_listens_at_and_cannot_be_read_is_told() -> None:
+    assert "gpu2 (what is this)" in open_to_read([(HostId("gpu2"), "what is this")])[0]
+
+
+@pytest.mark.parametrize("name", ["http://gpu1", "gpu1:8470", "", "*.example.org", "a b", "10.0.0.7/8", "-x"])
+def test_a_name_of_the_page_is_a_dns_name(name: str) -> None:
+    assert "http.names" in refused({"http": {"names": ["gpu1.example.org", name]}}).what
 
 
 @pytest.mark.parametrize("address", ["not an ip", "gpu1", "0.0.0.0", "::", "fe80::1"])

@@ -109,6 +109,17 @@ def test_a_plugin_that_fails_at_a_message_is_stopped_and_reported() -> None:
     fails_and_the_others_live("hear", lambda rack: send(rack, "fragile", msgspec.msgpack.encode(Poke())))
 
 
+def test_hosts_that_everybody_may_read_are_told_by_every_agent() -> None:
+    rack = SimRack(7, hosts=3, plugins=(MEMORY,), watched=False)
+    rack.configure("h1", {"http": {"bind": "127.0.0.1:8470"}})
+    rack.configure("h2", {"http": {"bind": "0.0.0.0:8470", "read_open": True}})
+    with rack.start():
+        rack.run(20)
+        for name in ("h1", "h2", "h3"):
+            (note,) = rack.ask(name, "agent.health", {})["notes"]
+            assert note.startswith("whoever reaches h2 (0.0.0.0:8470) may read all jobs")
+
+
 def test_letters_for_nobody_and_malformed_ones_are_dropped_and_counted() -> None:
     with broken("nowhere") as rack:
         for plugin, body in (("kitchen", b"\x80"), ("fragile", b"\xc1"), ("memory", b"\x00" * 50)):

@@ -212,6 +212,28 @@ def test_a_rack_file_of_another_user_is_not_believed(tmp_path: Path, monkeypatch
     assert rack_addresses(place) == ([] if owner else ["unix:/r/1.sock"])
 
 
+def test_nothing_is_changed_over_tcp_and_the_next_step_is_said(agent: FakeAgent) -> None:
+    """Before anything is sent: a change that an agent refuses would have told its environment to the network."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        asking = Agent([checked_address(f"http://{address}")], "COVEY_AGENT")
+        for change in (lambda: asking.post("jobs", body={"argv": ["x"]}), lambda: asking.delete("volumes", "v1")):
+            error = failure(change)
+            assert (error.code, error.what) == (client.REFUSED, "nothing can be changed over TCP")
+            assert f"at {address} (from COVEY_AGENT)" in str(error)
+            assert "leave COVEY_AGENT out" in error.next and "--agent unix:/run/covey/agent.sock" in error.next
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_of_several_agents_a_change_goes_to_one_with_a_socket(agent: FakeAgent) -> None:
+    agent.replies["POST /v1/jobs"] = {"id": "j1"}
+    asking = Agent(["127.0.0.1:1", agent.address], "COVEY_AGENT")
+    asking.address = "127.0.0.1:1"  # who answered a read
+    assert asking.post("jobs", body={}).data == {"id": "j1"}
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("/a/b", "unix:/a/b"), ("unix:/a", "unix:/a"), ("gpu1:80", "gpu1:80"), (" http://[::1]:80/ ", "[::1]:80")],

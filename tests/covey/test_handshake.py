@@ -1,5 +1,7 @@
 """Both ends prove that they know a key; strangers are few, and never in the way of others."""
 
+import pytest
+
 from covey import handshake
 from covey.handshake import NONCE_BYTES, PROOF_BYTES, Strangers
 
@@ -17,6 +19,15 @@ def test_a_proof_is_good_for_one_key_one_role_one_hello_and_one_nonce() -> None:
         handshake.proof_of_client(KEY, HELLO, b"x" * NONCE_BYTES),
     ):
         assert not handshake.is_proof(proof, other)
+
+
+def test_nobody_knows_a_secret_that_is_none() -> None:
+    """Everybody can compute a proof under the empty key, and present an empty secret."""
+    for prove in (handshake.proof_of_client, handshake.proof_of_server):
+        with pytest.raises(ValueError, match="without a secret"):
+            prove(b"", HELLO, NONCE)
+    assert handshake.is_secret(KEY, KEY) and not handshake.is_secret(KEY[1:], KEY)
+    assert not handshake.is_secret(b"", b"") and not handshake.is_secret(KEY, b"")
 
 
 def test_a_challenge_is_read_back() -> None:

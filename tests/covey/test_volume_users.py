@@ -22,9 +22,10 @@ def as_user(uid: int, work: Callable[[], object]) -> str:
     child = os.fork()
     if child == 0:
         try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            if uid != os.geteuid():
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
             said = str(work())
         except OSError as error:
             said = errno.errorcode.get(error.errno or 0, str(error))

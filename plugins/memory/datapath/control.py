@@ -21,7 +21,8 @@ PlaceState = Literal["open", "filling", "reopening", "recovering", "leaving"]
 """Has a working link; likewise, but lacks pages that a member of a slab without a disk must have; its link ended and is
 being opened again; its lender may hold what nobody else does, and has not answered since this process began; the disk
 is being brought up to date with what it held."""
-Secret = Annotated[bytes, Meta(max_length=64)]
+Secret = Annotated[bytes, Meta(min_length=1, max_length=64)]
+"""Never empty: whoever connects would know it."""
 
 
 SLABS_TOLD = 4096

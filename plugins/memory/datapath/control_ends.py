@@ -1,10 +1,10 @@
 """Both ends of the unix socket between an agent and one of its byte processes (`control` has the frames)."""
 
 import asyncio
-import hmac
 from collections.abc import Awaitable, Callable
 
 from covey.frames import FrameError, pack, read_frame
+from covey.handshake import is_secret
 from covey.ports import ByteStream, Env, Listener
 from plugins.memory.datapath.control import (
     Answer,
@@ -43,7 +43,7 @@ class ControlServer:
 
     async def _serve(self, stream: ByteStream) -> None:
         first = await read_frame(stream, asked_decoder)
-        if not isinstance(first, ControlHello) or not hmac.compare_digest(first.secret, self._secret):
+        if not isinstance(first, ControlHello) or not is_secret(first.secret, self._secret):
             self._env.log.warning("refused a control connection", peer=stream.peer)
             return
         self._agents.append(stream)

@@ -15,13 +15,13 @@ before the slab process (`Program.goes_first`), so what is killed second takes i
 """
 
 import asyncio
-import hmac
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from covey.frames import FrameError, read_frame, write_frame
+from covey.handshake import is_secret
 from covey.ports import ByteStream, Env, HeldMemory
 from plugins.base import Program
 
@@ -128,7 +128,7 @@ class SlabKeeper:
     async def serve(self, stream: ByteStream) -> None:
         async with asyncio.timeout(HELLO_S):
             first = await read_frame(stream, told_decoder)
-        if not isinstance(first, KeeperHello) or not hmac.compare_digest(first.secret, self._secret):
+        if not isinstance(first, KeeperHello) or not is_secret(first.secret, self._secret):
             self._env.log.warning("refused a connection", peer=stream.peer)
             return
         if self._owner is not None:

@@ -8,7 +8,6 @@ disk takes it; then the writer ends, and the next one may have the files.
 import asyncio
 import contextlib
 import errno
-import hmac
 import re
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, cast
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 
 from covey.frames import FrameError, read_frame, write_frame
+from covey.handshake import is_secret
 from covey.ports import ByteStream, Disk, Env
 from plugins.base import Program
 from plugins.memory.datapath.spill_ring import SpillRing, ring_bytes
@@ -295,7 +295,7 @@ async def run_spill(env: Env, config: SpillConfig) -> None:
     async def serve(stream: ByteStream) -> None:
         token = bytearray(TOKEN_BYTES)
         await stream.read_into(memoryview(token))
-        if claimed.is_set() or not hmac.compare_digest(bytes(token), config.token):
+        if claimed.is_set() or not is_secret(bytes(token), config.token):
             env.log.info("refused a connection to the writer of a spill log: it is another one's", peer=stream.peer)
             return
         claimed.set()

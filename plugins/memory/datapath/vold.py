@@ -7,7 +7,6 @@ and close. After its token a connection is driven by its bytes (`volume_session`
 
 import asyncio
 import contextlib
-import hmac
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ import msgspec
 
 from covey import headers, volumewire
 from covey.driven import driven
+from covey.handshake import is_secret
 from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env, LoopStalls
 from covey.swapwire import SwapCounts
@@ -153,12 +153,12 @@ class Front:
     def _answer(self, token: bytes, uid: int) -> Welcome:
         """The pager may, and who belongs to the volume's user; where it is nobody's, whoever has the token."""
         shape, owner = self._volume.shape, self._config.uid
-        known = hmac.compare_digest(token, self._config.token)
-        if hmac.compare_digest(token, self._pager_token) or (known and owner == -1):
+        known = is_secret(token, self._config.token)
+        if is_secret(token, self._pager_token) or (known and owner == -1):
             return Welcome(Status.OK, shape.page_bytes, shape.size_bytes)
         if owner == -1:
             return Welcome(Status.REFUSED, 0, 0)
-        if uid == owner or (known and uid == 0):
+        if uid >= 0 and (uid == owner or (known and uid == 0)):
             return Welcome(Status.OK, shape.page_bytes, shape.size_bytes)
         return Welcome(Status.OTHER_USER, 0, owner)
 

@@ -436,8 +436,8 @@ class Borrower:
             return [give_back(sender, message)] if unused else []
         if not isinstance(search, Requesting):
             return []
-        if message.refused:
-            return self._next_best(slab, search, message.refused, now_s, message.late)
+        if why := message.refused or ("" if message.secret else "it named no secret, so anybody could be that lender"):
+            return self._next_best(slab, search, why, now_s, message.late)
         return self._granted(slab, search, message)
 
     def _activity(self, message: CheckActivity) -> Activity:

@@ -111,7 +111,12 @@ class MemoryService(PluginService):
     # ---- processes of this host ----
 
     async def frame(self, peer: JobPeer, frame: Frame) -> None:
+        """A process whose user is not known gets no volume and ends none: -1 stands for a person at agentctl."""
         try:
+            if isinstance(frame, Attach | Detach) and peer.uid < 0:
+                what = f"cannot {type(frame).__name__.lower()} volume {_volume_name(frame.volume)}"
+                why = "the kernel of this host does not tell whose process asks"
+                raise Refused(4, what, why, "as the agent's user: agentctl attach --help")
             match frame:
                 case Attach():
                     peer.send(await self._attach_for(peer, frame))

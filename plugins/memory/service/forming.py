@@ -258,6 +258,6 @@ def check_same(known: KnownVolume, size_bytes: int, asked: tuple[int, bool] | No
 
 
 def check_owner(known: KnownVolume, uid: int, what: str) -> None:
-    """Refused: it belongs to another user."""
-    if uid not in (known.uid, -1, 0) and known.uid != -1:
+    """Refused: it belongs to another user. `uid` -1: a person asks, by agentctl."""
+    if known.uid != -1 and uid not in (known.uid, -1, 0):
         raise Refused(4, what, f"it belongs to another user (uid {known.uid})", "choose another name")

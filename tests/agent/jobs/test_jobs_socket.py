@@ -9,6 +9,8 @@ import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -23,7 +25,7 @@ from agent.ports.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
 from covey.core import Fact, HostId, JobId
 from covey.errors import Refused
 from covey.frames import FRAME_BYTES_MAX, pack, read_frame
-from covey.ports import ByteStream
+from covey.ports import UNKNOWN_USER, ByteStream
 from covey.version import VERSION
 from covey.wire import (
     GRACE_KEPT,
@@ -159,6 +161,13 @@ async def test_a_tool_joins_without_a_job_and_is_known_by_its_uid(short: str) ->
         assert (found.heard[0][0].uid, found.heard[0][0].job) == (os.getuid(), None)
         assert found.facts == []
         stream.close()
+
+
+async def test_a_process_whose_user_the_kernel_does_not_tell_joins_as_nobody(short: str) -> None:
+    async with door(short) as found:
+        for join in (Join(pid=5), GOOD):
+            with pytest.raises(Refused, match="the kernel of this host does not tell whose process it is"):
+                found.socket._admit(join, cast(ByteStream, SimpleNamespace(uid=UNKNOWN_USER, peer="unix:pid 0")))
 
 
 @pytest.mark.parametrize(

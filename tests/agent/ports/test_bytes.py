@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from agent.ports.bytes import SocketBytes
 from agent.ports.stream import DIRECT_BYTES, SPILL_BYTES
 from agent.program import JsonLog
-from covey.ports import ByteStream, Listener
+from covey.ports import UNKNOWN_USER, ByteStream, Listener
 from tests.agent.here import LOOPS, Lines, both_loops, run_on, until
 
 LINES = Lines()
@@ -258,7 +258,7 @@ async def test_a_unix_socket_is_its_owners_and_tells_who_connects(short: str) ->
 @both_loops
 async def test_over_tcp_nobody_tells_who_connects() -> None:
     listener, near, far = await pair("[::1]:0")
-    assert (near.uid, far.uid) == (-1, -1)
+    assert (near.uid, far.uid) == (UNKNOWN_USER, UNKNOWN_USER)
     assert near.peer == listener.address
     near.close()
     await listener.close()

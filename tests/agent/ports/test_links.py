@@ -59,6 +59,22 @@ async def test_the_sender_is_who_its_key_says_and_strangers_are_not_heard() -> N
             await end.links.close()
 
 
+async def test_while_nobody_answers_which_keys_are_known_no_handshake_succeeds() -> None:
+    """ZeroMQ asks for each key, and lets everybody in where nobody answers, unless it is told not to."""
+    one, two = [await End().open() for _ in range(2)]
+    try:
+        authenticator = two.links._authenticator
+        assert authenticator is not None
+        two.links.know(GPU1, one.links.address, one.links.public_key)
+        authenticator.stop()
+        one.links.know(GPU2, two.links.address, two.links.public_key)
+        await until(lambda: two.links.counters["accepted"] >= 3 or two.links.counters["handshakes"])
+        assert two.links.counters["handshakes"] == 0 and two.heard.empty()
+    finally:
+        for end in (one, two):
+            await end.links.close()
+
+
 async def test_a_forgotten_key_is_not_heard_on_a_connection_that_still_stands() -> None:
     one, two = [await End().open() for _ in range(2)]
     try:

@@ -327,16 +327,18 @@ def test_while_no_lane_is_up_this_process_adds() -> None:
     async def story() -> None:
         import asyncio
 
-        additions = queue()
-        room = Room(1, 0)
-        additions._lanes = cast(Any, room)
+        here, additions = Lanes(ports(), 1), queue()
+        additions._lanes, here.freed = here, additions.deal
+        lane = PlayedLink(here)
+        for number in range(DEPTH):  # it has as much to do as it may
+            lane.link.under_way[number] = cast(Any, (None, lambda done: None))
         job = Adds("a", 1.0, done)
         additions.put(job, 0, job.tensors[0])
-        room.up = 0
-        additions.deal()
+        await asyncio.sleep(1.0)
+        assert not done, "it is the lane's as long as that lives"
+        here.lost(lane.link)
         additions.put(job, 1, job.tensors[1])
         await asyncio.sleep(1.0)
-        assert not room.given
 
     play(story())
     assert sorted(done) == ["a0"] * 3 + ["a1"] * 3

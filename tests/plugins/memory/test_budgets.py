@@ -10,9 +10,9 @@ import pytest
 
 from covey.core import Heard, HostId, JobId
 from covey.errors import Refused
-from covey.ports import MemoryNow
+from covey.ports import UNKNOWN_USER, MemoryNow
 from covey.units import GIB, MIB
-from covey.wire import Attach
+from covey.wire import Attach, Detach
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced
 from plugins.memory.machine.borrower import Borrower
@@ -84,6 +84,24 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
         assert (view.tenant, view.job) == ("ann", "j1")
         assert service.metrics()['covey_memory_tenant_bytes{tenant="ann",role="volumes"}'] == 128 << 10
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
+
+
+def test_a_process_whose_user_is_not_known_makes_no_volume_and_ends_none() -> None:
+    """-1 stands for a person at agentctl, who may; no process is that person, whatever its number."""
+    with a_rack(1) as rack:
+        service = rack.agents["h1"]
+        rack.command("h1", "attach", volume="ours", size="64 KiB", uid=1000)
+        for uid in (UNKNOWN_USER, -1):
+            said = list[Any]()
+            peer = cast(JobPeer, SimpleNamespace(of_job=None, uid=uid, send=said.append))
+            for frame in (Attach("new", 64 << 10), Attach("ours", 64 << 10), Detach("ours")):
+                rack.do("h1", partial(service.frame, peer, frame))
+            assert [(each.what, each.why.partition(" of this host")[2]) for each in said] == [
+                ("cannot attach volume new", " does not tell whose process asks"),
+                ("cannot attach volume ours", " does not tell whose process asks"),
+                ("cannot detach volume ours", " does not tell whose process asks"),
+            ]
+        assert [view.volume for view in rack.command("h1", "volumes")] == ["ours"]
 
 
 # ---- at the lender ---------------------------------------------------------------------------------------------------

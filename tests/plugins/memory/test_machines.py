@@ -160,6 +160,16 @@ def test_a_refusal_leads_to_the_other_host_and_the_first_is_told_to_forget_it() 
     assert message.epoch > query.epoch, "a late answer to the first Map must not be taken for this one"
 
 
+def test_a_lender_that_names_no_secret_lends_nothing() -> None:
+    """Whoever listens at that address could prove to be the lender, and would be brought pages."""
+    tale = Tale()
+    (one, query), (two, _), *others = sent(tale.second(1000), QueryMem)
+    tale.offers([(one, query), (two, query), *others], 9, 5)
+    actions = tale.hear(one, MrInfo("v", 0, query.epoch, "10.0.0.3:7", b""))
+    assert not [each for each in actions if isinstance(each, b.OpenSlab)]
+    assert [host for host, _ in sent(actions, Done)] == [one] and sent(actions, Map)[0][0] == two
+
+
 def test_a_late_grant_is_given_back() -> None:
     tale = Tale()
     lender, epoch = tale.mapped()

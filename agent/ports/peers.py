@@ -1,0 +1,47 @@
+"""Who is at the other end of a unix socket, as the kernel tells it: the one place that asks.
+
+The kernel notes pid and uid when a process connects, so the answer stays the same when the peer closes or ends. Three
+things make it no answer, and each is `UNKNOWN_USER` here, which no rule lets in: the socket was never connected (the
+kernel says uid -1), it is closed already, or the peer's user has no number in our user namespace (the kernel says
+65534, which another process may truly be).
+"""
+
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from covey.ports import UNKNOWN_USER
+
+_PEERCRED = struct.Struct("iII")
+_ALL_USERS = 0xFFFFFFFF
+"""How many there are; the last, 2**32 - 1, means none."""
+OVERFLOW_UID = 65534
+"""The kernel's default."""
+OVERFLOW, UID_MAP = Path("/proc/sys/kernel/overflowuid"), Path("/proc/self/uid_map")
+
+
+def peer_of(connection: Any) -> tuple[int, int]:
+    """Pid and uid of the process that connected; the pid is 0 where the kernel does not tell. `connection`: a unix
+    socket, or what a transport calls one."""
+    try:
+        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        pid, uid, _ = _PEERCRED.unpack(told)
+    except (OSError, struct.error):
+        return 0, UNKNOWN_USER
+    return pid, UNKNOWN_USER if uid == _ALL_USERS or stands_for_others(uid) else uid
+
+
+def stands_for_others(uid: int, overflow: Path = OVERFLOW, uid_map: Path = UID_MAP) -> bool:
+    """Does the kernel give this number to users that have none here? It does in a user namespace that does not hold all
+    of them, as containers are; one whose map cannot be read is taken for such."""
+    try:
+        others = int(overflow.read_text())
+    except (OSError, ValueError):
+        others = OVERFLOW_UID
+    if uid != others:
+        return False
+    try:
+        return sum(int(line.split()[2]) for line in uid_map.read_text().splitlines()) < _ALL_USERS
+    except (OSError, ValueError, IndexError):
+        return True
