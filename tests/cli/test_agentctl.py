@@ -420,6 +420,7 @@ def test_submit_carries_command_directory_and_environment(
     monkeypatch.setenv("COVEY_TOKEN", "secret")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/ssh")
     monkeypatch.setenv("ODD", "\udcff")
+    monkeypatch.setenv("BASH_FUNC_module%%", "() { echo; }")
     words = "submit --name n --workers 4 --gpus 2 --tenant ann --class auto --env A=b=c --time 2h --grace 5s --cwd sub"
     code, out, _ = run(*words.split(), "--", "python", "x.py", "--lr", "3")
     assert (code, out) == (0, "j1 queued: 2nd in queue 0\n")
@@ -437,7 +438,8 @@ def test_submit_carries_command_directory_and_environment(
         "grace_s": 5.0,
     }
     assert (env["VIRTUAL_ENV"], env["A"]) == ("/venv", "b=c")
-    assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK", "ODD"} & set(env)
+    assert (env["ODD"], env["BASH_FUNC_module%%"]) == ("\x00ff", "() { echo; }")
+    assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK"} & set(env)
     assert len(key) >= 16
 
 
