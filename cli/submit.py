@@ -6,6 +6,7 @@ works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. The gang starts whole o
 
 import argparse
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -258,6 +259,16 @@ def pair(text: str) -> tuple[str, str]:
 def duration(flag: str, text: str) -> float:
     from covey.units import parse_seconds
 
+    number = text.strip()
+    if number.replace(".", "", 1).isdigit() and float(number):
+        why = "a bare number is minutes in Slurm and seconds elsewhere"
+        raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
+    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
+        parts = [int(part or 0) for part in found.groups()]
+        days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
+        whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        why = "a time is a number and a unit (Slurm writes days-hours:minutes:seconds)"
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", why, f"{flag} {whole}s")
     try:
         return parse_seconds(text)
     except ValueError as error:

@@ -6,8 +6,9 @@ A *rank*, and a spare that waits to become one:
 - its job gives it arguments, the whole environment, its working directory and its umask (`COVEY_UMASK`);
 - its shim gives it descriptors 0 (`/dev/null`), 1 and 2 (its output), and no others; a session and a process group of
   its own, without a terminal; the cores of its devices;
-- it begins anew (`begin_anew`, `unblock_signals`) with the default action for every signal and none blocked, no ambient capability, the
-  ordinary scheduling policy and, if the agent runs before others or is killed last, niceness 0 and an OOM score of 0;
+- it begins anew (`begin_anew`; its shim: `unblock_signals`) with the default action for every signal and none blocked,
+  no ambient capability, the ordinary scheduling policy and, if the agent runs before others or is killed last,
+  niceness 0 and an OOM score of 0;
 - it inherits what an operator sets for the agent's service and means for what that runs: user and groups, resource
   limits, control group, cores, I/O priority, namespaces, `no_new_privs`, the system call filter, and which
   capabilities may ever be had.
