@@ -60,7 +60,7 @@ house: $(READY)
 
 test: $(READY) frameworks
 	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 5 --dist loadgroup --durations=40; \
-	  code=$$?; if [ $$code = 1 ]; then $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again; else exit $$code; fi
+	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again $$code
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
