@@ -145,7 +145,9 @@ def test_the_longest_job_fits_into_one_change_of_the_log_and_one_message() -> No
     argv = ["x" * 48 for _ in range(4096)]
     assert sum(map(len, argv)) == ARGV_BYTES_MAX
     spec = JobSpec.parse({**GOOD, "argv": argv, "cwd": "/" + "x" * 4095})
-    submitted = Submitted(wall_s=0.0, key="k" * 64, spec=spec, env=SealedEnv("0" * 32, bytes(32), ("h" * 63,) * 16))
+    submitted = Submitted(
+        wall_s=0.0, key="k" * 64, spec=spec, env=SealedEnv("0" * 32, bytes(32), (HostId("h" * 63),) * 16)
+    )
     assert len(msgspec.msgpack.encode(submitted)) < COMMAND_BYTES_MAX
     with pytest.raises(SpecError):
         JobSpec.parse({**GOOD, "argv": [*argv[:-1], "x" * 49]})
