@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 CASE_S_MAX = 900.0
 """After which a case is ended, and wrong."""
 SKIPPED = 77
+MAKES = ("CASES", "MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS")
 LINES_SHOWN = 12
 
 
@@ -47,6 +48,12 @@ def found(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/run.sh"))
 
 
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of a case: nothing of the make that runs it, whose variables may mean something to a case, and no agent."""
+    kept = {name: value for name, value in environ.items() if name not in MAKES and not name.startswith("COVEY_")}
+    return {**kept, "COVEY": str(ROOT)}
+
+
 def run(case: Path, limit_s: float = CASE_S_MAX) -> Outcome:
     """With all that it starts in its session ended once it is over."""
     began_s = time.monotonic()
@@ -54,7 +61,7 @@ def run(case: Path, limit_s: float = CASE_S_MAX) -> Outcome:
         child = subprocess.Popen(
             ["bash", str(case)],
             cwd=case.parent,
-            env={**os.environ, "COVEY": str(ROOT)},
+            env=environment(os.environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -39,6 +39,14 @@ def test_no_case_at_all_is_no_good_news(tmp_path: Path, capsys: pytest.CaptureFi
     assert "make cases CASES=" in capsys.readouterr().err
 
 
+def test_a_case_hears_nothing_of_the_make_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make` exports what it was called with: a case with a variable of the same name would take it for its own."""
+    for name in ("CASES", "MAKEFLAGS", "COVEY_AGENT"):
+        monkeypatch.setenv(name, "x")
+    heard = case(tmp_path, "one", 'echo "[$CASES$MAKEFLAGS$COVEY_AGENT]"')
+    assert run(heard).printed == "[]\n"
+
+
 def test_a_case_that_does_not_end_is_wrong_and_leaves_nothing(tmp_path: Path) -> None:
     endless = case(tmp_path, "endless", "sleep 600 & echo $! > pid; wait")
     outcome = run(endless, limit_s=0.5)
