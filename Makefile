@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -60,11 +60,14 @@ house: $(READY)
 
 test: $(READY) frameworks
 	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 5 --dist loadgroup --durations=40; \
-	  code=$$?; if [ $$code = 1 ]; then $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again; else exit $$code; fi
+	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again $$code
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
 	echo "check: left out, since PyTorch finds no CUDA device: tests marked gpu (make gpu-check)"
+
+cases: $(READY) ## try every */run.sh of a folder on this checkout, and say what came out: make cases CASES=DIR
+	@$(BIN)/python -m tests.cases "$(CASES)"
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)

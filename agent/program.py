@@ -27,6 +27,7 @@ from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
 from agent.ports.devices.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
+from agent.ports.inheritance import unblock_signals
 from agent.ports.pages import MemfdPages
 from agent.ports.probes import RealProbes
 from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
@@ -207,6 +208,7 @@ def main() -> None:
     except msgspec.DecodeError:
         print("covey-program: started by hand; agents start their own programs\nnext: agentd --help", file=sys.stderr)
         sys.exit(2)
+    unblock_signals()
     base = start.base
     log = JsonLog(sys.stderr, base.log_level, host=base.host, program=base.program, instance=base.instance)
     compiled = use_compiled(base.program)

@@ -75,7 +75,10 @@ def run(context: Context) -> int:
 
 def installed() -> Path:
     """The environment whose `agentctl` this is."""
-    called = Path(sys.argv[0]).absolute().parent.parent
+    try:
+        called = Path(sys.argv[0]).absolute().parent.parent
+    except OSError:  # a relative name, and this directory was deleted
+        return Path(sys.prefix)
     return called if (called / SHARE).is_dir() else Path(sys.prefix)
 
 

@@ -6,14 +6,17 @@ return the job's own code (128+N for signal N).
 """
 
 import argparse
+import contextlib
+import errno
 import importlib
+import io
 import json
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from cli import hints
 from cli.client import USAGE, AgentctlError, find
 from cli.context import Context
 from cli.table import BOLD, DIM, RED, Paint
@@ -119,8 +122,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
     word = unknown[0].partition("=")[0]
     if word.startswith("-"):
         known = [flag for action in parser._actions for flag in action.option_strings]
-        near = get_close_matches(word, known, 1, 0.6)
-        next_step = f"did you mean {near[0]}?" if near else f"{parser.prog} --help"
+        next_step = hints.for_flag(parser.prog.rpartition(" ")[2], word, known) or f"{parser.prog} --help"
         if parser.prog.endswith(" submit"):
             next_step += "    (flags of the job's own command come after a lone --)"
         raise AgentctlError(USAGE, f"{parser.prog} has no flag {word}", "it is not known here", next_step)
@@ -129,19 +131,10 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> N
     )
 
 
-ALIASES = {
-    "host": "hosts", "nodes": "hosts", "members": "hosts", "gpu": "gpus", "ps": "jobs", "queue": "jobs", "log": "logs",
-    "explain": "why", "run": "submit", "kill": "cancel", "delete": "cancel", "stop": "cancel", "quotas": "quota",
-    "aggregators": "tensors", "agg": "tensors", "info": "status", "memory": "slabs", "voter": "voters",
-    "quorum": "voters", "check": "doctor", "diagnose": "doctor",
-}  # fmt: skip
-"""What people type who come from elsewhere -> the noun they look for."""
-
-
 def unknown_noun(noun: str) -> AgentctlError:
-    near = ALIASES.get(noun) or next(iter(get_close_matches(noun, NOUNS, 1, 0.5)), None)
-    next_step = f"did you mean: agentctl {near}" if near else "agentctl --help"
-    return AgentctlError(USAGE, f"agentctl has no word {noun!r}", "it is none of the things it can do", next_step)
+    near = hints.for_noun(noun, NOUNS)
+    next_step = f"agentctl {near}" if near else "agentctl --help    (it lists all commands)"
+    return AgentctlError(USAGE, f"agentctl has no command {noun!r}", "it is none of the things it can do", next_step)
 
 
 def help_text(paint: Paint) -> str:
@@ -193,20 +186,40 @@ def seconds(text: str) -> float:
         raise AgentctlError(USAGE, f"--timeout {text} cannot be used", str(error), "agentctl --help") from None
 
 
+def speak_in_any_locale() -> None:
+    """Letters that this terminal has not are shown by number, as Python writes them (`gr\\xf6\\xdfe` under LC_ALL=C); a
+    stream that whoever called us has closed is /dev/null."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def forget_output() -> None:
+    """Nobody can have what is still to be written, and the interpreter must not complain of it when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     own = given[: given.index("--")] if "--" in given else given
     as_json, debug = "--json" in own, "--debug" in own
+    speak_in_any_locale()
     try:
-        return run(given)
+        try:
+            return run(given)
+        finally:
+            sys.stdout.flush()  # here, and not when the interpreter ends
     except AgentctlError as error:
         if debug:
             raise
         say_error(error, as_json)
         return error.code
     except BrokenPipeError:
-        # The reader (`| head`) has seen enough; the interpreter must not complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        forget_output()  # the reader (`| head`) has seen enough
         return 0
     except KeyboardInterrupt:
         return 130
@@ -214,5 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         why = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF):
+            why = f"what was to be written, or read, could not be: {error.strerror}"
+            forget_output()
         say_error(AgentctlError(1, "agentctl failed", why, "the same again with --debug shows where"), as_json)
         return 1

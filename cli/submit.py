@@ -6,6 +6,7 @@ works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. The gang starts whole o
 
 import argparse
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,10 @@ NOT_CARRIED = frozenset(
 """Variables of the terminal, the session, the make or the rank that submits: they mean nothing or the wrong thing in
 the job."""
 NOT_CARRIED_PREFIXES = tuple(
-    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ BASH_FUNC_ SUDO_".split()  # noqa: SIM905
+    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ SUDO_".split()  # noqa: SIM905
 )
+LITTLE = ("PATH", "HOME", "USER", "LANG")
+"""What is carried with --no-env."""
 CLASSES = ("guaranteed", "auto", "opportunistic")
 CLASS_HELP = (
     "guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left, and yields; "
@@ -109,7 +112,13 @@ def run(context: Context) -> int:
     if not command:
         example = "agentctl submit --workers 4 -- python train.py"
         raise AgentctlError(USAGE, "there is no command to run", "a job needs one, after a lone --", example)
-    spec = spec_of(args, command, os.environ, os.getcwd())
+    if len(command) == 1 and len(command[0].split()) > 1 and not os.path.exists(command[0]):
+        what = f"there is no program {command[0][:80]!r}"
+        why = "the whole command is one word in quotes, and no shell takes it apart"
+        example = f"agentctl submit -- {command[0]}    (or: -- sh -c {command[0]!r})"
+        raise AgentctlError(USAGE, what, why, example)
+    spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
+    refuse_what_is_too_large(spec)
     spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
     job = send(context.agent, spec)
     if args.follow:
@@ -133,11 +142,12 @@ def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[s
     if args.nodes is not None and (args.workers is not None or args.pack is not None):
         what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} do not go together"
         raise AgentctlError(USAGE, what, "--nodes N is N workers, each on a host of its own", "leave one of them out")
-    env = {name: environ[name] for name in ("PATH", "HOME", "USER", "LANG") if name in environ}
+    kept = LITTLE if args.no_env else [name for name in environ if means_something(name)]
+    env = {name: environ[name] for name in kept if name in environ} | dict(pair(text) for text in args.env)
     spec: dict[str, Any] = {
-        "argv": list(command),
-        "cwd": os.path.abspath(os.path.join(here, args.cwd or "")),
-        "env": (env if args.no_env else carried(environ)) | dict(pair(text) for text in args.env),
+        "argv": [text_of(word) for word in command],
+        "cwd": text_of(os.path.abspath(os.path.join(here, args.cwd or ""))),
+        "env": {text_of(name): text_of(value) for name, value in env.items()},
         "workers": next((count for count in (args.workers, args.nodes) if count is not None), 1),
         "gpus_per_worker": args.gpus,
     }
@@ -201,18 +211,42 @@ def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:
     return dict(agent.post("jobs", body=body).data)
 
 
-def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of the caller's environment that means something to a job."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if name not in NOT_CARRIED and not name.startswith(NOT_CARRIED_PREFIXES) and printable_utf8(name + value)
-    }
+def means_something(name: str) -> bool:
+    """Whether a variable of the caller is one of a job too."""
+    return name not in NOT_CARRIED and not name.startswith(NOT_CARRIED_PREFIXES)
 
 
-def printable_utf8(text: str) -> bool:
-    """Whether it can travel as JSON: os.environ keeps bytes that are not UTF-8 as lone surrogates."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+def text_of(word: str) -> str:
+    """What the kernel gave us, whatever the locale, as text that arrives byte for byte."""
+    from covey.carried import carried
+
+    return carried(os.fsencode(word))
+
+
+def here(environ: Mapping[str, str], given: str | None) -> str:
+    """This directory under the name it was entered by: a home that is a symbolic link is the same on other hosts, what
+    it points to may not be. AgentctlError when it was deleted."""
+    named = environ.get("PWD", "")
+    try:
+        if os.path.isabs(named) and os.path.samefile(named, "."):
+            return named
+        return os.getcwd()
+    except OSError as error:
+        if given is not None and os.path.isabs(given):
+            return "/"
+        why = f"it is where the job would run, and it was deleted, or may not be read: {error.strerror}"
+        raise AgentctlError(USAGE, "this directory is gone", why, "cd to another one, or --cwd /a/directory") from None
+
+
+def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
+    """AgentctlError names it, and its size. The agent would say the same, but it takes no request of any length."""
+    from covey.carried import argv_excess, env_excess
+
+    if excess := argv_excess(spec["argv"]):
+        raise AgentctlError(USAGE, *excess, "put what is long into a file, and give the job the file's name")
+    if excess := env_excess(spec["env"]):
+        next_step = "env -u NAME agentctl submit ... (or --no-env), or read long values from a file in the job"
+        raise AgentctlError(USAGE, *excess, next_step)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -225,6 +259,16 @@ def pair(text: str) -> tuple[str, str]:
 def duration(flag: str, text: str) -> float:
     from covey.units import parse_seconds
 
+    number = text.strip()
+    if number.replace(".", "", 1).isdigit() and float(number):
+        why = "a bare number is minutes in Slurm and seconds elsewhere"
+        raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
+    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
+        parts = [int(part or 0) for part in found.groups()]
+        days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
+        whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        why = "a time is a number and a unit (Slurm writes days-hours:minutes:seconds)"
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", why, f"{flag} {whole}s")
     try:
         return parse_seconds(text)
     except ValueError as error:

@@ -287,6 +287,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A process of a user: no shell, its own session and process group."""
 
     argv: tuple[str, ...]
+    """Here, in `cwd` and in `env` text is as `covey.carried` writes it: a process gets the same bytes."""
     cwd: str
     env: dict[str, str]
     """The whole environment; nothing is inherited."""

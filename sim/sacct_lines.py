@@ -1,9 +1,10 @@
 """The lines of `sacct --parsable2`, read into jobs: what counts, what does not, and why.
 
 A line is one attempt of one job. Slurm keeps attempts by job and submission, so lines of one job with one submission
-are one attempt seen again (exports that overlap), and lines with several submissions are a job that was requeued: it is
-one job that runs for as long as all its attempts held GPUs, and waits from when the first one could begin, except while
-an attempt runs. Parts of a heterogeneous job (107+0, 107+1) start together and are one gang.
+are one attempt seen again (exports that overlap), and lines with several submissions are a job that was requeued: it
+is one job that runs for as long as all its attempts held GPUs, and waits from when the first one could begin, except
+while an attempt runs. A job that was resized has a line RESIZING, with its end, for each number of GPUs before its
+last: these are earlier runs too. Parts of a heterogeneous job (107+0, 107+1) start together and are one gang.
 
 Slurm writes local time by default. It is taken as UTC, which changes no span but those over a change
 of the clock: what then seems to end up to an hour before it began gets that hour back, and is counted.
@@ -28,6 +29,8 @@ STILL_WAITING = ("PENDING", "CONFIGURING", "REQUEUE_HOLD", "REQUEUE_FED", "SPECI
                  "POWER_UP_NODE")  # fmt: skip
 ELSEWHERE = ("REVOKED",)
 STATES = (*ENDED, *GOING_ON, *STILL_WAITING, *ELSEWHERE, "CANCELLED", "REQUEUED")
+EARLIER = ("requeued", "resized")
+"""Kinds of lines whose time is a job's, before its last one."""
 NO_TIME = ("", "Unknown", "None", "N/A")
 CLOCK_CHANGE_S = 3600
 """How far local clocks are set back."""
@@ -46,6 +49,7 @@ WHY = {
     "without GPUs": "it asked for none",
     "cancelled before it started": "it never held a GPU",
     "requeued": "an attempt that began again; the time it ran counts to the last one, from the first submission on",
+    "resized": "a part of a job under another number of GPUs; the time it ran counts to the last part",
     "repeated": "an attempt that is there twice, as exports that overlap have it; it counts once",
     "still running": "how long it takes is not known",
     "still waiting": "it did not start, or is an array with elements that did not",
@@ -97,7 +101,7 @@ class _Attempt:
     start_s: int | None
     job: Found | None
     run: Run | None = None
-    """For which it held GPUs, if it was requeued."""
+    """For which it held GPUs, if it was requeued or resized."""
 
 
 class _Impossible(Exception):
@@ -268,7 +272,7 @@ def _attempt(row: _Row, seen: _Seen) -> _Attempt:
     if kind == "in an unknown state":
         seen.states.add(state)
     if kind:
-        run = Run(start, _ran(row, seen), gpus) if kind == "requeued" else None
+        run = Run(start, _ran(row, seen), gpus) if kind in EARLIER else None
         return _Attempt(kind, state, row.number, ready, submit, start, None, run)
     ran = _ran(row, seen)
     if ran == 0:
@@ -309,6 +313,8 @@ def _kind(row: _Row, state: str, gpus: int, submit: int | None) -> str:
         return "cancelled before it started" if state == "CANCELLED" else "still waiting"
     if state in STILL_WAITING:
         return "still waiting"
+    if state == "RESIZING" and row.time("End") is not None:
+        return "resized"
     if state in GOING_ON:
         return "still running"
     if state == "REQUEUED":
@@ -382,10 +388,11 @@ def _last(id: str, lines: Sequence[_Attempt], counts: Counter[str]) -> Found | N
         counts["repeated"] += 1
         if not _is_over(attempts[same]) or _is_over(line):
             attempts[same] = line
-    attempts.sort(key=lambda each: (each.submit_s or 0, each.state != "REQUEUED", each.line))
-    counts["requeued"] += len(attempts) - 1
+    attempts.sort(key=lambda each: (each.submit_s or 0, each.kind not in EARLIER, each.line))
     last = attempts[-1]
-    counts[last.kind] += 1
+    for earlier in attempts[:-1]:
+        counts["resized" if earlier.kind == "resized" else "requeued"] += 1
+    counts["still running" if last.kind == "resized" else last.kind] += 1
     if last.job is None or len(attempts) == 1:
         return last.job
     begin_s = min(each.ready_s for each in attempts if each.ready_s is not None)
@@ -402,11 +409,13 @@ def _is_same(one: _Attempt, other: _Attempt) -> bool:
     that are over and began at two times are two nevertheless."""
     if one.submit_s != other.submit_s or "REQUEUED" in (one.state, other.state):
         return False
+    if "resized" in (one.kind, other.kind):
+        return (one.kind, one.start_s) == (other.kind, other.start_s)
     return one.start_s == other.start_s or not (_is_over(one) and _is_over(other))
 
 
 def _is_over(attempt: _Attempt) -> bool:
-    return attempt.state not in (*GOING_ON, *STILL_WAITING)
+    return attempt.kind == "resized" or attempt.state not in (*GOING_ON, *STILL_WAITING)
 
 
 def _joined(jobs: Sequence[Found], counts: Counter[str]) -> list[Found]:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agent.compiled import folder, install
+from tests import again
 from tests.limits import CPU_S, within_cpu
 
 if os.environ.get("COVEY_COMPILED") and not install(folder()):
@@ -39,6 +40,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _group(item: pytest.Item) -> str:
     marker = item.get_closest_marker("xdist_group")
     return str(marker.args[0]) if marker is not None and marker.args else ""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What failed, and why, for `tests.again`."""
+    config = terminalreporter.config
+    if config.cache is not None:
+        stats = terminalreporter.stats
+        failed = [report for kind in ("failed", "error") for report in stats.get(kind, ())]
+        config.cache.set(again.KEY, {report.nodeid: _why(report) for report in failed})
+
+
+def _why(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """The line that says it, as a person reads it first."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = str(crash.message if crash is not None else report.longrepr).strip().splitlines() or ["it says nothing"]
+    return said[0][:200]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -39,8 +39,8 @@ from covey.version import VERSION
 from plugins.base import Command
 from plugins.views import ErrorView
 
-BODY_BYTES_MAX = 1 << 20
-"""Longest request body: a submitted environment is a few kilobytes, a control frame's limit is the same."""
+BODY_BYTES_MAX = 4 << 20
+"""Longest request body: the longest command and environment (`covey.carried`), as JSON with its escapes."""
 TCP_CONNECTIONS_MAX = 128
 """Open at the same time on TCP, idle ones included; one beyond that is closed at once, so that clients cannot use up
 the agent's file descriptors."""

@@ -18,12 +18,12 @@ from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import may_be_lost
 from agent.jobs.supervision import (
     HealRank,
-    JoinRanks,
     RanksStatus,
     Renewed,
     SupervisorState,
     decoder,
     end_marked,
+    joining_frames,
     read_state,
 )
 from covey import checked
@@ -80,7 +80,8 @@ class Following:
         epoch.record, epoch.joining, epoch.may_be_lost = record, True, False
         if epoch.stream is not None and epoch.joins:
             with contextlib.suppress(ConnectionError):
-                await epoch.stream.write(pack(JoinRanks(self._launching.joins(record))))
+                for frame in joining_frames(self._launching.joins(record)):
+                    await epoch.stream.write(frame)
 
     async def follow(self, key: Key, epoch: Epoch) -> bool:
         """Until its end is known. The supervisor may be booting, alive, gone with its last state on disk, or dead. A
@@ -188,7 +189,8 @@ class Following:
                     if heard.joins and not epoch.joins:
                         epoch.joins = True
                         if epoch.record.joined:
-                            await stream.write(pack(JoinRanks(self._launching.joins(epoch.record))))
+                            for frame in joining_frames(self._launching.joins(epoch.record)):
+                                await stream.write(frame)
                     await self._heard(key, epoch, heard.state)
                     if heard.pauses:
                         self._tell_heals(key, epoch)

@@ -79,7 +79,7 @@ def environment(
     gpus = NO_GPUS if cores else _gpus(spec, rank, hide_gpus)
     beside = _beside_others(spec, rank, gpu_bytes)
     chosen = {name: value for name, value in spec.env.items() if name not in NEVER_CHOSEN}
-    return {**UNLESS_SET, **beside, **threads, **chosen, **carried, **_attached(spec), **gpus}
+    return {**UNLESS_SET, **beside, **threads, **chosen, "PWD": spec.cwd, **carried, **_attached(spec), **gpus}
 
 
 def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str, str]:

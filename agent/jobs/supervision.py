@@ -1,13 +1,14 @@
 """The frames between an agent and the supervisors of its host's ranks, and the files that both use."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from covey import checked
 from covey.core import JobId
+from covey.frames import FRAME_BYTES_MAX, pack
 from covey.ports import Address, Command, Env, ProcessId
 from plugins.base import RankLease
 
@@ -18,6 +19,9 @@ DISK_RETRY_S = 1.0
 READS_MAX = 5
 UNKNOWN = 255
 """Exit status of a rank whose real one is lost; the reason says so."""
+
+JOINING_BYTES = FRAME_BYTES_MAX - 1024
+"""Of ranks that join, in one frame."""
 
 INCARNATION = "COVEY_INCARNATION"
 
@@ -197,6 +201,21 @@ class Marked(Protocol):
 
 MARKS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
 """Variables that only the ranks of one epoch, and what they start, hold together."""
+
+
+def joining_frames(starts: Sequence[RankStart]) -> list[bytes]:
+    """`JoinRanks` for all of these, in as many frames as they need: each has the whole environment of its rank."""
+    frames: list[bytes] = []
+    batch: list[RankStart] = []
+    room = JOINING_BYTES
+    for start in starts:
+        size = len(msgspec.msgpack.encode(start))
+        if batch and size > room:
+            frames.append(pack(JoinRanks(tuple(batch))))
+            batch, room = [], JOINING_BYTES
+        batch.append(start)
+        room -= size
+    return [*frames, pack(JoinRanks(tuple(batch)))]
 
 
 async def end_marked(env: Env, variables: Mapping[str, str], spare: Collection[ProcessId] = ()) -> int:

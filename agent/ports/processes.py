@@ -26,10 +26,12 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from agent.ports import held_back
+from agent.ports.inheritance import NOT_INHERITED, make_ordinary
 from agent.ports.procfs import environment, is_alive, is_ours, live_ticks, pids, start_ticks, stat
 from agent.ports.shims import DetachedProcess, KeptProcess, signal_catchers, signal_group, start_waiting
 from agent.ports.shims import resume as kept_resume
 from agent.ports.shims import start as kept_start
+from covey.carried import for_process, for_processes
 from covey.ports import Command, Process, ProcessId, WaitingProcess
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -40,9 +42,6 @@ SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 """Of its rank's variables a shim gets those by which it is found, and what an interpreter may need to start."""
 RACK_MARK = "COVEY_RACK"
 """By which covey-rack finds what it started and whatever that started: a shim has it from us, not from its rank."""
-NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
-"""systemd's variables for the agent, not for its programs."""
-
 LOADED_FD = "COVEY_LOADED_FD"
 """File descriptor of a pipe through which a program tells that its code is loaded."""
 
@@ -179,16 +178,16 @@ class RealProcesses:
         output = _open_output(command.output)
         try:
             started = DetachedProcess(
-                command.argv,
-                cwd=command.cwd,
-                env=command.env,
+                [for_process(each) for each in command.argv],
+                cwd=for_process(command.cwd),
+                env=for_processes(command.env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
                 close_fds=True,
             )
-            _make_ordinary(started.pid)
+            make_ordinary(started.pid, started.pid)
             return self._child(started)
         except ValueError as error:  # a NUL byte in an argument, '=' in the name of a variable
             raise OSError(f"cannot start {command.argv[0]!r}: {error}") from error
@@ -200,7 +199,7 @@ class RealProcesses:
 
     def _marks(self, command: Command) -> dict[str, str]:
         """The environment of a shim, by which it is found."""
-        marks = {name: command.env[name] for name in SHIM_KEEPS if name in command.env}
+        marks = {name: for_process(command.env[name]) for name in SHIM_KEEPS if name in command.env}
         return marks | {name: os.environ[name] for name in (RACK_MARK,) if name in os.environ}
 
     async def _start_kept(self, command: Command) -> Process:
@@ -384,18 +383,6 @@ class RealProcesses:
             pid, _ = os.waitpid(stray.pid, os.WNOHANG)
             return pid != 0
         return False
-
-
-def _make_ordinary(pid: int) -> None:
-    """The agent runs before others and is killed last (systemd/covey.service); what it starts for users does not."""
-    with contextlib.suppress(OSError):  # it may have ended already
-        if os.getpriority(os.PRIO_PROCESS, pid) < 0:
-            os.setpriority(os.PRIO_PROCESS, pid, 0)
-        path = f"/proc/{pid}/oom_score_adj"
-        with open(path, "r+") as score:
-            if int(score.read()) < 0:
-                score.seek(0)
-                score.write("0")
 
 
 def _pid(process: ProcessId) -> int:

@@ -24,7 +24,8 @@ that socket, and from there on it is a rank like any other. Its shim ends it onc
 
     keeper -- marshal: run, output, limit_bytes, cores, given --> shim -- "warm" or why not, then "taken" --> keeper
 
-Run as a script of its own, without site and without anything of ours: it starts in some 20 ms of CPU and 10 MB.
+Run as a script of its own, without site and with one small module of ours, which says what a rank inherits
+(`agent/ports/inheritance.py`): it starts in some 20 ms of CPU and 10 MB.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ import zlib
 
 # Neither `signal` nor `typing` at run time: what they import takes longer than all the rest of the start.
 from _signal import (  # type: ignore[import-not-found]
-    SIG_DFL,
     SIG_IGN,
     SIGCHLD,
     SIGHUP,
     SIGINT,
     SIGKILL,
-    SIGPIPE,
     SIGTERM,
-    SIGXFSZ,
     set_wakeup_fd,
     signal,
 )
+
+if not __package__:  # a script of its own: what it shares with the agent lies beside it
+    sys.path.append(__file__.rsplit("/", 3)[0])
+from agent.ports.inheritance import UMASK, begin_anew, umask_of, unblock_signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,11 +71,11 @@ LINE_BYTES = 200
 WRITE_TRIES, RETRY_MS = 30, 1000
 """How often, and how far apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
+AT_FAULT_MAX = 2048
+"""Characters of what is at fault, in words: they fit into a pipe at once."""
 SPARE = "COVEY_SPARE"
 """In a spare's environment: the descriptors by which it hears what it is, and says that it waits."""
 SPARE_LINE_BYTES = 4096
-UMASK = "COVEY_UMASK"
-"""In a rank's environment: octal, of whoever submitted it. The agent's own keeps its state from everybody else."""
 LENGTH_BYTES = 8
 GOES_FIRST, ORDINARY = 800, 0
 """oom_score_adj of what is of use to nobody's work yet, and of a rank."""
@@ -206,17 +208,14 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
             for file in spare:
                 os.set_inheritable(file, True)
             config["env"][SPARE] = f"{spare[0]},{spare[1]}"
-        make_ordinary()
+        begin_anew()
         if spare is not None:
             score("self", GOES_FIRST)
         null = os.open("/dev/null", os.O_RDONLY)
         for target, source in ((0, null), (1, output), (2, output)):
             os.dup2(source, target)
-        for number in (SIGPIPE, SIGXFSZ, SIGTERM, SIGINT, SIGHUP, SIGCHLD):
-            signal(number, SIG_DFL)
-        if mask := config["env"].get(UMASK):
-            at_fault = UMASK
-            os.umask(int(mask, 8))
+        at_fault = UMASK
+        os.umask(umask_of(config["env"]))
         if config["cores"]:
             at_fault = f"cores {config['cores']}"
             os.sched_setaffinity(0, config["cores"])
@@ -227,23 +226,10 @@ def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tu
         at_fault = config["argv"][0]
         os.execvpe(at_fault, config["argv"], config["env"])
     except OSError as error:
-        os.write(trouble, f"{error.errno} {at_fault}".encode())
+        os.write(trouble, f"{error.errno} {at_fault[:AT_FAULT_MAX]}".encode(errors="surrogateescape"))
     except ValueError as error:
-        os.write(trouble, f"{errno.EINVAL} {at_fault}: {error}".encode())
+        os.write(trouble, f"{errno.EINVAL} {at_fault[:AT_FAULT_MAX]}: {error}".encode(errors="replace"))
     os._exit(127)
-
-
-def make_ordinary() -> None:
-    """The agent runs before others and is killed last (systemd/covey.service); what it starts for users does not."""
-    try:
-        if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-            os.setpriority(os.PRIO_PROCESS, 0, 0)
-        with open("/proc/self/oom_score_adj", "r+") as file:
-            if int(file.read()) < 0:
-                file.seek(0)
-                file.write("0")
-    except OSError:
-        return
 
 
 def hold_back() -> None:
@@ -463,6 +449,7 @@ def main() -> None:
     with open(0, "rb", closefd=False) as given:
         config: dict[str, Any] = marshal.load(given)  # noqa: S302  our own parent's
     os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    unblock_signals()
     for number in (SIGTERM, SIGINT, SIGHUP):
         signal(number, SIG_IGN)  # it ends when its rank does
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

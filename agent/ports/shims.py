@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from agent.ports import procfs, shim
 from agent.ports.procfs import is_alive
+from covey.carried import for_process, for_processes
 from covey.ports import Command, ProcessId
 
 EXIT_POLL_S = 0.01
@@ -167,9 +168,9 @@ async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[
 def _config(command: Command) -> dict[str, object]:
     """What a shim goes by; `Command` in its words."""
     return {
-        "argv": list(command.argv),
-        "cwd": command.cwd,
-        "env": dict(command.env),
+        "argv": [for_process(each) for each in command.argv],
+        "cwd": for_process(command.cwd),
+        "env": for_processes(command.env),
         "output": command.output,
         "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
         "run": command.run,
@@ -230,7 +231,7 @@ class SpareProcess:
         return line.decode(errors="replace")
 
     async def become(self, command: Command) -> None:
-        given = json.dumps(command.env).encode()
+        given = json.dumps(for_processes(command.env)).encode()
         said = marshal.dumps(
             {**_config(command), "given": len(given).to_bytes(shim.LENGTH_BYTES, "little") + given},
         )

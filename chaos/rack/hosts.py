@@ -12,6 +12,7 @@ Names of all hosts stand in every /etc/hosts. Packets between two hosts vanish (
 the neighbour table of the sender, so that the sender is told nothing, as when a switch loses them.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from typing import ClassVar
 
 NOWHERE = "02:00:00:00:00:fe"
 """A hardware address that no host has."""
-INIT = Path(__file__).with_name("init.py")
+INIT, GUARD = Path(__file__).with_name("init.py"), Path(__file__).with_name("guard.py")
 COMMANDS = ("unshare", "nsenter", "ip", "mount")
 START_S = 20.0
 
@@ -140,11 +141,13 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+        self.lab.guarded(self.init.pid)
         assert self.init.stdout is not None
         assert self.init.stderr is not None
         if self.init.stdout.readline() != b"up\n":
             raise NoLaboratory(f"{self.name}: {self.init.stderr.read().decode(errors='replace').strip()}")
         self.init_pid = _only_child(self.init.pid)
+        self.lab.guarded(self.init_pid)
         for at, network in enumerate(self.networks):
             port = f"h{self.number}n{at}"
             _tried([*self.lab.inside(), "ip", "link", "del", port])  # the kernel may still be taking the old one apart
@@ -191,6 +194,7 @@ class Host:
                 start_new_session=True,
             )
             self.started.append(process)
+            self.lab.guarded(process.pid)
             return process
         finally:
             if out is not None:
@@ -273,7 +277,8 @@ class Host:
 
 
 class Laboratory:
-    """A switch and its hosts; use it with `with`. Nothing of it is left at the end, nor when the driver is killed."""
+    """A switch and its hosts; use it with `with`. Nothing of it is left at the end, nor when the driver is killed
+    (`guard.py`)."""
 
     def __init__(
         self,
@@ -288,6 +293,7 @@ class Laboratory:
         self.folder = Path(tempfile.mkdtemp(prefix="covey-lab-"))
         self.networks, self.default_route, self.disk = tuple(networks), default_route, disk
         self._switch: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._pid = 0
         self.hosts: dict[str, Host] = {}
         for number in range(1, hosts + 1):
@@ -308,6 +314,16 @@ class Laboratory:
     def _build(self) -> None:
         if trouble := why_not():
             raise NoLaboratory(trouble)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(GUARD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            start_new_session=True,
+        )
+        assert self._guard.stdout is not None
+        self._guard.stdout.readline()
+        self._tell(f"folder {self.folder}")
         self._switch = subprocess.Popen(
             [
                 *("unshare", *_new_user(), "--net", "--mount", "--fork", "--kill-child", "--propagation", "private"),
@@ -316,6 +332,7 @@ class Laboratory:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        self.guarded(self._switch.pid)
         assert self._switch.stdout is not None
         self._switch.stdout.readline()
         self._pid = _only_child(self._switch.pid)
@@ -346,6 +363,20 @@ class Laboratory:
                     stream.close()
             self._switch = None
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._guard is not None:
+            self._tell("done")
+            self._guard.communicate()
+            self._guard = None
+
+    def guarded(self, pid: int) -> None:
+        """This process ends with the driver."""
+        self._tell(f"pid {pid}")
+
+    def _tell(self, line: str) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # somebody killed it
+                self._guard.stdin.write(f"{line}\n".encode())
+                self._guard.stdin.flush()
 
     def inside(self) -> list[str]:
         return ["nsenter", "--target", str(self._pid), *_old_user(), "--net", "--mount"]

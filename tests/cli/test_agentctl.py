@@ -319,9 +319,9 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
 @pytest.mark.parametrize(
     ("words", "what", "next_step"),
     [
-        ("hots", "no word 'hots'", "agentctl hosts"),
-        ("nodes", "no word 'nodes'", "agentctl hosts"),
-        ("run", "no word 'run'", "agentctl submit"),
+        ("hots", "no command 'hots'", "agentctl hosts"),
+        ("nodes", "no command 'nodes'", "agentctl hosts"),
+        ("run", "no command 'run'", "agentctl submit"),
         ("jobs --al", "no flag --al", "--all"),
         ("hosts --jsno", "no flag --jsno", "--json"),
         ("hosts gpu1", "invalid choice: 'gpu1'", "--help"),
@@ -339,6 +339,16 @@ def test_a_seed_that_is_not_known_is_named_by_status(run: Run, agent: FakeAgent)
         ("submit --lr 3 -- python", "no flag --lr", "after a lone --"),
         ("submit --env X -- python", "--env 'X'", "KEY=VAL"),
         ("submit --time soon -- python", "--time soon", "--help"),
+        ("submit --time 120 -- python", "--time 120 has no unit", "--time 120min, or --time 120s"),
+        ("submit --hang 1.5 -- python", "--hang 1.5 has no unit", "--hang 1.5min"),
+        ("submit --time 2:00:00 -- python", "--time 2:00:00 cannot be used", "--time 7200s"),
+        ("submit --time 1-12:30 -- python", "--time 1-12:30 cannot be used", "--time 131400s"),
+        ("drain gpu1", "no command 'drain'", "agentctl hosts drain HOST"),
+        ("frobnicate", "no command 'frobnicate'", "agentctl --help"),
+        ("submit --mem 8G -- python", "no flag --mem", "--gpu-memory 8GiB"),
+        ("submit --after j1 -- python", "no flag --after", "agentctl wait ID && agentctl submit"),
+        ("submit --frob 1 -- python", "no flag --frob", "agentctl submit --help"),
+        ("logs j1 --tail 5", "no flag --tail", "| tail -n N"),
         ("submit --class best -- python", "invalid choice", "--help"),
         ("submit --nodes 2 --workers 4 -- python", "--nodes and --workers", "leave one of them out"),
         ("submit --nodes 2 --pack any -- python", "--nodes and --pack", "leave one of them out"),
@@ -421,6 +431,7 @@ def test_submit_carries_command_directory_and_environment(
     monkeypatch.setenv("COVEY_TOKEN", "secret")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/ssh")
     monkeypatch.setenv("ODD", "\udcff")
+    monkeypatch.setenv("BASH_FUNC_module%%", "() { echo; }")
     words = "submit --name n --workers 4 --gpus 2 --tenant ann --class auto --env A=b=c --time 2h --grace 5s --cwd sub"
     code, out, _ = run(*words.split(), "--", "python", "x.py", "--lr", "3")
     assert (code, out) == (0, "j1 queued: 2nd in queue 0\n")
@@ -438,7 +449,8 @@ def test_submit_carries_command_directory_and_environment(
         "grace_s": 5.0,
     }
     assert (env["VIRTUAL_ENV"], env["A"]) == ("/venv", "b=c")
-    assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK", "ODD"} & set(env)
+    assert (env["ODD"], env["BASH_FUNC_module%%"]) == ("\x00ff", "() { echo; }")
+    assert not {"RANK", "COVEY_TOKEN", "COVEY_AGENT", "SSH_AUTH_SOCK"} & set(env)
     assert len(key) >= 16
 
 

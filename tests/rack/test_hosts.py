@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from chaos.rack.agents import AgentRack
+from chaos.rack.booted import why_not_booted
+from chaos.rack.guard import group_roots, groups_below, started
 from chaos.rack.hosts import IPV4, IPV6, SECOND, Laboratory, Network, why_not
 
 pytestmark = [
@@ -135,3 +137,44 @@ def train_with_several_owners(rack: AgentRack) -> None:
 
 def hosts_address(address: str) -> str:
     return f"[{address}]:7946" if ":" in address else f"{address}:7946"
+
+
+KILLED = """
+import os, signal, sys, time
+from chaos.rack.booted import BootedHost
+from chaos.rack.guard import started
+from chaos.rack.hosts import Host, Laboratory
+
+lab = Laboratory(2, kind={"booted": BootedHost, "plain": Host}[sys.argv[1]])
+lab.__enter__()
+host = lab.hosts["gpu1"]
+entered = [host.popen(["sleep", "600"]) for _ in range(2)]
+while len(sleeping := [pid for pid, line in host.processes().items() if "sleep 600" in line]) < 2:
+    time.sleep(0.01)
+os.kill(sleeping[0], signal.SIGSTOP)
+pids = [lab._guard.pid, lab._switch.pid, *sleeping, *(process.pid for process in entered)]
+pids += [pid for each in lab.hosts.values() for pid in (each.init.pid, each.init_pid, *each.processes())]
+print(lab.folder, *(f"{pid}:{started(pid)}" for pid in pids), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("kind", ["plain", pytest.param("booted", marks=pytest.mark.long)])
+def test_nothing_of_a_laboratory_outlives_a_killed_driver(kind: str) -> None:
+    """Hosts, what entered them (one is stopped, and its nsenter with it), control groups and folders."""
+    if kind == "booted" and (trouble := why_not_booted()):
+        pytest.skip(trouble)
+    driver = subprocess.run([sys.executable, "-c", KILLED, kind], capture_output=True, text=True, check=False)
+    assert driver.returncode == -signal.SIGKILL, driver.stderr
+    folder, *pids = driver.stdout.split()
+    assert len(pids) >= 10
+
+    def left() -> list[str]:
+        found = [pid for pid in pids if pid == f"{(number := int(pid.partition(':')[0]))}:{started(number)}"]
+        found += [path for root in group_roots() for path in groups_below(root, Path(folder).name)]
+        return found + [folder] * Path(folder).exists()
+
+    until_s = time.monotonic() + 30
+    while left() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not left()

@@ -310,6 +310,26 @@ def test_only_a_requeued_job_waits_from_its_first_attempt() -> None:
     assert again.waited_s() == 2340, "it ran for a minute"
 
 
+@pytest.mark.parametrize("again", [DAY + "10:15:00", DAY + "10:00:00"], ids=["submitted again", "one submission"])
+def test_a_job_that_was_resized_keeps_its_first_part(again: str) -> None:
+    """4 GPUs for 600 s, 8 for 300 s, then 2 for 900 s: it waited once."""
+    parts = (
+        raw("1", "RESIZING", end=DAY + "10:15:00", ran="600", alloc="gres/gpu=4"),
+        raw("1", "RESIZING", again, start=DAY + "10:15:00", end=DAY + "10:20:00", ran="300", alloc="gres/gpu=8"),
+        raw("1", "COMPLETED", again, start=DAY + "10:20:00", end=DAY + "10:35:00", ran="900", alloc="gres/gpu=2"),
+    )
+    read = read_raw(*parts, parts[0])
+    (job,) = read.jobs
+    assert read.counts == {"kept": 1, "resized": 2, "repeated": 1}
+    assert job.gpus * job.ran_s == 4 * 600 + 8 * 300 + 2 * 900 and job.waited_s() == 300
+    assert [(run.gpus, run.ran_s) for run in job.runs()] == [(4, 600), (8, 300), (2, 900)]
+
+
+def test_a_job_that_is_being_resized_still_runs() -> None:
+    read = read_raw(raw("1", "RESIZING"), raw("2"), raw("3", "RESIZING", end=DAY + "10:15:00", ran="600"))
+    assert [job.id for job in read.jobs] == ["2"] and read.counts == {"kept": 1, "still running": 2}
+
+
 def test_a_job_whose_last_attempt_still_runs_or_waits_is_not_over() -> None:
     read = read_raw(
         raw("1", "NODE_FAIL"), raw("1", "PENDING", submit=DAY + "11:05:00", start="Unknown", ran="0"), raw("2")

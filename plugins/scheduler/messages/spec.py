@@ -13,11 +13,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from covey.carried import (
+    ARGUMENTS_MAX,
+    NAME_CHARACTERS_MAX,
+    STRING_BYTES_MAX,
+    TEXT,
+    VARIABLES_MAX,
+    argv_excess,
+    env_excess,
+    for_people,
+)
 from covey.core import HostId
-
-SPEC_BYTES_MAX = 64 * 1024
-"""Longest encoded spec, its environment among it, bytes. All but the environment is kept by every host while the job
-lives."""
 
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
@@ -35,9 +41,9 @@ Pack = Literal["few", "host", "any", "apart"]
 (`policy/place.py`)."""
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
-Argument = Annotated[str, Meta(pattern=r"^[^\x00\ud800-\udfff]*$", max_length=32768)]
-"""Text that a process can be given: no NUL, and nothing that UTF-8 cannot carry."""
-Variable = Annotated[str, Meta(pattern=r"^[^=\x00\ud800-\udfff]+$", max_length=256)]
+Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
+"""What a process can be given, as `covey.carried` writes it: each byte has at most three characters."""
+Variable = Annotated[str, Meta(pattern=f"^(?:(?!=){TEXT})+$", max_length=3 * NAME_CHARACTERS_MAX)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 """What makes a submission idempotent: the same key twice is one job."""
 
@@ -73,9 +79,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     job_class: JobClass = "guaranteed"
     workers: Annotated[int, Meta(ge=1, le=4096)] = 1
     gpus_per_worker: Annotated[int, Meta(ge=0, le=64)] = 1
-    argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=4096)]
-    cwd: Annotated[str, Meta(pattern=r"^/[^\x00\ud800-\udfff]*$", max_length=4096)] = "/"
-    env: Annotated[dict[Variable, Argument], Meta(max_length=1024)] = {}
+    argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=ARGUMENTS_MAX)]
+    cwd: Annotated[str, Meta(pattern=f"^/{TEXT}*$", max_length=4096)] = "/"
+    env: Annotated[dict[Variable, Argument], Meta(max_length=VARIABLES_MAX)] = {}
     skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Bytes of the largest tensor over bytes of all tensors (NSDI'19 §3.2); over `packlimit` the gang is packed. 0: as
     seen when a job of this name ran before."""
@@ -139,14 +145,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
             why = f"they replace single ranks, and with on_lost = {checked['on_lost']!r} none is replaced alone"
             raise SpecError("spares", "this job can have no spares", why, 'leave spares out, or set on_lost = "heal"')
         checked.setdefault("name", name_of(checked["argv"]))
-        spec = msgspec.convert(checked, cls)
-        size = len(msgspec.msgpack.encode(spec))
-        if size > SPEC_BYTES_MAX:
-            why = f"it takes {size} bytes and at most {SPEC_BYTES_MAX} are accepted"
-            raise SpecError(
-                "env", "the job is too large", why, "carry fewer variables in env, or read them from a file"
-            )
-        return spec
+        return msgspec.convert(checked, cls)
 
 
 EXPECTED: dict[str, str] = {
@@ -155,22 +154,22 @@ EXPECTED: dict[str, str] = {
     "class": "one of guaranteed, auto, opportunistic",
     "workers": "a whole number from 1 to 4096",
     "gpus_per_worker": "a whole number from 0 to 64",
-    "argv": "a list of 1 to 4096 strings, the program first",
+    "argv": f"a list of 1 to {ARGUMENTS_MAX} strings, the program first",
     "cwd": "an absolute path of at most 4096 characters",
-    "env": "an object of at most 1024 strings, without '=' in a name",
+    "env": f"an object of at most {VARIABLES_MAX} strings, without '=' in a name",
     "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
-    "time_limit_s": "a number of seconds over 0, or nothing for no limit",
+    "time_limit_s": "a number of seconds over 0, at most 1000000000, or nothing for no limit",
     "grace_s": "a number of seconds from 0 to 3600",
     "pack": "one of few, host, any, apart",
     "on_lost": "one of heal, restart, keep",
-    "hang_s": "a number of seconds from 1, or nothing for no limit",
+    "hang_s": "a number of seconds from 1 to 1000000000, or nothing for no limit",
     "spares": "a whole number from 0 to 64",
     "retries": "a whole number from 0 to 1000000",
     "retries_lost": "a whole number from 0 to 1000000",
     "retries_again": "a whole number from 0 to 1000000",
     "retries_preempted": "a whole number from 0 to 1000000, or nothing for no limit",
-    "gpu_memory": "a whole number of bytes from 0, where 0 says nothing",
-    "remote_memory": "a whole number of bytes from 0, where 0 is no limit",
+    "gpu_memory": "a whole number of bytes from 0 to 9007199254740992 (8 PiB), where 0 says nothing",
+    "remote_memory": "a whole number of bytes from 0 to 9007199254740992 (8 PiB), where 0 is no limit",
     "bind_gpus": "true or false",
     "attach": "true or false",
 }
@@ -180,6 +179,8 @@ _TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.str
 def _checked(name: str, value: Any) -> Any:
     if name in ("time_limit_s", "grace_s", "hang_s", "skew") and isinstance(value, float) and value != value:
         raise _wrong(name, value, EXPECTED[name])
+    if name in ("argv", "env"):
+        _fits_a_process(name, value)
     try:
         return msgspec.to_builtins(msgspec.convert(value, _TYPES[name]))
     except (msgspec.ValidationError, RecursionError) as error:
@@ -193,6 +194,39 @@ def _wrong(name: str, value: Any, expected: str) -> SpecError:
         shown = "nested so deeply"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return SpecError(name, f"{name} cannot be {shown}", f"expected {expected}", f"correct {name} and submit again")
+
+
+def _fits_a_process(name: str, value: Any) -> None:
+    """SpecError names the argument or the variable that Linux does not take, or that is too large, and its size."""
+    if name == "argv" and isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        for place, each in enumerate(value):
+            if not _TEXT.fullmatch(each):
+                raise SpecError("argv", f"argument {place} cannot be {_short(each)}", NO_TEXT, TEXT_NEXT)
+        if excess := argv_excess(value):
+            raise SpecError("argv", *excess, "put what is long into a file, and give the job the file's name")
+    if name == "env" and isinstance(value, Mapping):
+        for variable, content in value.items():
+            if not (isinstance(variable, str) and isinstance(content, str)):
+                why = f"a variable is a text, and this is a {type(content).__name__}"
+                raise SpecError("env", f"variable {_short(variable)} cannot be carried", why, "write it in quotes")
+            if not variable or "=" in variable or not _TEXT.fullmatch(variable):
+                why = "a name is text of at least one character, without '=' and NUL"
+                raise SpecError("env", f"no variable can have the name {_short(variable)}", why, "give it another name")
+            if not _TEXT.fullmatch(content):
+                raise SpecError("env", f"variable {for_people(variable)} cannot be carried", NO_TEXT, TEXT_NEXT)
+        if excess := env_excess(value):
+            next = "leave variables out (env -u NAME agentctl submit ..., or --no-env), or read long ones from a file"
+            raise SpecError("env", *excess, next)
+
+
+_TEXT = re.compile(f"{TEXT}*")
+NO_TEXT = "it has a NUL, or half of a pair of UTF-16, and no process can be given these"
+TEXT_NEXT = "write a byte that is no UTF-8 as NUL and its two hexadecimal digits (covey/carried.py; agentctl does)"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def _unknown(name: Any) -> SpecError:

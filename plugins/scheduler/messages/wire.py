@@ -13,10 +13,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from covey.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core import HostId, JobId, Message
 from plugins.facts import StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
-from plugins.scheduler.messages.spec import SPEC_BYTES_MAX
 
 Uuid = Annotated[str, Meta(max_length=128)]
 GRANTS_MAX = 4096
@@ -27,7 +27,9 @@ Job = Annotated[JobId, Meta(max_length=63)]
 Age = Annotated[float, Meta(ge=0, le=1e9)]
 """Seconds."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
-SealedBytes = Annotated[bytes, Meta(max_length=SPEC_BYTES_MAX + 1024)]
+SEALED_BYTES_MAX = ENV_BYTES_MAX + 16 * VARIABLES_MAX
+"""Of an environment as it travels, with what msgpack needs for each variable and the seal."""
+SealedBytes = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
 
 
 class Reserve(Message, frozen=True, tag="Reserve"):

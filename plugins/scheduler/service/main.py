@@ -381,7 +381,9 @@ class SchedulerService(PluginService):
         jobs = list(self.queue.jobs.values()) if given.get("all") else self.queue.live()
         mine = {job.id: self.ranks.told_by.job_now(job.id) for job in jobs if job.placed and job.place_on(self.host.id)}
         return [
-            views.job_view(job, standing, age_s, seen, {self.host.id: mine[job.id]} if job.id in mine else None)
+            views.brief(
+                views.job_view(job, standing, age_s, seen, {self.host.id: mine[job.id]} if job.id in mine else None)
+            )
             for job in jobs
         ]
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import msgspec
 
+from covey.carried import for_people
 from covey.core import HostId, JobId
 from covey.errors import Refused
 from plugins.facts import GpusNow, HostView, StepTiming
@@ -27,6 +28,9 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of
 from plugins.scheduler.service import shared_gpus
 from plugins.views import BesideView, JobView, QuotaView, RankView
+
+ARGV_LISTED = 4096
+"""Characters of a job's command in a list of jobs."""
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -263,8 +267,8 @@ def job_view(
         reason=_reason(job, standing, away, seen.leads),
         workers=job.spec.workers,
         gpus=job.spec.gpus,
-        argv=job.spec.argv,
-        cwd=job.spec.cwd,
+        argv=tuple(map(for_people, job.spec.argv)),
+        cwd=for_people(job.spec.cwd),
         submitted_wall_s=job.submitted_wall_s,
         started_wall_s=job.started_wall_s,
         ended_wall_s=job.ended_wall_s,
@@ -298,6 +302,17 @@ def job_view(
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
     )
+
+
+def brief(view: JobView) -> JobView:
+    """The same in a list of jobs, where a long command is cut; `agentctl job` shows all of it."""
+    room, kept = ARGV_LISTED, []
+    for word in view.argv:
+        kept.append(word if len(word) <= room else f"{word[: max(0, room)]}...")
+        room -= len(word)
+        if room <= 0:
+            break
+    return view if len(kept) == len(view.argv) and room >= 0 else msgspec.structs.replace(view, argv=tuple(kept))
 
 
 def _hang_unseen(job: Job, now: Sequence[JobNowAnswer]) -> str:

@@ -22,12 +22,14 @@ from agent.jobs.supervision import (
     UNKNOWN,
     Extend,
     ForgetRanks,
+    JoinRanks,
     RanksStatus,
     RankStart,
     StopRanks,
     SupervisorConfig,
     SupervisorState,
     decoder,
+    joining_frames,
     read_state,
 )
 from agent.jobs.supervisor import NOTICE_S
@@ -650,3 +652,14 @@ def test_a_damaged_state_file_or_frame_is_never_a_crash(attack: bytes | int) -> 
     except FrameError:
         return
     assert isinstance(frame, RanksStatus | StopRanks | Extend | ForgetRanks)
+
+
+@pytest.mark.parametrize(("ranks", "frames"), [(1, 1), (8, 1), (64, 7), (0, 1)])
+def test_ranks_that_join_come_in_as_many_frames_as_they_need(ranks: int, frames: int) -> None:
+    """64 ranks with an environment of 100 KB each are six times as much as a frame holds."""
+    env = {"MODULES": "x" * 100_000}
+    starts = [RankStart(n, Command(argv=("train",), cwd="/", env=env, output="/log")) for n in range(ranks)]
+    made = joining_frames(starts)
+    heard = [unpack(frame[4:], decoder) for frame in made]
+    assert [rank for frame in heard if isinstance(frame, JoinRanks) for rank in frame.ranks] == starts
+    assert len(made) == frames

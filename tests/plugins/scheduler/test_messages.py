@@ -1,18 +1,23 @@
 """What people ask is checked once and well; what comes off a wire or a log is bounded, whatever it is."""
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent.envelope import ENVELOPE_BYTES_MAX
+from agent.raft.messages import COMMAND_BYTES_MAX
+from covey.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.machine.parts import Hold
 from plugins.scheduler.messages import commands, wire
-from plugins.scheduler.messages.spec import EXPECTED, SPEC_BYTES_MAX, JobSpec, SpecError, name_of
+from plugins.scheduler.messages.commands import Submitted
+from plugins.scheduler.messages.spec import EXPECTED, JobSpec, SealedEnv, SpecError, name_of
+from plugins.scheduler.messages.wire import SEALED_BYTES_MAX
 
 GOOD: dict[str, Any] = {
     "name": "digits",
@@ -65,11 +70,9 @@ def test_only_a_command_is_needed_and_the_name_comes_from_it() -> None:
     [
         ("name", "Ümlaut"), ("name", ""), ("name", "a" * 64), ("tenant", "../etc"), ("tenant", 3), ("class", "best"),
         ("workers", 0), ("workers", 4097), ("workers", "4"), ("workers", True), ("workers", 1.5),
-        ("gpus_per_worker", -1), ("gpus_per_worker", 65), ("argv", []), ("argv", "train"), ("argv", ["a\0b"]),
-        ("argv", ["\ud800"]),
-        ("argv", ["x"] * 4097), ("cwd", "here"), ("cwd", "/\0"), ("cwd", "/\ud800"), ("argv", None),
-        ("env", {"A=B": "1"}), ("env", {"": "1"}),
-        ("env", {"A": 1}), ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
+        ("gpus_per_worker", -1), ("gpus_per_worker", 65), ("argv", []), ("argv", "train"),
+        ("cwd", "here"), ("cwd", "/\0"), ("cwd", "/\ud800"), ("argv", None),
+        ("env", ["A"]), ("skew", -0.1), ("skew", 1.1), ("skew", float("nan")),
         ("time_limit_s", 0), ("time_limit_s", float("nan")), ("time_limit_s", float("inf")), ("grace_s", -1),
         ("grace_s", float("nan")), ("hang_s", 0), ("hang_s", float("nan")),
         ("grace_s", 10**9), ("bind_gpus", 1), ("remote_memory", -1), ("remote_memory", "8GiB"), ("pack", "all"),
@@ -95,9 +98,63 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
     assert caught.value.next.startswith("use one of argv, attach, bind_gpus, class, cwd")
 
 
-def test_a_job_that_carries_too_much_is_refused() -> None:
-    with pytest.raises(SpecError, match="too large"):
-        JobSpec.parse({**GOOD, "env": {f"V{n}": "x" * 1000 for n in range(SPEC_BYTES_MAX // 1000 + 1)}})
+@pytest.mark.parametrize(
+    ("field", "value", "what", "why"),
+    [
+        ("argv", ["python", "a\0b"], "argument 1 cannot be 'a\\x00b'", "NUL"),
+        ("argv", ["\ud800"], "argument 0 cannot be", "half of a pair of UTF-16"),
+        ("argv", ["x"] * 4097, "the command has 4,097 arguments", "at most 4,096"),
+        ("argv", ["a", "x" * 131_072], "argument 1 of the command has 131,072 bytes (128 KiB)", "131,071 bytes"),
+        ("argv", ["x" * 100_000] * 2, "the arguments have 200,000 bytes", "at most 196,608 bytes (192 KiB)"),
+        ("env", {"A=B": "1"}, "no variable can have the name 'A=B'", "without '='"),
+        ("env", {"": "1"}, "no variable can have the name ''", "at least one character"),
+        ("env", {"A": 1}, "variable 'A' cannot be carried", "this is a int"),
+        ("env", {"A": "\0"}, "variable A cannot be carried", "NUL"),
+        ("env", {"N" * 257: ""}, "NNN'... has 257 characters", "at most 256"),
+        ("env", {"BIG": "x" * 131_068}, "variable BIG has 131,072 bytes", "131,071 bytes (128.0 KiB)"),
+        ("env", {f"V{n}": "" for n in range(8193)}, "the environment has 8,193 variables", "at most 8,192"),
+        (
+            "env",
+            {"B": "x" * 90_000} | {f"V{n}": "x" * 50_000 for n in range(9)},
+            "the environment has 540,029 bytes (527.4 KiB)",
+            "the largest variables are B (90,002 bytes (87.9 KiB)), V0 (50,003 bytes",
+        ),
+    ],
+)
+def test_what_a_process_cannot_be_given_is_named_with_its_size(field: str, value: Any, what: str, why: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec.parse({**GOOD, field: value})
+    assert caught.value.field == field
+    assert what in caught.value.what and why in caught.value.why, (caught.value.what, caught.value.why)
+    assert len(caught.value.what) < 160 and len(caught.value.why) < 240 and caught.value.next
+
+
+def test_the_limits_of_every_field_stand_in_the_words_that_refuse_it() -> None:
+    """Whoever is told `expected ...` and obeys is not refused again."""
+    for field in msgspec.structs.fields(JobSpec):
+        meta = [found for found in _metas(field.type) if isinstance(found, msgspec.Meta)]
+        for bound in (number for found in meta for number in (found.ge, found.gt, found.le) if number is not None):
+            assert f"{bound:.0f}" in EXPECTED[field.encode_name], (field.encode_name, bound)
+
+
+def _metas(annotated: Any) -> list[Any]:
+    return [*getattr(annotated, "__metadata__", ()), *(m for part in get_args(annotated) for m in _metas(part))]
+
+
+def test_the_longest_job_fits_into_one_change_of_the_log_and_one_message() -> None:
+    argv = ["x" * 48 for _ in range(4096)]
+    assert sum(map(len, argv)) == ARGV_BYTES_MAX
+    spec = JobSpec.parse({**GOOD, "argv": argv, "cwd": "/" + "x" * 4095})
+    submitted = Submitted(
+        wall_s=0.0, key="k" * 64, spec=spec, env=SealedEnv("0" * 32, bytes(32), (HostId("h" * 63),) * 16)
+    )
+    assert len(msgspec.msgpack.encode(submitted)) < COMMAND_BYTES_MAX
+    with pytest.raises(SpecError):
+        JobSpec.parse({**GOOD, "argv": [*argv[:-1], "x" * 49]})
+    env = {f"{n:04}": "x" * 59 for n in range(VARIABLES_MAX)}
+    assert sum(len(name) + 1 + len(value) for name, value in env.items()) == ENV_BYTES_MAX
+    sealed = len(msgspec.msgpack.encode(JobSpec.parse({**GOOD, "env": env}).env)) + 16
+    assert sealed < SEALED_BYTES_MAX < ENVELOPE_BYTES_MAX - 4096
 
 
 def test_a_value_that_cannot_even_be_shown_is_a_spec_error() -> None:

@@ -1,0 +1,120 @@
+"""What people type who know Slurm, Kubernetes, Ray or `docker`, and the command here that does it.
+
+A hint is looked up by what a word means. A word that is in no table is taken for a slip only if it is nearly one that
+there is: a hint that does something else is worse than none.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+NEARLY = 0.75
+"""Likeness (`difflib`) from which on a word is a slip of another one: `hots` is, `drain` and `version` are not."""
+
+NOUNS = {
+    # hosts
+    "host": "hosts", "node": "hosts", "nodes": "hosts", "member": "hosts", "members": "hosts", "sinfo": "hosts",
+    "drain": "hosts drain HOST", "cordon": "hosts drain HOST", "evacuate": "hosts drain HOST",
+    "undrain": "hosts resume HOST", "uncordon": "hosts resume HOST", "resume": "hosts resume HOST",
+    "give-up": "hosts give-up HOST",
+    # GPUs
+    "gpu": "gpus", "nvidia-smi": "gpus", "smi": "gpus", "top": "gpus --watch", "watch": "gpus --watch",
+    # jobs
+    "ps": "jobs", "queue": "jobs", "squeue": "jobs", "sacct": "jobs -a", "history": "jobs -a", "list": "jobs",
+    "scontrol": "job ID", "sstat": "job ID", "inspect": "job ID", "show": "job ID", "get": "job ID",
+    "log": "logs ID", "output": "logs ID", "tail": "logs ID -f", "follow": "logs ID -f",
+    "explain": "why ID", "describe": "why ID", "events": "why ID", "sprio": "why ID", "reason": "why ID",
+    "run": "submit -- COMMAND", "sbatch": "submit -- COMMAND", "srun": "submit --follow -- COMMAND",
+    "salloc": "submit -- COMMAND", "launch": "submit -- COMMAND", "start": "submit -- COMMAND",
+    "create": "submit -- COMMAND", "apply": "submit -- COMMAND", "exec": "submit -- COMMAND",
+    "kill": "cancel ID", "delete": "cancel ID", "stop": "cancel ID", "scancel": "cancel ID", "abort": "cancel ID",
+    "rm": "cancel ID", "terminate": "cancel ID", "migrate": "move ID HOST",
+    # remote memory
+    "volume": "volumes", "lenders": "slabs", "swap": "memory attach --swap", "swapon": "memory attach --swap",
+    "swapoff": "memory detach", "export": "memory export VOLUME", "unexport": "memory unexport VOLUME",
+    "nbd": "memory export VOLUME", "mount": "attach VOLUME 64MiB", "umount": "detach VOLUME",
+    # the rack
+    "aggregators": "tensors", "agg": "tensors", "sums": "tensors", "info": "status", "ping": "status",
+    "health": "doctor", "check": "doctor", "diagnose": "doctor", "quotas": "quota", "limits": "quota",
+    "voter": "voters", "quorum": "voters", "election": "leader", "master": "leader",
+}  # fmt: skip
+"""A word in the place of a noun -> the command that does it, without `agentctl`."""
+
+SUBMIT_FLAGS = {
+    # how many, and where
+    "-n": "--workers N", "--ntasks": "--workers N", "--tasks": "--workers N", "--nproc-per-node": "--workers N",
+    "--nproc_per_node": "--workers N", "--ntasks-per-node": "--nodes N", "--num-workers": "--workers N",
+    "--replicas": "--workers N", "--np": "--workers N", "-N": "--nodes N", "--nnodes": "--nodes N",
+    "--num-nodes": "--nodes N", "-G": "--gpus N", "--gres": "--gpus N", "--num-gpus": "--gpus N",
+    "--gpus-per-task": "--gpus N", "--gpus-per-node": "--gpus N", "--gpus-per-worker": "--gpus N",
+    "--exclusive": "--gpus N    (a GPU is a job's alone, unless the hosts share theirs)",
+    "--contiguous": "--pack host", "--spread": "--pack any",
+    # how long, how often
+    "-t": "--time 2h", "--time-limit": "--time 2h", "--walltime": "--time 2h", "--max-time": "--time 2h",
+    "--requeue": "--retries N", "--max-retries": "--retries N", "--max-restarts": "--retries N",
+    "--restarts": "--retries N", "--kill-wait": "--grace 60s", "--grace-period": "--grace 60s",
+    "--signal": "--grace 60s    (SIGTERM comes first, and so much later SIGKILL)",
+    # memory
+    "--mem": "--gpu-memory 8GiB    (of each GPU; memory of the host is not asked for)",
+    "--memory": "--gpu-memory 8GiB    (of each GPU; memory of the host is not asked for)",
+    "--mem-per-gpu": "--gpu-memory 8GiB", "--mem-per-cpu": "--gpu-memory 8GiB    (of each GPU)",
+    "--vram": "--gpu-memory 8GiB",
+    # who, what, where from
+    "-J": "--name NAME", "--job-name": "--name NAME", "-A": "--tenant NAME", "--account": "--tenant NAME",
+    "--namespace": "--tenant NAME", "--project": "--tenant NAME", "--user": "--tenant NAME",
+    "--qos": "--class guaranteed", "--priority": "--class guaranteed", "-p": "--class guaranteed",
+    "--partition": "--class guaranteed", "--spot": "--class opportunistic", "--preemptible": "--class opportunistic",
+    "--scavenger": "--class opportunistic", "-D": "--cwd DIR", "--chdir": "--cwd DIR", "--workdir": "--cwd DIR",
+    "--working-dir": "--cwd DIR", "-e": "--env KEY=VAL", "--export": "--env KEY=VAL", "--env-vars": "--env KEY=VAL",
+    "-W": "--wait", "-f": "--follow", "--pty": "--follow", "-i": "--follow", "--interactive": "--follow",
+}  # fmt: skip
+"""A flag of another tool -> ours, as it is written."""
+OTHERWISE = {
+    "--after": "agentctl wait ID && agentctl submit ...    (one job after another)",
+    "--dependency": "agentctl wait ID && agentctl submit ...    (one job after another)",
+    "-d": "agentctl wait ID && agentctl submit ...    (one job after another)",
+    "--begin": "at TIME, or a timer of systemd, that calls agentctl submit ...",
+    "-a": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
+    "--array": "for n in $(seq 8); do agentctl submit --env N=$n -- ...; done",
+    "-o": "agentctl logs ID    (hosts keep what ranks write)",
+    "--output": "agentctl logs ID    (hosts keep what ranks write)",
+    "--error": "agentctl logs ID    (hosts keep what ranks write)",
+    "-w": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
+    "--nodelist": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
+    "-x": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
+    "--exclude": "agentctl hosts drain HOST    (hosts are not chosen by a job; one that is not wanted is drained)",
+    "-c": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
+    "--cpus-per-task": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
+    "--num-cpus": "leave it out: a rank has the cores of its host, or those of its devices made of cores",
+}
+"""Of `submit`: what there is no flag for, and how it is done."""
+FLAGS = {
+    "-o": "--json", "--output": "--json", "--format": "--json", "-v": "--debug", "--verbose": "--debug",
+    "--server": "--agent ADDRESS", "--address": "--agent ADDRESS", "-s": "--agent ADDRESS",
+    "--no-color": "--color never", "--no-colour": "--color never", "--colour": "--color auto",
+    "-t": "--timeout 30s", "--request-timeout": "--timeout 30s",
+}  # fmt: skip
+"""Of every command."""
+OF_NOUN = {
+    "logs": {"--tail": "agentctl logs ID | tail -n N", "-n": "agentctl logs ID | tail -n N",
+             "--lines": "agentctl logs ID | tail -n N", "--since": "agentctl why ID    (events have their time)"},
+    "jobs": {"--history": "--all", "--completed": "--all", "-u": "agentctl jobs    (tenants have a column)"},
+    "hosts": {"--force": "agentctl hosts give-up HOST", "--delete-emptydir-data": "--stop-jobs"},
+    "cancel": {"--signal": "agentctl cancel ID    (SIGTERM, and SIGKILL after --grace of the job)"},
+    "gpus": {"-l": "--watch", "--loop": "--watch"},
+}  # fmt: skip
+
+
+def for_noun(word: str, nouns: Iterable[str]) -> str:
+    """The command to type instead; empty when nothing is meant that there is."""
+    near = next(iter(get_close_matches(word, [*nouns, *NOUNS], 1, NEARLY)), None)
+    return NOUNS.get(word) or NOUNS.get(near or "", near or "")
+
+
+def for_flag(noun: str, flag: str, known: Iterable[str]) -> str:
+    """What to write instead of a flag that `noun` does not have; empty when nothing is known."""
+    tables = [OTHERWISE, SUBMIT_FLAGS] if noun == "submit" else [OF_NOUN.get(noun, {})]
+    for table in (*tables, FLAGS):
+        if flag in table:
+            return table[flag]
+    near = get_close_matches(flag, list(known), 1, NEARLY) if flag.startswith("--") else []
+    return f"did you mean {near[0]}?" if near else ""

@@ -1,0 +1,63 @@
+"""The hint of an error is the command that does it: each one is parsed, and means what was asked for."""
+
+import shlex
+
+import pytest
+
+from cli import hints
+from cli.client import AgentctlError
+from cli.main import NOUNS, parse
+
+EXAMPLES = {
+    "HOST": "gpu1", "ID": "j1", "VOLUME": "demo", "COMMAND": "true", "NAME": "ann", "N": "2", "DIR": "/tmp",
+    "KEY=VAL": "A=1", "ADDRESS": "127.0.0.1:8470",
+}  # fmt: skip
+
+
+def words(text: str) -> list[str]:
+    """What somebody types who follows the hint, without the remark in brackets."""
+    return [EXAMPLES.get(word, word) for word in shlex.split(text.partition("    (")[0])]
+
+
+@pytest.mark.parametrize("said", sorted(hints.NOUNS))
+def test_a_word_of_another_tool_is_answered_with_a_command_that_there_is(said: str) -> None:
+    assert said not in NOUNS, "it is a command here"
+    with pytest.raises(AgentctlError) as caught:
+        parse([said])
+    typed = words(caught.value.next)
+    assert typed[0] == "agentctl" and parse(typed[1:]).noun == typed[1]
+
+
+@pytest.mark.parametrize("said", sorted({*hints.SUBMIT_FLAGS, *hints.OTHERWISE}))
+def test_a_flag_of_another_tool_is_answered_with_what_does_it(said: str) -> None:
+    with pytest.raises(AgentctlError) as caught:
+        parse(["submit", said, "--", "true"])
+    assert caught.value.what == f"agentctl submit has no flag {said}"
+    if said in hints.SUBMIT_FLAGS:
+        parse(["submit", *words(hints.SUBMIT_FLAGS[said]), "--", "true"])
+        assert caught.value.next.startswith(hints.SUBMIT_FLAGS[said])
+
+
+@pytest.mark.parametrize(("noun", "said"), [(noun, said) for noun, flags in hints.OF_NOUN.items() for said in flags])
+def test_a_flag_of_another_noun_is_answered_too(noun: str, said: str) -> None:
+    hint = hints.OF_NOUN[noun][said]
+    words_of_noun = {"logs": ["j1"], "cancel": ["j1"]}.get(noun, [])
+    with pytest.raises(AgentctlError) as caught:
+        parse([noun, *words_of_noun, said])
+    assert caught.value.next == hint
+    typed = words(hint.partition(" |")[0])
+    parse(typed[1:] if typed[0] == "agentctl" else [noun, *words_of_noun, *typed])
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [("hots", "hosts"), ("jbos", "jobs"), ("submitt", "submit -- COMMAND"), ("squeu", "jobs"), ("dotcor", "doctor")],
+)
+def test_a_slip_is_answered_with_the_word_that_was_meant(said: str, hint: str) -> None:
+    assert hints.for_noun(said, NOUNS) in (hint, hint.partition(" ")[0])
+
+
+@pytest.mark.parametrize("said", ["frobnicate", "x", "scale", "--", "matrix"])
+def test_what_is_near_nothing_gets_no_hint_that_does_something_else(said: str) -> None:
+    assert hints.for_noun(said, NOUNS) == ""
+    assert hints.for_flag("submit", f"--{said}", ["--time", "--wait", "--tenant"]) == ""
