@@ -207,6 +207,7 @@ class Learner:
             lambda text: env.log.info("people read", text=text),
             LIKE,
             0 if self._how == "mirror" else RANKS_MAX,
+            me.host,
         )
         self._seen.begun[self._key] = max(me.incarnation, self._seen.begun.get(self._key, 0))
         self._seen.taken_over += me.incarnation > 0

@@ -19,7 +19,7 @@ import numpy as np
 
 from chaos.world.host import SimProcesses
 from covey.block_streams import BlockStreams, HostStreams
-from covey.blocks import Sizes, tables_of
+from covey.blocks import Sizes
 from covey.core import JobId
 from covey.frames import pack, read_frame
 from covey.ports import ByteStream, Command, Env
@@ -119,7 +119,7 @@ class AgentLink:
         self._token, self._path = given["COVEY_TOKEN"], given["COVEY_SOCKET"]
         self._pid = env.processes.own.pid if isinstance(env.processes, SimProcesses) else 0
         self._stream: ByteStream | None = None
-        self.tables = tables_of(len(given["COVEY_NODES"].split(",")))
+        self.tables = int(given["COVEY_TABLES"])
         self.owners = TableOwners()
         self._heals: tuple[Heals, ...] = ()
         """The newest."""

@@ -254,7 +254,7 @@ class JobClient:
             self._cannot_share(why)
         me = self._me
         with self.heartbeats.at_work():
-            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s)
+            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s, host=me.host)
         self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)

@@ -84,11 +84,12 @@ class TakingOver:
         now_s: Callable[[], float],
         is_closed: Callable[[], bool],
         keep: Callable[[Kept], None],
+        host: bytes = b"",
     ) -> None:
-        """`keep` hears what others kept; `is_closed`: whether there is nothing to wait for any more; `now_s`: of a
+        """`host`: this one's, which the others are told. `keep` hears what others kept; `is_closed`: whether there is nothing to wait for any more; `now_s`: of a
         clock that only goes on."""
         self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
-        self._is_closed, self._keep = is_closed, keep
+        self._is_closed, self._keep, self._host = is_closed, keep, host
         self._others = [*range(rank + 1, world_size), *range(rank)]
         """Each successor asks others first."""
         self._haves: dict[int, Have] = {}
@@ -189,7 +190,7 @@ class TakingOver:
     def _ask_all(self, began_s: float, timeout_s: float) -> Stepwise[None]:
         told_s, pause_s = self._now_s(), FIRST_ASK_S
         while silent := [rank for rank in self._others if rank not in self._haves]:
-            needs = tuple(Tell(rank, About.NEED, self._incarnation) for rank in silent)
+            needs = tuple(Tell(rank, About.NEED, self._incarnation, self._host) for rank in silent)
             yield Pause(needs, until=self._all_answered, most_s=pause_s)
             self._raise_if_closed()
             pause_s = min(2 * pause_s, ASK_S)

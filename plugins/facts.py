@@ -86,6 +86,8 @@ class JobPlaced(Fact, frozen=True):
     tenant: str
     world_size: int
     places: tuple[Place, ...]
+    tables: int
+    """How many tables its tensors have (`covey.blocks`): as at its start, however many hosts it has now."""
     remote_memory: int = 0
     """Most remote memory that its volumes have, all hosts together, bytes; 0: not limited."""
 

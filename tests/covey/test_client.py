@@ -32,10 +32,10 @@ def test_outside_a_job_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     assert str(refused.value).splitlines()[-1].startswith("next: agentctl submit")
 
 
-@pytest.mark.parametrize("name", ["COVEY_JOB_ID", "COVEY_RANK", "COVEY_EPOCH", "COVEY_TOKEN"])
+@pytest.mark.parametrize("name", ["COVEY_JOB_ID", "COVEY_RANK", "COVEY_EPOCH", "COVEY_TABLES", "COVEY_TOKEN"])
 def test_half_an_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     environ = {"COVEY_SOCKET": "/x", "COVEY_JOB_ID": "j1", "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1"}
-    environ |= {"COVEY_EPOCH": "1", "COVEY_TOKEN": "t"}
+    environ |= {"COVEY_EPOCH": "1", "COVEY_TABLES": "1", "COVEY_TOKEN": "t"}
     del environ[name]
     with pytest.raises(CoveyError, match=name):
         JobClient(environ)

@@ -119,6 +119,9 @@ class Job(msgspec.Struct, kw_only=True):
     """`home` in snapshots, from the time when it was called so."""
     places: tuple[Place, ...] = ()
     """Of the newest start, also after it is over."""
+    tables: int = 0
+    """How many tables the tensors of the newest start have (`covey.blocks`): fixed when its places were first found,
+    whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
     master_addr: str = ""
     master_port: int = 0
     codes: dict[HostId, dict[int, int]] = {}

@@ -18,6 +18,7 @@ Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from covey.blocks import tables_of
 from covey.core import JobId, LogEvent
 from plugins.scheduler.machine import answers, replacing
 from plugins.scheduler.machine.beside import beside, guaranteed_beside
@@ -207,6 +208,7 @@ class Queue(ReplacingJobs):
         if wrong:
             return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its coordinator tries again")
         job.places, job.granted = command.places, self.index
+        job.tables = tables_of(len(command.places))
         job.master_addr, job.master_port = command.master_addr, command.master_port
         job.attempt += 1
         job.place_failures = 0
