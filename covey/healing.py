@@ -67,7 +67,7 @@ class Healing:
         """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
         unless it is a successor: `incarnation` says of how many. `people` read for what it waits.
         `like`: of this process; None: none is compared. `gather`: of what is each rank's own; None: two neighbours
-        keep that of this rank. `beside`: who is on this rank's host, by which `neighbours` change; None: they do not."""
+        keep that of this rank. `beside`: who is on its host, by which `neighbours` change; None: never."""
         self._people, self._tells, self._rounds = people, tells, rounds
         self._pushing = threading.Lock()
         """Held by the thread that tells what is this rank's own: other threads push afterwards."""
@@ -166,6 +166,12 @@ class Healing:
         self._tell(says)
         if words:
             self._people(words)
+
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        """These have left, for good: why, in words."""
+        with self._changed:
+            self.machine.gone(ranks)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """The script goes on, whoever waits for it."""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from covey.checksum import crc32
-from covey.errors import CoveyError, StateLost
+from covey.errors import CoveyError, RankLeft, StateLost
 from covey.held_state import HeldState, Kept
 from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
 from covey.neighbours import Beside
@@ -56,8 +56,8 @@ class HealingMachine:
         gather: OwnGather | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """`step`, `incarnation`, `like`, `gather`, `beside`: as of `Healing`. `say_on`: `saying` is to be run, from now on and
-        until it ends."""
+        """`step`, `incarnation`, `like`, `gather`, `beside`: as of `Healing`. `say_on`: `saying` is to be run, from now
+        on and until it ends."""
         self.step = step
         """The one that the script is in."""
         self._rank, self._neighbours, self._now_s, self._say_on = rank, tuple(neighbours), now_s, say_on
@@ -88,6 +88,8 @@ class HealingMachine:
         """Successors for which the script waits on."""
         self._behind: dict[int, int] = {}
         """Successors that have the state, and the step they began in: pushes of a later step wait for them."""
+        self._gone: dict[int, str] = {}
+        """Ranks that have left, for good (`covey.leaving`), and in words who that is."""
         self._gives: HeldState | None = None
         """Of this rank, to them."""
         self._is_saying = False
@@ -178,6 +180,14 @@ class HealingMachine:
         yield Pause(tuple(Tell(rank, About.DONE, self._incarnation) for rank in self._taking.survivors))
         return Recovered(have.step, taken.arrays, found, taken.rounds)
 
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        """These have left: nobody waits for a successor of theirs, or for what they would say."""
+        self._gone.update(ranks)
+        self._taking.gone.update(ranks)
+        for rank in ranks:
+            self._held.pop(rank, None)
+            self._behind.pop(rank, None)
+
     def close(self) -> None:
         """The script goes on, whoever waits for it."""
         self._closed = True
@@ -240,6 +250,8 @@ class HealingMachine:
                 return
             if self._closed:
                 raise HealingClosed("the client was closed before anybody kept what is this rank's own")
+            if why := next((self._gone[each] for each in left if each in self._gone), ""):
+                raise RankLeft(f"what is this rank's own cannot be kept: {why}")
             says, words = () if is_told else self._mirrors(left, step, data), ""
             if self._now_s() > tell_s:
                 tell_s += PATIENCE_S
@@ -249,7 +261,8 @@ class HealingMachine:
             pause_s, is_told = min(2 * pause_s, ASK_S), False
 
     def _are_mirrored(self, kept: tuple[int, int]) -> bool:
-        return self._closed or all(self._mirrored.get(each) == kept for each in self._neighbours)
+        untold = [each for each in self._neighbours if self._mirrored.get(each) != kept]
+        return self._closed or not untold or any(each in self._gone for each in untold)
 
     # ---- from a link ----
 

@@ -129,8 +129,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int
     """Index of this host in `nodes`."""
     nodes: tuple[HostId, ...]
-    """Hosts of the gang, as it lies when these ranks start. What all its ranks have to agree on follows from no count
-    of them: ranks that started before count others."""
+    """Hosts of the gang now. Nothing on which all its ranks have to agree follows from them: some started before."""
     master_addr: str
     """An IP the peers reach."""
     master_port: int
@@ -144,7 +143,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     attach: bool = True
     """`covey.attach` sees the script's steps."""
     tables: int = 1
-    """How many tables the job's tensors have, on each of its ranks, whenever that started (`covey.blocks`)."""
+    """How many the job's tensors have, on each of its ranks, whenever that started (`covey.blocks`)."""
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
     spares: int = 0

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from covey.core import Fact, HostId, JobId
 from covey.ports import Address
+from covey.wire import GoneRank as GoneRank
 from gossip.types import HostState as HostState
 from gossip.types import HostView as HostView
 
@@ -135,6 +136,33 @@ class RanksEnded(Fact, frozen=True):
     """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
     since: int = 0
     """Of the place that they had (`Place.since`)."""
+
+
+class RankEnded(Fact, frozen=True):
+    """The process of a rank here ended for good, while others of this host run. Told again after a restart."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    code: int
+
+
+class RanksLeft(Fact, frozen=True):
+    """The log says that these ranks, of whatever hosts, ended with 0 while others of the gang run: they push nothing
+    more. Told again and again."""
+
+    job: JobId
+    epoch: int
+    ranks: dict[int, GoneRank]
+
+
+class RankWaitsInVain(Fact, frozen=True):
+    """A rank here ends its wait for a tensor with an error: another one, which has left, would have to push it."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    why: str
 
 
 class RanksHeal(Fact, frozen=True):

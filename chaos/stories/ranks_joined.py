@@ -1,9 +1,9 @@
-"""A gang calls `job.state` (`chaos.learner`) and lies on all hosts of a rack that have room: whoever leaves a host joins
-others of the gang. A host's power fails, or it is drained; a person moves ranks, once, again, and apart again; the
-leader has the gang lie on one host, though nobody asks; and ranks are killed that came together so. Its tensors have
-sizes around everything at which something changes: they lie in one table or in all, in one Block or in several. No rank
-begins anew, every sum has each rank's contribution once, and all end with what a run has learnt in which nothing was
-lost."""
+"""A gang calls `job.state` (`chaos.learner`) and lies on all hosts of a rack that have room: whoever leaves a host
+joins others of the gang. A host's power fails, or it is drained; a person moves ranks, once, again, and apart again;
+the leader has the gang lie on one host, though nobody asks; and ranks are killed that came together so. Its tensors
+have sizes around everything at which something changes: they lie in one table or in all, in one Block or in several. No
+rank begins anew, every sum has each rank's contribution once, and all end with what a run has learnt in which nothing
+was lost."""
 
 import numpy as np
 
@@ -29,8 +29,8 @@ WHOLE_AGAIN_S = 10.0
 MERGED_S = 40.0
 """By then the leader has a gang of two on one host, where there is room for it; 15 s mostly."""
 BESIDE_S = (0.0, 6.0)
-EDGES = (*(SIZES.elsewhere_bytes, PART_BYTES), *(SIZES.least_bytes * count for count in (2, 3, 4)))
-FLOATS = sorted({edge // 4 + more for edge in (*EDGES, *(SIZES.most_bytes * count for count in (2, 3, 4))) for more in (-1, 0, 1)})
+CUT = [each * count for each in (SIZES.least_bytes, SIZES.most_bytes) for count in (2, 3, 4)]
+FLOATS = sorted({edge // 4 + more for edge in (SIZES.elsewhere_bytes, PART_BYTES, *CUT) for more in (-1, 0, 1)})
 """Just below each edge, there, and just above it: of a tensor on 2 to 4 hosts."""
 
 
@@ -120,7 +120,7 @@ def strike(rack: SimRack, job: JobId, calm: bool) -> float:
 def kill_one(rack: SimRack, job: JobId, host: str) -> None:
     """The process of one of its ranks there."""
     there, commands = rack.hosts[host].processes, rack.hosts[host].commands
-    its = [pid for pid in there if getattr(commands.get(pid), "env", {}).get("COVEY_RANK") and "learner" in there[pid].name]
+    its = [pid for pid in there if getattr(commands.get(pid), "argv", ("",))[0] == "learner"]
     assert its, f"no rank of {job} runs on {host}"
     there[rack.rng.choice(its)].signal(SIGKILL)
 

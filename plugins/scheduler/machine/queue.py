@@ -20,6 +20,8 @@ from typing import assert_never
 
 from covey.blocks import tables_of
 from covey.core import JobId, LogEvent
+from covey.leaving import who
+from covey.wire import GoneRank
 from plugins.scheduler.machine import answers, replacing
 from plugins.scheduler.machine.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.job_endings import all_ranks
@@ -46,6 +48,7 @@ from plugins.scheduler.messages.commands import (
     PlacesLost,
     Promoted,
     QuotaSet,
+    RanksDone,
     RanksReported,
     Replaced,
     Result,
@@ -72,6 +75,7 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     MoveAsked: ("running",),
     Replaced: ("running",),
     RanksReported: ("running", "stopping"),
+    RanksDone: ("running",),
     TimeLimitReached: ("running",),
     TakenBack: HOLDING,
     Promoted: ("queued",),
@@ -145,6 +149,8 @@ class Queue(ReplacingJobs):
                 return self._replaced(job, command)
             case RanksReported():
                 return self._ranks_reported(job, command)
+            case RanksDone():
+                return self._ranks_done(job, command)
             case TimeLimitReached():
                 return self._time_limit_reached(job)
             case TakenBack():
@@ -246,6 +252,8 @@ class Queue(ReplacingJobs):
             self._end_when_all_reported(job, command.wall_s)
             return Applied(job.id)
         job.codes = {**job.codes, command.host: dict(command.codes)}
+        ended = {rank: GoneRank(command.host, command.step) for rank, code in command.codes.items() if code == 0}
+        job.gone = {**ended, **job.gone}
         replacing.ended(job, command.host)
         job.asked = job.asked or command.asked or command.lost
         if command.step is not None and (job.step is None or command.step >= job.step):
@@ -257,6 +265,19 @@ class Queue(ReplacingJobs):
         self._changed[job.id] = None
         self._weigh(job, command)
         self._end_when_all_reported(job, command.wall_s)
+        return Applied(job.id)
+
+    def _ranks_done(self, job: Job, command: RanksDone) -> Result:
+        """Those of its ranks on a host that others may wait for in vain."""
+        place = job.place_on(command.host)
+        if place is None or not set(command.steps) <= set(place.ranks):
+            return NotApplied(4, f"no such ranks of {job.id} are on {command.host}", "others run there", "nothing")
+        new = {rank: GoneRank(command.host, step) for rank, step in command.steps.items() if rank not in job.gone}
+        job.gone = {**job.gone, **new}
+        if new:
+            each = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(new.items()))
+            self._changed[job.id] = None
+            self._note(job.id, "ranks ended early", f"{each}; others of its ranks there run on")
         return Applied(job.id)
 
     def _weigh(self, job: Job, command: RanksReported) -> None:
