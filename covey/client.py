@@ -45,7 +45,7 @@ from covey.wire import (
     Join,
     Joined,
     NoTensorMemory,
-    RanksGone,
+    RanksHaveLeft,
     Refusal,
     Stopping,
     TensorMemoryHere,
@@ -414,7 +414,7 @@ class JobClient:
             self._cannot_share(self._memory.here(self._pages.take()))
         elif isinstance(frame, NoTensorMemory):
             self._memory.none(frame.why)
-        elif isinstance(frame, RanksGone):
+        elif isinstance(frame, RanksHaveLeft):
             self._ranks_gone(frame)
         elif (answer := self._pages.heard(frame)) is not None:
             self._say(answer)
@@ -454,7 +454,7 @@ class JobClient:
         if tensors is not None:
             tensors.moved(at)
 
-    def _ranks_gone(self, frame: RanksGone) -> None:
+    def _ranks_gone(self, frame: RanksHaveLeft) -> None:
         with self._lock:
             self._gone, tensors = frame.ranks, self._tensors
         if tensors is not None:

@@ -203,7 +203,7 @@ class GoneRank(msgspec.Struct, frozen=True):
     """The newest that its host heard of; None: of none."""
 
 
-class RanksGone(Frame, frozen=True, tag="RanksGone"):
+class RanksHaveLeft(Frame, frozen=True, tag="RanksGone"):
     """Agent -> rank: these have ended with 0, while others run: what they have not pushed they never will. Said again,
     with all of them, when there are more, and to each process that joins."""
 
@@ -283,7 +283,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
-    | RanksGone | InVain
+    | RanksHaveLeft | InVain
     | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

@@ -138,7 +138,7 @@ class RanksEnded(Fact, frozen=True):
     """Of the place that they had (`Place.since`)."""
 
 
-class RankEnded(Fact, frozen=True):
+class RankEndedHere(Fact, frozen=True):
     """The process of a rank here ended for good, while others of this host run. Told again after a restart."""
 
     job: JobId

@@ -46,7 +46,7 @@ from covey.wire import (
     NoTensorMemory,
     PagesHere,
     PagesMapped,
-    RanksGone,
+    RanksHaveLeft,
     Refusal,
     Stepped,
     Stopping,
@@ -80,6 +80,8 @@ ATTACHED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
+FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft)
+"""Frames that no process sends once it has joined."""
 FRAMES_AT_ONCE = 32
 """After so many frames in a row the loop gets its turn, however many more are waiting."""
 
@@ -289,7 +291,7 @@ class JobSocket:
                 await self._heals(peer, frame)
             elif isinstance(frame, InVain):
                 self._waits_in_vain(peer, frame)
-            elif isinstance(frame, Join | Joined | Stopping | PagesHere | TensorMemoryHere | NeighbourFlag | RanksGone):
+            elif isinstance(frame, FROM_AGENTS):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
                 await self._ask(peer, frame)

@@ -1,7 +1,7 @@
 """Ranks that end with 0 while others of their gang run: the log is told, and whoever may wait for them.
 
-    RankEnded(0) --a while--> RanksDone, in the log --> each host: RanksGone to its ranks, RanksLeft to who sums for it
-    all of a host's ranks, RanksReported -----------^
+    RankEndedHere(0) --a while--> RanksDone, in the log --> each host: RanksHaveLeft to its ranks,
+    all of a host's ranks, RanksReported -----------^                  RanksLeft to its aggregator, which may sum for it
 
 Ranks that end well end a moment apart. So nothing is said for a while, and of a job that is over by then never.
 """
@@ -11,9 +11,9 @@ from typing import assert_never
 
 from covey.core import JobId
 from covey.leaving import who
-from covey.wire import RanksGone
+from covey.wire import RanksHaveLeft
 from plugins.base import Host
-from plugins.facts import JobJoined, RankEnded, RanksLeft, RankWaitsInVain, StepTimed
+from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain, StepTimed
 from plugins.scheduler.machine.job_table import JobTable
 from plugins.scheduler.machine.jobs import Job
 from plugins.scheduler.messages.commands import RanksDone
@@ -40,14 +40,14 @@ class EarlyEnds:
 
     # ---- what is heard ----
 
-    def on_fact(self, fact: StepTimed | RankEnded | JobJoined | RankWaitsInVain) -> None:
+    def on_fact(self, fact: StepTimed | RankEndedHere | JobJoined | RankWaitsInVain) -> None:
         match fact:
             case StepTimed():
                 self._steps.setdefault((fact.job, fact.epoch), {})[fact.rank] = fact.step
-            case RankEnded(code=0):
+            case RankEndedHere(code=0):
                 known = self._ended.setdefault((fact.job, fact.epoch), {})
                 known.setdefault(fact.rank, self._host.env.clock.now_s())
-            case RankEnded():
+            case RankEndedHere():
                 pass
             case JobJoined():
                 self._told.pop(fact.job, None)  # a process that was not told yet
@@ -96,7 +96,7 @@ class EarlyEnds:
             return
         self._told[job.id] = told
         for peer in peers:
-            peer.send(RanksGone(dict(job.gone)))
+            peer.send(RanksHaveLeft(dict(job.gone)))
         left = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(job.gone.items()))
         here = ", ".join(str(rank) for rank in sorted({peer.rank for peer in peers}))
         said = f"{left}: rank {here}, which runs here on, is told"

@@ -23,7 +23,7 @@ from plugins.facts import (
     JobPlaced,
     LeaderChanged,
     PairHarms,
-    RankEnded,
+    RankEndedHere,
     RankReplaced,
     RanksAwaited,
     RanksEnded,
@@ -204,7 +204,7 @@ class SchedulerService(PluginService):
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
             self.early.on_fact(fact)
-        elif isinstance(fact, RankEnded | RankWaitsInVain):
+        elif isinstance(fact, RankEndedHere | RankWaitsInVain):
             self.early.on_fact(fact)
         elif isinstance(fact, JobAttached):
             self.ranks.steps.attached(fact)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.core import JobId
-from covey.wire import GoneRank, RanksGone
-from plugins.facts import JobJoined, RankEnded, RanksLeft, RankWaitsInVain
+from covey.wire import GoneRank, RanksHaveLeft
+from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain
 from plugins.scheduler.messages.commands import NotApplied, RanksDone
 from tests.plugins.scheduler.rack import FakeHost, Rack, on_a_rack, submit, until
 from tests.plugins.scheduler.test_replacing import H1, H2, Healing
@@ -48,11 +48,11 @@ def test_a_rank_that_ended_before_the_others_is_named_to_all_of_them() -> None:
     async def story(rack: Rack) -> None:
         one, other = await apart(rack)
         beside, away = joined(one, 1), joined(other, 2, 3)
-        one.publish(RankEnded(J1, 1, 0, 0))
+        one.publish(RankEndedHere(J1, 1, 0, 0))
         await until(lambda: all(peer.heard for peer in (*beside, *away)))
         assert rack.job("j1").gone == {0: GoneRank(one.id, None)}
         assert {repr(frame) for peer in (*beside, *away) for frame in peer.heard} == {
-            repr(RanksGone({0: GoneRank(one.id, None)}))
+            repr(RanksHaveLeft({0: GoneRank(one.id, None)}))
         }, "each is told once"
         for host in rack.hosts.values():
             assert RanksLeft(J1, 1, {0: GoneRank(one.id, None)}) in host.told, "any of them may sum for it"
@@ -73,7 +73,7 @@ def test_a_host_whose_ranks_all_ended_is_named_by_its_report_and_a_failed_rank_n
     async def story(rack: Rack) -> None:
         one, other = await apart(rack)
         away = joined(other, 2, 3)
-        one.publish(RankEnded(J1, 1, 1, 1))
+        one.publish(RankEndedHere(J1, 1, 1, 1))
         one.runner.end(J1, 1, {0: 0, 1: 0})
         await until(lambda: all(peer.heard for peer in away))
         assert rack.job("j1").gone.keys() == {0, 1}
@@ -87,9 +87,9 @@ def test_of_ranks_that_end_a_moment_apart_nobody_is_told() -> None:
     async def story(rack: Rack) -> None:
         one, other = await apart(rack)
         away, entries = joined(other, 2, 3), len(rack.entries)
-        one.publish(RankEnded(J1, 1, 0, 0))
+        one.publish(RankEndedHere(J1, 1, 0, 0))
         one.runner.end(J1, 1, {0: 0, 1: 0})
-        other.publish(RankEnded(J1, 1, 2, 0))
+        other.publish(RankEndedHere(J1, 1, 2, 0))
         other.runner.end(J1, 1, {2: 0, 3: 0})
         await until(lambda: rack.job("j1").state == "done")
         assert not any(peer.heard for peer in away)
@@ -99,7 +99,7 @@ def test_of_ranks_that_end_a_moment_apart_nobody_is_told() -> None:
     on_a_rack(story)
 
 
-def test_the_log_takes_no_rank_for_gone_that_a_host_does_not_have_and_forgets_them_with_the_grant() -> None:
+def test_the_log_takes_no_rank_for_gone_that_a_host_does_not_have() -> None:
     told = Healing()
 
     def done(host: Any, **more: Any) -> Any:
