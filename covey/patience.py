@@ -2,18 +2,27 @@
 
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from covey.units import format_seconds
 
-if TYPE_CHECKING:
-    from covey.tensors import TensorClient
+
+class WaitsForTensors(Protocol):
+    """A rank's client (`covey.tensors`)."""
+
+    patience_s: float
+    """People read after so long for what it waits."""
+
+    def raise_if_over(self) -> None: ...
+    def raise_in_vain(self, name: str) -> None: ...
+    def why(self, name: str) -> str: ...
+    def tell(self, text: str) -> None: ...
 
 
 class Patience:
     """Of whoever waits for one tensor of `client`."""
 
-    def __init__(self, client: "TensorClient", name: str, give_up_s: float | None) -> None:
+    def __init__(self, client: WaitsForTensors, name: str, give_up_s: float | None) -> None:
         self._client, self._name, self._began_s = client, name, time.monotonic()
         self._tell_s = self._began_s + client.patience_s
         self._end_s = math.inf if give_up_s is None else self._began_s + give_up_s

@@ -175,6 +175,9 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
         def moved(self, at: AggregatorAt) -> None:
             self.moves.append(at)
 
+        def gone(self, ranks: object) -> None:
+            self.told = ranks
+
         def close(self) -> None:
             self.closed = True
 
@@ -264,7 +267,8 @@ print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey
 def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'jion'"):
         covey.jion  # noqa: B018
-    names = ["Adam", "CoveyError", "Job", "Moments", "RemoteMemory", "RemoteMemoryError", "SGD", "TensorError", "join"]
+    names = ["Adam", "CoveyError", "Job", "Moments", "RankLeft", "RemoteMemory", "RemoteMemoryError", "SGD"]
+    names += ["TensorError", "join"]
     assert sorted(covey.__all__) == names and all(callable(getattr(covey, name)) for name in names)
     assert covey.Job is JobClient
 
