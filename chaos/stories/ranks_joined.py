@@ -114,6 +114,8 @@ def strike(rack: SimRack, job: JobId, calm: bool) -> float:
             faults.strike(rack.world, Kill("agent", leaves, rack.rng.uniform(0.1, 4.0)))
         case "supervisor":
             faults.strike(rack.world, Kill("program", leaves, 0.0, "supervisor"))
+        case kind:
+            raise AssertionError(f"there is no {kind!r}")
     return 0.0
 
 

@@ -154,6 +154,17 @@ def test_a_rank_that_ended_is_named_to_who_waits_in_shared_memory_at_once(tmp_pa
         assert len(said) == 2 and "tensor 'covey/barrier'" in said[1], "the agent is told, but not of the end"
 
 
+def test_one_that_ended_is_not_blamed_for_who_is_late(tmp_path: Path) -> None:
+    """It has pushed, and so has this rank; the third one computes."""
+    with gang(tmp_path, 3) as job:
+        job.share()
+        handles = [client.push("g", np.ones(40, np.float32)) for client in job.clients[:2]]
+        job.clients[1].gone(ENDED)
+        job.clients[1].raise_in_vain("g")
+        assert job.clients[2].push_pull("g", np.ones(40, np.float32))[0] == 3
+        assert all(handle.wait()[0] == 3 for handle in handles)
+
+
 def test_a_rank_that_never_joined_is_named_to_who_waits_for_memory(tmp_path: Path) -> None:
     """One that ended on another host is no reason why memory of this host does not come."""
     with gang(tmp_path, 2) as job:

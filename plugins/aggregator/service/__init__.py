@@ -189,7 +189,8 @@ class AggregatorService(PluginService):
                     await self._doubted.wait()
             self._doubted.clear()
             self.now = await self._order(GetStatus())
-            for order in (*paces(self.owner, self.now), *self._away.orders(self.now)):
+            orders: list[Order] = [*paces(self.owner, self.now), *self._away.orders(self.now)]
+            for order in orders:
                 await self._order(order)
             self._measure(self.now)
             self._publish()
