@@ -140,6 +140,7 @@ def measured(how: str, seconds: float, beside: bool) -> dict[str, float]:
         agent = Playing(Path(folder, "jobs.sock"))
         agent.limits.write(RankLimits(1, memory_bytes=1 << 36, guaranteed=True, alone=not beside))
         ours = {"COVEY_SOCKET": f"{folder}/jobs.sock", "COVEY_TOKEN": "t", "COVEY_JOB_ID": "j1", "COVEY_EPOCH": "1"}
+        ours |= {"COVEY_TABLES": "1"}
         plain, again = Trains(how, {}), Trains(how, {})
         attached = Trains(how, {**ours, "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1", "PYTHONPATH": SITE})
         while sum(attached.wall_s) * STEPS < seconds:

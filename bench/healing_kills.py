@@ -1,18 +1,19 @@
 """`make heal-test`: ranks of a job are killed, again and again: how long the others stand, and the same bits.
 
     python bench/healing_kills.py [--script heal_ddp] [--kills 200] [--every 1.5] [--steps 14000] [--only KIND]
-        [--spares 1]
+        [--spares 1] [--empty-host]
 
-Five hosts (network namespaces) with real agents; `examples/healing.py` (numpy, Adam, random batches), or
-`examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has a rank on each of four. Each kill is one of, as a seed
-chooses: any rank; two at once; a rank, and its successor while that starts; a rank with the `aggd` that sums; a rank
-with its host's agent, which may lead; a whole host, whose power fails, so that the one without a rank takes over; or no
-kill: `agentctl move`. Agents are started again as systemd would, hosts once others have taken over. The next kill waits
-until all ranks have done a step: what is a rank's own is with two others. GAP: how much longer the step took in which
-it happened than the median step, by the clock of ranks that lived through it, ms; what a successor needs to start is in
-it, and to notice that a host is gone. OTHERS: processes of ranks that ended and were not killed. SAMPLES (heal_ddp):
-batches of other samples in another process of their rank, and samples that an epoch used not once: 0. Afterwards
-the same script runs without kills. (Needs root and iproute2.)
+Four hosts (network namespaces) with real agents, and two GPUs each: whoever leaves a host joins others of the job;
+`examples/healing.py` (numpy, Adam, random batches), or `examples/heal_ddp.py` (PyTorch's DistributedDataParallel), has
+a rank on each of four. Each kill is one of, as a seed chooses: any rank; two at once; a rank, and its successor while
+that starts; a rank with the `aggd` that sums; a rank with its host's agent, which may lead; a whole host, whose power
+fails, so that others take its ranks over; or no kill: `agentctl move`, of all ranks on a host. With `--empty-host` a
+fifth one has no rank, and each host has one GPU. Agents are started again as systemd would, hosts once others have
+taken over. The next kill waits until all ranks have done a step: what is a rank's own is with two others. GAP: how much
+longer the step took in which it happened than the median step, by the clock of ranks that lived through it, ms; what a
+successor needs to start is in it, and to notice that a host is gone. OTHERS: processes of ranks that ended and were not
+killed. SAMPLES (heal_ddp): batches of other samples in another process of their rank, and samples that an epoch used
+not once: 0. Afterwards the same script runs without kills. (Needs root and iproute2.)
 """
 
 import os
@@ -105,14 +106,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=14_000, help="of healing; epochs of 32 steps of heal_ddp")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--spares", type=int, default=0, help="of the job, on each of its hosts and one more")
+    parser.add_argument("--empty-host", action="store_true", help="a fifth host, which takes over what others lose")
     parser.add_argument("--only", choices=dict.fromkeys(KINDS), metavar="KIND", help="such as 'a whole host'")
     json_option(parser)
     args = parser.parse_args(argv)
-    with Laboratory(RANKS + 1) as lab:
-        rack = AgentRack(lab, gpus=1, voters=3)
+    with Laboratory(RANKS + args.empty_host) as lab:
+        rack = AgentRack(lab, gpus=1 if args.empty_host else 2, voters=3)
         rack.start()
         rack.wait_up()
+        blocks = None if args.empty_host else blocked(rack)
         job = submit(rack, args.script, args.steps, PAUSE_S, args.spares)
+        if blocks is not None:
+            wait(lambda: all(steps(rack)), lambda: told(rack, job), 120.0)
+            rack.hosts[0].shell(f"agentctl cancel {blocks}")
         wait(lambda: all(len(each) > 20 for each in steps(rack)), lambda: told(rack, job), 120.0)
         if args.spares:
             wait(lambda: where_spares_wait(rack, job) > RANKS, lambda: told(rack, job), 120.0)
@@ -155,6 +161,15 @@ def submit(rack: AgentRack, script: str, count: int, pause_s: float, spares: int
     if said.returncode:
         raise SystemExit(said.stdout + said.stderr)
     return str(said.stdout.split()[0])
+
+
+def blocked(rack: AgentRack) -> str:
+    """A job that has a GPU of each host, so that one rank at most comes to each; its id."""
+    said = rack.hosts[0].shell(f"agentctl submit --nodes {RANKS} -- sleep 3600")
+    job = str(said.stdout.split()[0])
+    running = '"state": "running"'
+    wait(lambda: running in rack.hosts[0].shell(f"agentctl job {job} --json").stdout, lambda: told(rack, job), 60.0)
+    return job
 
 
 def told(rack: AgentRack, job: str) -> str:
@@ -211,13 +226,15 @@ class Kills:
             kind = self._draws.choice(kinds)
             ranks = self._draws.sample(range(RANKS), 2 if kind == "two ranks" else 1)
             all_ranks = [self._process(rank) for rank in range(RANKS)]
+            if kind in ("a whole host", "a move"):  # whoever is there goes along
+                ranks = [rank for rank, (host, _) in enumerate(all_ranks) if host is all_ranks[ranks[0]][0]]
             lost = [all_ranks[rank] for rank in ranks]
             newest = steps(self._rack)
             for rank in ranks:
                 self._before[rank] = newest[rank][-1].incarnation
             killed.append(Killed(time.monotonic(), kind, ranks))
             if kind == "a whole host":
-                self._lose_host(ranks[0], lost[0][0])
+                self._lose_host(ranks, lost[0][0])
             elif kind == "a move":
                 self._move(ranks[0], lost[0][0])
             else:
@@ -230,10 +247,11 @@ class Kills:
             self._rack.start()
         return killed
 
-    def _lose_host(self, rank: int, host: Host) -> None:
-        """Its power fails, and is back once another host has its rank."""
+    def _lose_host(self, ranks: Sequence[int], host: Host) -> None:
+        """Its power fails, and is back once others have its ranks."""
         host.power_off()
-        self._process(rank)
+        for rank in ranks:
+            self._process(rank)
         host.power_on()
         self._rack.start()
         self._rack.wait_up()

@@ -24,9 +24,10 @@ from chaos.workload import LINGER_S, AgentLink, Say
 from covey.block_streams import BlockStreams
 from covey.blocks import Sizes
 from covey.core import JobId
-from covey.errors import EXIT_STATE_LOST, StateLost
+from covey.errors import EXIT_STATE_LOST, RankLeft, StateLost
 from covey.healing_streams import HealingStreams, begun_on
 from covey.job_state import JobState
+from covey.leaving import LEAVE, who
 from covey.likeness import Likeness
 from covey.owns import RANKS_MAX
 from covey.ports import Command, Env
@@ -207,6 +208,7 @@ class Learner:
             lambda text: env.log.info("people read", text=text),
             LIKE,
             0 if self._how == "mirror" else RANKS_MAX,
+            me.host,
         )
         self._seen.begun[self._key] = max(me.incarnation, self._seen.begun.get(self._key, 0))
         self._seen.taken_over += me.incarnation > 0
@@ -289,9 +291,10 @@ class Learner:
         """As `with covey.join()` does at its end."""
         try:
             async with asyncio.timeout(LINGER_S):
-                await healing.push("covey/leave", np.zeros(1, np.float32))
-                await healing.result("covey/leave")
-        except TimeoutError:
+                await healing.push(LEAVE, np.zeros(1, np.float32))
+                self._far.leave(who(self.me.rank, self.me.host, state.step - 1, False).encode())
+                await healing.result(LEAVE)
+        except (TimeoutError, RankLeft):
             return
         await self._agent.heals(Heals(state.step, over=True))
         await asyncio.sleep(0.5)

@@ -3,6 +3,7 @@
     sleeper SECONDS [CODE]     computes, pushes nothing; ends with this exit status
     ring SECONDS               exchanges a byte with rank 0 each second, as NCCL would; 1 when that hears nothing
     trainer ROUNDS FLOATS      joins its agent, pushes integer gradients, checks every sum to the bit
+        [LESS [leave]]         rank 0 makes so many rounds less, and ends with 0, or waits for the others; 9: told of it
     healer UNTIL               may be lost at any step of a second, and says so to its agent; ends at this time, with 0
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
@@ -13,21 +14,25 @@ third job the aggregators keep an optimizer's moments, without which the next pa
 import asyncio
 import struct
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
 from chaos.world.host import SimProcesses
 from covey.block_streams import BlockStreams, HostStreams
-from covey.blocks import Sizes, tables_of
+from covey.blocks import Sizes
 from covey.core import JobId
+from covey.errors import RankLeft
 from covey.frames import pack, read_frame
+from covey.leaving import LEAVE, who
 from covey.ports import ByteStream, Command, Env
 from covey.rounds import Superseded
 from covey.table_owners import TableOwners
 from covey.updates import SGD
 from covey.wire import AggregatorAt, AggregatorLost, Heals, Join, Joined, Refusal, Stepped, TableWanted, decoder
 
+RANK_LEFT = 9
+"""Exit status of a trainer that was told of a rank that has left."""
 BACKOFF_S = (0.1, 2.0)
 LINGER_S = 60.0
 BEAT_S, SILENT_S, JOIN_TRIES = 1.0, 6.0, 20
@@ -119,7 +124,7 @@ class AgentLink:
         self._token, self._path = given["COVEY_TOKEN"], given["COVEY_SOCKET"]
         self._pid = env.processes.own.pid if isinstance(env.processes, SimProcesses) else 0
         self._stream: ByteStream | None = None
-        self.tables = tables_of(len(given["COVEY_NODES"].split(",")))
+        self.tables = int(given["COVEY_TABLES"])
         self.owners = TableOwners()
         self._heals: tuple[Heals, ...] = ()
         """The newest."""
@@ -222,8 +227,8 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
         return shared.setdefault(key, HostStreams((first, first + alike)))
 
     async def train(env: Env, command: Command) -> int:
-        rounds_wanted, floats = int(command.argv[1]), int(command.argv[2])
-        agent = AgentLink(env, command)
+        agent, (rounds_wanted, floats, less, leaves) = AgentLink(env, command), counted(command.argv)
+        rounds_wanted -= less if agent.rank == 0 else 0
         tensors = BlockStreams(
             env.bytes,
             env.spawn,
@@ -242,16 +247,34 @@ def trainer(wrong: Say) -> Callable[[Env, Command], Awaitable[int]]:
         env.spawn("agent link", agent.run())
         try:
             code = await _train(env, agent, tensors, rounds_wanted, floats, wrong)
-            if code == 0:
-                async with asyncio.timeout(LINGER_S):
-                    await tensors.push_pull("covey/leave", bytes(4))
         except Superseded:
             return 3
-        except TimeoutError:
-            return 0  # its last word may be lost: the log ends its job all the same
+        except RankLeft as left:
+            env.log.info("rank left", why=str(left))
+            return RANK_LEFT
+        if code == 0 and leaves | (agent.rank > 0):
+            code = await _leave(env, agent, tensors, rounds_wanted)
         return code
 
+    def counted(argv: Sequence[str]) -> tuple[int, int, int, bool]:
+        """Rounds, floats, by how many less of rank 0, whether that waits for the end of all."""
+        less = int(argv[3]) if len(argv) > 3 else 0
+        return int(argv[1]), int(argv[2]), less, not less or len(argv) > 4
+
     return train
+
+
+async def _leave(env: Env, agent: AgentLink, tensors: BlockStreams, step: int) -> int:
+    """As `with covey.join()` does at its end."""
+    tensors.leave(who(agent.rank, env.host, step, False).encode())
+    try:
+        async with asyncio.timeout(LINGER_S):
+            await tensors.push_pull(LEAVE, bytes(4))
+    except Superseded:
+        return 3
+    except (TimeoutError, RankLeft):
+        return 0  # its last word may be lost: the log ends its job all the same
+    return 0
 
 
 async def _train(env: Env, agent: AgentLink, tensors: BlockStreams, rounds_wanted: int, floats: int, wrong: Say) -> int:

@@ -16,23 +16,36 @@ if TYPE_CHECKING:
     from covey.attach.by_hand import join as join
     from covey.client import JobClient as Job
     from covey.errors import CoveyError as CoveyError
+    from covey.errors import RankLeft as RankLeft
+    from covey.errors import TensorError as TensorError
     from covey.remote import RemoteMemory as RemoteMemory
     from covey.remote import RemoteMemoryError as RemoteMemoryError
     from covey.tensor_moments import Moments as Moments
-    from covey.tensors import TensorError as TensorError
     from covey.updates import SGD as SGD
     from covey.updates import Adam as Adam
 
-__all__ = ["SGD", "Adam", "CoveyError", "Job", "Moments", "RemoteMemory", "RemoteMemoryError", "TensorError", "join"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "CoveyError",
+    "Job",
+    "Moments",
+    "RankLeft",
+    "RemoteMemory",
+    "RemoteMemoryError",
+    "TensorError",
+    "join",
+]
 _FROM = {
     "Adam": ("updates", "Adam"),
     "CoveyError": ("errors", "CoveyError"),
     "Job": ("client", "JobClient"),
     "Moments": ("tensor_moments", "Moments"),
+    "RankLeft": ("errors", "RankLeft"),
     "RemoteMemory": ("remote", "RemoteMemory"),
     "RemoteMemoryError": ("remote", "RemoteMemoryError"),
     "SGD": ("updates", "SGD"),
-    "TensorError": ("tensors", "TensorError"),
+    "TensorError": ("errors", "TensorError"),
     "join": ("attach.by_hand", "join"),
 }
 

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from covey.early_copy import EarlyCopy
+from covey.errors import RankLeft
 from covey.handshake import NONCE_BYTES
 from covey.present_owner import PresentOwner
 from covey.rounds import Rounds, Stale, Superseded, Tell, ToldByRank
@@ -148,6 +149,10 @@ class AggregatorRounds:
         if link is not None and frame is not None:
             link.say((frame,), at_once=len(said.data) <= SMALL_BYTES)
 
+    def leave(self, words: bytes) -> None:
+        """As of `Rounds`."""
+        self._say_out(lambda: self.rounds.leave(words))
+
     def adopt(self, declared: Declared, version: int) -> None:
         """As of `Rounds`."""
         self._say_out(lambda: self.rounds.adopt(declared, version))
@@ -169,13 +174,14 @@ class AggregatorRounds:
             tensor = self.rounds.tensors.get(label)
             return None if tensor is None else tensor.unacknowledged or tensor.version
 
-    def fault(self, label: str) -> str:
-        """Why a Block is not added, for people; empty: it is."""
+    def fault(self, label: str) -> tuple[str, bool]:
+        """Why a Block is not added, for people, and whether that is because a rank has left; empty: it is added."""
         with self._changed:
-            return self.rounds.tensors[label].fault
+            tensor = self.rounds.tensors[label]
+            return tensor.fault, tensor.in_vain
 
     def until(self, label: str, waits: Waits) -> None:
-        """The Block's result is here. ValueError when the aggregator does not add it."""
+        """The Block's result is here. ValueError when the aggregator does not add it; RankLeft."""
         self.say_held()
         with self._changed:
             tensor = self.rounds.tensors[label]
@@ -184,7 +190,7 @@ class AggregatorRounds:
                 while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
                     waits.look()
                     if tensor.fault:
-                        raise ValueError(tensor.fault)
+                        raise (RankLeft if tensor.in_vain else ValueError)(tensor.fault)
                     self._changed.wait(waits.left_s)
             finally:
                 self._awaited[tensor.key] -= 1

@@ -82,7 +82,7 @@ class BlockRounds:
         self._told: dict[int, AggregatorAt] = {}
         """The newest owner of each table that the agent named."""
         self._closed = False
-        self._heals = False
+        self._heals, self._leaves = False, b""
         self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
         self.table(0)
 
@@ -175,6 +175,13 @@ class BlockRounds:
         ]
         return "; ".join(dict.fromkeys(rounds.why() for rounds in late)) or self._at[0].why()
 
+    def leave(self, words: bytes) -> None:
+        """This rank pushes no tensor more but the last one: whoever waits for it is told, in these words."""
+        with self._lock:
+            self._leaves, each = words, list(self._at.values())
+        for rounds in each:
+            rounds.leave(words)
+
     def close(self) -> None:
         """Drops the connections and ends the threads; who waits looks at once. Again is harmless."""
         with self._lock:
@@ -238,6 +245,7 @@ class BlockRounds:
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
             rounds.rounds.order = self._order
             rounds.told, rounds.rounds.tells = self._told_by_ranks, self._heals
+            rounds.leave(self._leaves)
             told = self._told.get(table)
         if self._closed:
             rounds.close()

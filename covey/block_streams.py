@@ -126,6 +126,11 @@ class BlockStreams:
     def versions(self) -> bytes | None:
         return pack_rounds({table: stream.rounds.versions() for table, stream in self._at.items()})
 
+    def leave(self, words: bytes) -> None:
+        """As of `covey.block_rounds`; no tensor more is declared."""
+        for stream in self._at.values():
+            stream.leave(words)
+
     def tell(self, said: Tell) -> None:
         self._at[0].tell(said)
 

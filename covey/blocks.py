@@ -2,15 +2,16 @@
 
 A *Block* is a run of a tensor's elements that one aggregator sums: a small tensor is one Block, a large one is cut into
 several of nearly equal size. A *table* is all Blocks of a job that have one owner, under one epoch (AutoPS figure 4.5:
-its Agents know which Aggregator has which part). A job has as many tables as hosts, at most `TABLES_MAX`; table n is
-offered to its n-th host first, so that no network card carries more than its share:
+its Agents know which Aggregator has which part). A job has as many tables as it starts on hosts, at most
+`TABLES_MAX`; table n is offered to its n-th host first, so that no network card carries more than its share:
 
     tensor "g", 1 MB, 3 hosts      | Block 0: table 2 | Block 1: table 0 | Block 2: table 1 |
     tensor "b", 4 KB               | Block 0: table 0 |
 
-Which Block is in which table follows from name, size and the number of hosts alone, so that all ranks agree without a
-word. Each table has an owner of its own: it moves, is lost and is recovered alone. Table 0 is there from the start,
-another one once a rank has a Block for it.
+Which Block is in which table follows from name, size and the number of tables alone, so that all ranks agree without a
+word. That number is fixed when the job starts, by the hosts that it has then: the log keeps it (`tables` of a job), and
+a rank's successor is told the same, on however many hosts the others are by then. Each table has an owner of its own:
+it moves, is lost and is recovered alone. Table 0 is there from the start, another one once a rank has a Block for it.
 """
 
 from typing import NamedTuple
@@ -45,7 +46,7 @@ class Block(NamedTuple):
 
 
 def tables_of(hosts: int) -> int:
-    """How many tables a job on so many hosts has."""
+    """How many tables a job that starts on so many hosts has."""
     return max(1, min(hosts, TABLES_MAX))
 
 

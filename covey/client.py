@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from covey import at_exit
 from covey.errors import CoveyError
 from covey.frames import FrameError, pack, whole
+from covey.grace import Grace
 from covey.heartbeats import Heartbeats
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
@@ -34,16 +35,17 @@ from covey.table_owners import TableOwners
 from covey.version import VERSION
 from covey.wake_pipe import WakePipe
 from covey.wire import (
-    GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
     Attached,
-    ExtendGrace,
     Frame,
+    GoneRank,
     Heals,
+    InVain,
     Join,
     Joined,
     NoTensorMemory,
+    RanksHaveLeft,
     Refusal,
     Stopping,
     TensorMemoryHere,
@@ -79,14 +81,12 @@ class JobClient:
         """CoveyError when this process is no rank of a job."""
         self._me = me = identity(environ)
         self.id, self.rank, self.world_size, self.epoch, self.host = me.job, me.rank, me.world_size, me.epoch, me.host
-        self._stopping: Stopping | None = None
-        self._killed_at_s = float("inf")
-        self._extended = threading.Event()
-        self._grace_kept: Refusal | None = None
+        self._grace = Grace(me.preempt_file)
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
         self._owners = TableOwners()
+        self._gone: Mapping[int, GoneRank] = {}
         self._shared: TensorsShared | None = None
         self._follows = False
         """Whether the agent knows of memory for tensors."""
@@ -175,19 +175,19 @@ class JobClient:
     def stopping(self) -> bool:
         """This job is asked to end: the script is to save its state, and exit. Check it after each mini-batch, and keep
         SIGTERM from ending the script before (`defer_stop`). Known also while the agent is away, by a file."""
-        return self._stopping is not None or (bool(self._me.preempt_file) and os.path.exists(self._me.preempt_file))
+        return self._grace.stopping
 
     @property
     def grace_left_s(self) -> float:
         """Seconds until the rest of this rank is killed, by the agent's last message; infinite without one."""
-        return max(0.0, self._killed_at_s - time.monotonic())
+        return self._grace.left_s
 
     def defer_stop(self) -> None:
         """From now on SIGTERM does no more than make `stopping` true, so that the step under way is finished and saved.
         Call it in the main thread."""
 
         def deferred(_number: int, _frame: object) -> None:
-            self._stopping = self._stopping or Stopping(0.0, "SIGTERM")
+            self._grace.sigterm()
 
         signal.signal(signal.SIGTERM, deferred)
 
@@ -195,15 +195,8 @@ class JobClient:
         """Ask, once, for `seconds` more to save: how many are left now, at most 600 more than before. The ranks of
         the job on this host share what is granted. CoveyError when the job is not stopping, has asked before, may not
         ask, or the agent does not answer."""
-        self._extended.clear()
-        self._grace_kept = None
-        self._say(ExtendGrace(float(seconds)))
-        if not self._extended.wait(timeout_s):
-            why = "the agent did not answer" if self._joined else "the agent is away"
-            raise CoveyError(GRACE_KEPT, why, f"save within {self.grace_left_s:.0f} s")
-        if (kept := self._grace_kept) is not None:
-            raise CoveyError(kept.what, kept.why, kept.next)
-        return self.grace_left_s
+        why = lambda: "the agent did not answer" if self._joined else "the agent is away"  # noqa: E731
+        return self._grace.extend(seconds, timeout_s, self._say, why)
 
     @property
     def tensors(self) -> "TensorClient":
@@ -223,8 +216,11 @@ class JobClient:
                 incarnation=self._me.incarnation,
                 undecided=True,
                 shared=self._tensors_shared,
+                host=self._me.host,
+                in_vain=lambda why: self._say(InVain(why[:800])),
             )
-            owners = self._owners.all()
+            made.newest_step, owners = self._clock.newest_step, self._owners.all()
+            made.gone(self._gone)
         self.heartbeats.uses(made)
         for at in owners:
             made.moved(at)
@@ -254,7 +250,7 @@ class JobClient:
             self._cannot_share(why)
         me = self._me
         with self.heartbeats.at_work():
-            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s)
+            made = begun(self.tensors, me.here, me.incarnation, get, load, own, step, self.step, within_s, host=me.host)
         self._heals = Heals(made.step, modules=imported())
         if self._agent_heals:
             self._say(self._heals)
@@ -413,11 +409,13 @@ class JobClient:
         elif isinstance(frame, AggregatorAt):
             self._moved(frame)
         elif isinstance(frame, Stopping):
-            self._stop_asked(frame)
+            self._grace.asked(frame)
         elif isinstance(frame, TensorMemoryHere):
             self._cannot_share(self._memory.here(self._pages.take()))
         elif isinstance(frame, NoTensorMemory):
             self._memory.none(frame.why)
+        elif isinstance(frame, RanksHaveLeft):
+            self._ranks_gone(frame)
         elif (answer := self._pages.heard(frame)) is not None:
             self._say(answer)
 
@@ -442,19 +440,11 @@ class JobClient:
     def _refuse(self, refusal: Refusal) -> None:
         """Before Joined: this process is not admitted. After it: the answer to our question."""
         if self._joined:
-            if refusal.what == GRACE_KEPT:
-                self._grace_kept = refusal
-                self._extended.set()
+            self._grace.refused(refusal)
             return
         self._refusal = refusal
         self._answered.set()
         raise _Refused(refusal.what)
-
-    def _stop_asked(self, stopping: Stopping) -> None:
-        self._killed_at_s = time.monotonic() + stopping.left_s
-        self._stopping = stopping
-        if not stopping.may_extend:
-            self._extended.set()
 
     def _moved(self, at: AggregatorAt) -> None:
         with self._lock:
@@ -463,6 +453,12 @@ class JobClient:
             tensors = self._tensors
         if tensors is not None:
             tensors.moved(at)
+
+    def _ranks_gone(self, frame: RanksHaveLeft) -> None:
+        with self._lock:
+            self._gone, tensors = frame.ranks, self._tensors
+        if tensors is not None:
+            tensors.gone(frame.ranks)
 
     def abandon(self) -> None:
         """In a forked child: this connection is the parent's, and the thread was left behind."""

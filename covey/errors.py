@@ -35,3 +35,11 @@ EXIT_STATE_LOST = 70
 
 class StateLost(CoveyError):
     """Nobody has what a rank needs that takes over from one that was lost."""
+
+
+class TensorError(RuntimeError):
+    """This tensor is not added (shapes differ, no memory, shared memory was overwritten), or the client was closed."""
+
+
+class RankLeft(TensorError):
+    """Another rank of the job has ended, or waits for the end of all, and this one waits for what it would push."""

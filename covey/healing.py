@@ -32,6 +32,7 @@ from typing import Protocol
 
 from covey.healing_machine import HealingMachine, Own
 from covey.likeness import Likeness
+from covey.neighbours import Beside
 from covey.own_gather import OwnGather
 from covey.rounds import Tell, ToldByRank
 from covey.stepwise import Found, Stepwise
@@ -61,11 +62,12 @@ class Healing:
         people: Callable[[str], None] = lambda text: None,
         like: Likeness | None = None,
         gather: OwnGather | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
         unless it is a successor: `incarnation` says of how many. `people` read for what it waits.
         `like`: of this process; None: none is compared. `gather`: of what is each rank's own; None: two neighbours
-        keep that of this rank."""
+        keep that of this rank. `beside`: who is on its host, by which `neighbours` change; None: never."""
         self._people, self._tells, self._rounds = people, tells, rounds
         self._pushing = threading.Lock()
         """Held by the thread that tells what is this rank's own: other threads push afterwards."""
@@ -74,7 +76,7 @@ class Healing:
         self._changed = threading.Condition()
         """Guards what follows; nobody waits for others while it is held."""
         self.machine = HealingMachine(
-            rank, world_size, neighbours, step, incarnation, time.monotonic, self._say_on, like, gather
+            rank, world_size, neighbours, step, incarnation, time.monotonic, self._say_on, like, gather, beside
         )
 
     # ---- from the script ----
@@ -165,6 +167,12 @@ class Healing:
         if words:
             self._people(words)
 
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        """These have left, for good: why, in words."""
+        with self._changed:
+            self.machine.gone(ranks)
+            self._changed.notify_all()
+
     def close(self) -> None:
         """The script goes on, whoever waits for it."""
         with self._changed:
@@ -202,10 +210,3 @@ class Healing:
         finally:
             with self._changed:
                 steps.close()
-
-
-def neighbours_of(rank: int, here: range, world_size: int) -> list[int]:
-    """Two ranks on other hosts than that of the ranks `here`, if there are any, who keep what is this rank's own."""
-    away = [*range(here.stop, world_size), *range(here.start)] or [other for other in here if other != rank]
-    at = rank - here.start
-    return sorted({away[at % len(away)], away[-1 - at % len(away)]}) if away else []

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from covey.checksum import crc32
-from covey.errors import CoveyError, StateLost
+from covey.errors import CoveyError, RankLeft, StateLost
 from covey.held_state import HeldState, Kept
 from covey.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
+from covey.neighbours import Beside
 from covey.own_gather import OwnGather
 from covey.owns import JsonText, array_of_owns, owns_of_array
 from covey.rounds import Tell, ToldByRank
@@ -53,14 +54,15 @@ class HealingMachine:
         say_on: Callable[[], None],
         like: Likeness | None = None,
         gather: OwnGather | None = None,
+        beside: Beside | None = None,
     ) -> None:
-        """`step`, `incarnation`, `like`, `gather`: as of `Healing`. `say_on`: `saying` is to be run, from now on and
-        until it ends."""
+        """`step`, `incarnation`, `like`, `gather`, `beside`: as of `Healing`. `say_on`: `saying` is to be run, from now
+        on and until it ends."""
         self.step = step
         """The one that the script is in."""
         self._rank, self._neighbours, self._now_s, self._say_on = rank, tuple(neighbours), now_s, say_on
         self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
-        self.gather = gather
+        self.gather, self._beside = gather, beside
         self._state: Mapping[str, Array] = {}
         """At the beginning of this step; not written before its results are here."""
         self._rounds_before = b""
@@ -86,10 +88,13 @@ class HealingMachine:
         """Successors for which the script waits on."""
         self._behind: dict[int, int] = {}
         """Successors that have the state, and the step they began in: pushes of a later step wait for them."""
+        self._gone: dict[int, str] = {}
+        """Ranks that have left, for good (`covey.leaving`), and in words who that is."""
         self._gives: HeldState | None = None
         """Of this rank, to them."""
         self._is_saying = False
-        self._taking = TakingOver(rank, world_size, incarnation, now_s, lambda: self._closed, self._keep_all)
+        taking = incarnation, now_s, lambda: self._closed, self._keep_all, self._host.encode()
+        self._taking = TakingOver(rank, world_size, *taking)
 
     # ---- from the script ----
 
@@ -175,6 +180,14 @@ class HealingMachine:
         yield Pause(tuple(Tell(rank, About.DONE, self._incarnation) for rank in self._taking.survivors))
         return Recovered(have.step, taken.arrays, found, taken.rounds)
 
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        """These have left: nobody waits for a successor of theirs, or for what they would say."""
+        self._gone.update(ranks)
+        self._taking.gone.update(ranks)
+        for rank in ranks:
+            self._held.pop(rank, None)
+            self._behind.pop(rank, None)
+
     def close(self) -> None:
         """The script goes on, whoever waits for it."""
         self._closed = True
@@ -237,6 +250,8 @@ class HealingMachine:
                 return
             if self._closed:
                 raise HealingClosed("the client was closed before anybody kept what is this rank's own")
+            if why := next((self._gone[each] for each in left if each in self._gone), ""):
+                raise RankLeft(f"what is this rank's own cannot be kept: {why}")
             says, words = () if is_told else self._mirrors(left, step, data), ""
             if self._now_s() > tell_s:
                 tell_s += PATIENCE_S
@@ -246,7 +261,8 @@ class HealingMachine:
             pause_s, is_told = min(2 * pause_s, ASK_S), False
 
     def _are_mirrored(self, kept: tuple[int, int]) -> bool:
-        return self._closed or all(self._mirrored.get(each) == kept for each in self._neighbours)
+        untold = [each for each in self._neighbours if self._mirrored.get(each) != kept]
+        return self._closed or not untold or any(each in self._gone for each in untold)
 
     # ---- from a link ----
 
@@ -270,7 +286,7 @@ class HealingMachine:
                 if is_ours and told.step >= self._mirrored.get(told.rank, (-1, 0))[0]:
                     self._mirrored[told.rank] = told.step, int.from_bytes(told.data, "little")
             case About.NEED:
-                says = self._need(told.rank, told.step)
+                says = self._need(told.rank, told.step, bytes(told.data).decode())
             case About.HAVE:
                 says = self._have(told.rank, have_decoder.decode(told.data))
             case About.FETCH:
@@ -315,18 +331,30 @@ class HealingMachine:
     def _gives_other_than(self, gives: HeldState | None) -> bool:
         return self._gives is not gives or self._closed
 
-    def _need(self, rank: int, incarnation: int) -> Says:
+    def _need(self, rank: int, incarnation: int, host: str) -> Says:
         if incarnation < self._newest.setdefault(rank, incarnation):
             return ()
         self._newest[rank] = incarnation
+        self._is_at(rank, host)
         self._behind.pop(rank, None)
         if self._is_new:
             self._taking.lost(rank)
-            return (Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True))),)
+            return (Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True, host=self._host))),)
         if self._waiting:
             return self._hold(rank)
         self._asked[rank] = None
         return ()
+
+    @property
+    def _host(self) -> str:
+        """This one's; empty: it is not known."""
+        return "" if self._beside is None else self._beside.host
+
+    def _is_at(self, rank: int, host: str) -> None:
+        """Whoever has come to this host keeps nothing that is this rank's own from now on."""
+        if self._beside is not None:
+            self._beside.is_at(rank, host)
+            self._neighbours = self._beside.neighbours
 
     def _compare(self, rank: int, like: Likeness) -> str:
         if self._like is None or self._likes.get(rank) == like:
@@ -363,7 +391,7 @@ class HealingMachine:
         kept = {**self._kept, self._rank: dict(self._own)}
         own = kept.pop(rank, {})
         yours = self._likes.get(rank)
-        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours)
+        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours, self._host)
         return tuple(Tell(rank, About.HAVE, self.step, encode_have(have)) for have in haves)
 
     def _give(self, asked: ToldByRank) -> Says:
@@ -378,16 +406,16 @@ class HealingMachine:
         self._behind[rank] = self.step
         if not self._held:
             self._gives = None
-        if rank not in self._neighbours:
-            return ()
-        # the one before it may not have said that it has this
-        return tuple(Tell(rank, About.MIRROR, step, data) for step, data in self._own)
+        # the process before it may not have said that it has this; others are neighbours since it is elsewhere
+        untold = [each for each in self._neighbours if each == rank or each not in self._mirrored]
+        return tuple(Tell(each, About.MIRROR, step, data) for each in untold for step, data in self._own)
 
     # ---- a successor ----
 
     def _have(self, rank: int, have: Have) -> Says:
         if have.to != self._incarnation:
             return ()
+        self._is_at(rank, have.host)
         if self._is_new:
             self._taking.have(rank, have)
         elif not have.is_new:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from covey.block_streams import BlockStreams
-from covey.healing import neighbours_of
 from covey.healing_machine import HealingMachine, Own, Says
 from covey.job_state import Get, JobState, Load
 from covey.likeness import Likeness
+from covey.neighbours import Beside
 from covey.own_gather import OwnGather
 from covey.owns import RANKS_MAX
 from covey.rounds import ToldByRank
@@ -41,12 +41,13 @@ class HealingStreams:
         own: Own,
         like: Likeness | None = None,
         gather: OwnGather | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """`own`: what is this rank's own, as of `job.state`; the rest as of `covey.healing`."""
         self._far, self._spawn, self._people, self._own = far, spawn, people, own
         self._changed = asyncio.Event()
         self.machine = HealingMachine(
-            rank, world_size, neighbours, step, incarnation, now_s, self._say_on, like, gather
+            rank, world_size, neighbours, step, incarnation, now_s, self._say_on, like, gather, beside
         )
         far.heal(self._told)
 
@@ -155,11 +156,13 @@ async def begun_on(
     people: Callable[[str], None],
     like: Likeness | None = None,
     gathers_max: int = RANKS_MAX,
+    host: str = "",
 ) -> tuple[JobState, HealingStreams]:
     """As of `covey.job_state.begun`, from step 0. StateLost where that ends the process."""
-    neighbours = neighbours_of(rank, here, world_size)
+    beside = Beside(rank, world_size, here, host)
     gather = OwnGather(rank, world_size, 0, far) if 1 < world_size <= gathers_max else None
-    healing = HealingStreams(far, spawn, now_s, rank, world_size, neighbours, 0, incarnation, people, own, like, gather)
+    of = far, spawn, now_s, rank, world_size, beside.neighbours, 0, incarnation
+    healing = HealingStreams(*of, people, own, like, gather, beside)
     if incarnation:
         found = await healing.recover(own is not None, get())
         load(found.arrays, found.own)

@@ -46,9 +46,10 @@ class HeldState:
         kept: Kept,
         like: Likeness | None = None,
         yours: Likeness | None = None,
+        host: str = "",
     ) -> list[Have]:
         """What is said to process `to` of a lost rank: what is its `own`, what is `kept` of others, this rank's
-        likeness and that of the lost one."""
+        likeness and that of the lost one, and where this rank is."""
         each = list(_frames(kept))
         return [
             Have(
@@ -65,6 +66,7 @@ class HeldState:
                 self._state_sum,
                 like,
                 yours,
+                host,
             )
             for part, others in enumerate(each)
         ]

@@ -69,8 +69,7 @@ class HostTensor(SharedTensor):
         missing = self.missing()
         if missing:
             return super().why()
-        late = [self._first + at for at in range(self._ranks) if int(self._words[at, 1]) < self.round]
-        waits = ", ".join(map(str, late))
+        waits = ", ".join(map(str, self.late()))
         whys = dict.fromkeys(spoken.at.why() for spoken in self._mine[self._here :])
         return "; ".join(whys) or f"rank {waits} of this host waits for the sum of all hosts"
 
@@ -87,9 +86,9 @@ class HostTensor(SharedTensor):
                 self._added = self.round
         while self._here < len(self._mine):
             spoken = self._mine[self._here]
-            fault = spoken.at.fault(spoken.label)
+            fault, in_vain = spoken.at.fault(spoken.label)
             if fault and not self.fault:
-                self._range.say_fault(fault)
+                self._range.say_fault(fault, in_vain)
             if not spoken.at.has_result(spoken.label):
                 return False
             self._here += 1

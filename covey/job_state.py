@@ -29,8 +29,9 @@ from typing import Any, Protocol
 
 from covey.block_rounds import BlockRounds
 from covey.errors import EXIT_STATE_LOST, CoveyError
-from covey.healing import Healing, neighbours_of
+from covey.healing import Healing
 from covey.likeness import likeness
+from covey.neighbours import Beside
 from covey.own_gather import OwnGather
 from covey.owns import RANKS_MAX
 from covey.taking_over import WITHIN_S
@@ -103,18 +104,19 @@ def begun(
     stepped: Callable[[int], object],
     within_s: float = WITHIN_S,
     gathers_max: int = RANKS_MAX,
+    host: str = "",
 ) -> JobState:
-    """As of `JobClient.state`, with the end of the process where that says so. `here`: the ranks of this host;
+    """As of `JobClient.state`, with the end of the process where that says so. `here`: the ranks of this `host`;
     `incarnation`: so many processes of this one were lost; `stepped` is told of each step that is done;
     with more ranks than `gathers_max` neighbours keep what is each one's own."""
     if not 0 <= step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
-    ranks, neighbours = tensors.world_size, neighbours_of(tensors.rank, here, tensors.world_size)
+    ranks, beside = tensors.world_size, Beside(tensors.rank, tensors.world_size, here, host)
 
     def make(far: BlockRounds) -> Healing:
         gather = OwnGather(tensors.rank, ranks, step, far) if 1 < ranks <= gathers_max else None
-        telling = tensors.tell, likeness()
-        return Healing(tensors.rank, ranks, neighbours, far, far.versions, step, incarnation, *telling, gather)
+        of = tensors.rank, ranks, beside.neighbours, far, far.versions, step, incarnation
+        return Healing(*of, tensors.tell, likeness(), gather, beside)
 
     if ranks == 1 and not incarnation:
         tensors.tell(

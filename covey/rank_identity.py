@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from covey.blocks import tables_of
+from covey.blocks import TABLES_MAX
 from covey.core import HostId, JobId
 from covey.errors import CoveyError
 
@@ -20,7 +20,7 @@ class RankIdentity(NamedTuple):
     incarnation: int
     """How many processes of this rank were lost before this one."""
     tables: int
-    """As `covey.blocks.tables_of` the job's hosts."""
+    """How many the job's tensors have, by the hosts of its start (`covey.blocks`): the same on each of its ranks."""
     token: str
     socket: str
     preempt_file: str
@@ -43,12 +43,19 @@ def identity(environ: Mapping[str, str]) -> RankIdentity:
             HostId(environ.get("COVEY_HOST", "")),
             range(min(here), max(here) + 1),
             int(environ.get("COVEY_INCARNATION", "0")),
-            tables_of(len(environ.get("COVEY_NODES", "").split(","))),
+            _tables(environ["COVEY_TABLES"]),
             environ["COVEY_TOKEN"],
             path,
             environ.get("COVEY_PREEMPT_FILE", ""),
         )
     except (KeyError, ValueError) as error:
         what = "this process is not a whole part of a Covey job"
-        why = f"COVEY_SOCKET is set, but {error} is missing or no number"
+        why = f"COVEY_SOCKET is set, but {error} is missing or no such number"
         raise CoveyError(what, why, "start it with agentctl submit, and keep its environment") from error
+
+
+def _tables(said: str) -> int:
+    """ValueError when no job has so many."""
+    if not 1 <= int(said) <= TABLES_MAX:
+        raise ValueError(f"COVEY_TABLES, which is {said},")
+    return int(said)

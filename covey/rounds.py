@@ -16,18 +16,21 @@ the peer, and ends the connection.
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from covey import handshake
 from covey.core import JobId
 from covey.handshake import CHALLENGE_BYTES, Challenge
 from covey.spoken import Spoken
 from covey.sum_order import Node, Order
+from covey.telling import Tell as Tell
+from covey.telling import ToldByRank as ToldByRank
 from covey.tensorwire import (
     ADDED_AS,
     FAULT_BYTES_MAX,
     HALVES_SINCE,
     HOLLOW,
+    IN_VAIN,
+    LEAVES_SINCE,
     PART_BYTES,
     SPEAKS,
     TELLS_SINCE,
@@ -50,6 +53,10 @@ from covey.tensorwire import (
     pack_rate,
 )
 
+_DRAINED = frozenset(
+    (TensorOp.TOLD, TensorOp.CHALLENGE, TensorOp.WELCOME, TensorOp.STALE, TensorOp.ASK, TensorOp.PONG, TensorOp.FAULT)
+)
+"""What is used at once."""
 OLD_FOR_TELLS = "was started by an older Covey, which job.state cannot use: end that aggd, and its agent starts another"
 Buffers = Sequence[memoryview]
 """Of a result, and of each of its moments."""
@@ -62,24 +69,6 @@ def _known_since(declared: Declared) -> int:
     if declared.update is None:
         return 0
     return UPDATES_SINCE if ADDED_AS[declared.type] == declared.type else HALVES_SINCE
-
-
-class Tell(NamedTuple):
-    """What this rank tells another one of its job."""
-
-    rank: int
-    about: int
-    step: int
-    data: Payload = b""
-
-
-class ToldByRank(NamedTuple):
-    """What another rank told this one; `data` is there only while it is heard."""
-
-    rank: int
-    about: int
-    step: int
-    data: Payload
 
 
 class Stale(ConnectionError):
@@ -148,6 +137,8 @@ class TensorRounds:
         """The round whose result is still to come; what was added for it is `pushed`."""
         self.fault = ""
         """Why the aggregator does not sum this tensor, for people."""
+        self.in_vain = False
+        """That is because a rank has left (`covey.leaving`)."""
         self._seen: set[int] = set()
 
     @property
@@ -229,7 +220,9 @@ class Rounds:
         self._by_key: dict[int, TensorRounds] = {}
         self.tells = False
         """This rank has something to tell others (`covey.healing`), which not all aggregators pass on."""
-        self._knows, self.can_tell = HALVES_SINCE, True
+        self._leaves = b""
+        """Who has left, which is this rank; empty: it has not."""
+        self._knows, self.can_tell = LEAVES_SINCE, True
         """What the newest aggregator can, as far as is known."""
         self.near = False
         """The newest connection is to a process of this host (`covey.tensorwire`)."""
@@ -304,6 +297,13 @@ class Rounds:
             payload=said.data,
         )
 
+    def leave(self, words: bytes) -> Iterator[Frame]:
+        """This rank pushes no tensor more but the last one, in these words; empty: it goes on."""
+        self._leaves = words
+        said = words and self._knows >= LEAVES_SINCE
+        leaves = TensorOp.LEAVES, self._hash, self.epoch
+        return iter((frame(*leaves, rank=self.rank, payload=words),) if said else ())
+
     def versions(self) -> list[tuple[bytes, int]] | None:
         """Of each Block: its declaration, as `pack_declared` writes it, and the round whose result is here, or with
         which it begins. None while one is under way."""
@@ -341,6 +341,7 @@ class Rounds:
         """After WELCOME on a new connection: the frames that the aggregator needs to go on from here."""
         tensors = [tensor for tensor in self.tensors.values() if not tensor.fault]
         frames = [iter((self._open(tensor),)) for tensor in tensors]
+        frames.append(self.leave(self._leaves))
         for tensor in tensors:
             tensor.forget_partial()
             if tensor.unacknowledged is not None:
@@ -361,15 +362,7 @@ class Rounds:
             case TensorOp.RESULT:
                 slot = self._tensor(header).slot(header)
                 return slot if slot is not None else self._drain(header.length)
-            case (
-                TensorOp.TOLD
-                | TensorOp.CHALLENGE
-                | TensorOp.WELCOME
-                | TensorOp.STALE
-                | TensorOp.ASK
-                | TensorOp.PONG
-                | TensorOp.FAULT
-            ):
+            case op if op in _DRAINED:
                 return self._drain(header.length)
             case _:
                 raise TensorWireError(f"an aggregator does not send {header.op.name}")
@@ -407,7 +400,8 @@ class Rounds:
                     raise TensorWireError(f"asks for moments of {declared.name!r}, which another rank keeps")
                 return self._state(tensor)
             case TensorOp.FAULT:
-                self._tensor(header).fault = bytes(payload).decode("utf-8", "replace")
+                tensor = self._tensor(header)
+                tensor.fault, tensor.in_vain = bytes(payload).decode("utf-8", "replace"), header.round == IN_VAIN
             case TensorOp.STALE:
                 if header.round > self.incarnation:
                     raise Superseded(f"another process runs as rank {self.rank} of {self.job} now: this one is to end")

@@ -114,6 +114,11 @@ class SharedTensor:
         return self._range.fault
 
     @property
+    def in_vain(self) -> bool:
+        """Whether that is because a rank has left."""
+        return self._range.in_vain
+
+    @property
     def refused(self) -> bool:
         """Whether a rank cannot take part, so that the round is to go another way."""
         waits = self.round == 1 and self._whole == 0 and bool(self.missing())
@@ -206,6 +211,12 @@ class SharedTensor:
         """Ranks that have not pushed this round."""
         return [self._first + at for at in range(self._ranks) if int(self._words[at, 0]) < self.round]
 
+    def late(self) -> list[int]:
+        """Ranks that have not added their part of this round, if those are awaited."""
+        if self._small:
+            return []
+        return [self._first + at for at in range(self._ranks) if int(self._words[at, 1]) < self.round]
+
     def remarks(self) -> Iterator[str]:
         """For people, each once, after a result was taken."""
         memory = self._range.memory
@@ -220,7 +231,7 @@ class SharedTensor:
         """No result is there, for people."""
         if missing := self.missing():
             return f"rank {', '.join(map(str, missing))} has not pushed this round yet"
-        late = [self._first + at for at in range(self._ranks) if int(self._words[at, 1]) < self.round]
+        late = self.late()
         why = f"; {self._lent.why}" if self._lent is not None and self._lent.why else ""
         return f"rank {', '.join(map(str, late))} has not added its part of this round yet{why}"
 

@@ -107,6 +107,8 @@ class Have(msgspec.Struct, frozen=True):
     """This rank's `covey.likeness`."""
     yours: Likeness | None = None
     """That of the lost rank, if it was told."""
+    host: str = ""
+    """Where this rank is; empty: it does not know."""
 
 
 encode_have = msgspec.msgpack.Encoder().encode

@@ -27,6 +27,10 @@ class StepClock:
     def __init__(self) -> None:
         self._step, self._stepped_at_s, self._communicated_s = 0, time.monotonic(), 0.0
 
+    def newest_step(self) -> int | None:
+        """None: there was none."""
+        return self._step - 1 if self._step else None
+
     def stepped(self, told: ToldStep, communicated_s: float) -> Stepped:
         """`communicated_s`: inside `tensors` so far, all steps together."""
         now_s = time.monotonic()

@@ -84,13 +84,16 @@ class TakingOver:
         now_s: Callable[[], float],
         is_closed: Callable[[], bool],
         keep: Callable[[Kept], None],
+        host: bytes = b"",
     ) -> None:
-        """`keep` hears what others kept; `is_closed`: whether there is nothing to wait for any more; `now_s`: of a
-        clock that only goes on."""
+        """`host`: this one's, which the others are told. `keep` hears what others kept; `is_closed`: whether there is
+        nothing to wait for any more; `now_s`: of a clock that only goes on."""
         self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
-        self._is_closed, self._keep = is_closed, keep
+        self._is_closed, self._keep, self._host = is_closed, keep, host
         self._others = [*range(rank + 1, world_size), *range(rank)]
         """Each successor asks others first."""
+        self.gone: dict[int, str] = {}
+        """Ranks that have left, and in words who that is: they answer nothing."""
         self._haves: dict[int, Have] = {}
         self._parts: dict[int, set[int]] = {}
         self._fetching = PieceFetch(Which.CONTENTS, Stream(()))
@@ -189,9 +192,11 @@ class TakingOver:
     def _ask_all(self, began_s: float, timeout_s: float) -> Stepwise[None]:
         told_s, pause_s = self._now_s(), FIRST_ASK_S
         while silent := [rank for rank in self._others if rank not in self._haves]:
-            needs = tuple(Tell(rank, About.NEED, self._incarnation) for rank in silent)
+            needs = tuple(Tell(rank, About.NEED, self._incarnation, self._host) for rank in silent)
             yield Pause(needs, until=self._all_answered, most_s=pause_s)
             self._raise_if_closed()
+            if left := [rank for rank in silent if rank in self.gone]:
+                raise StateLost(CANNOT, self.gone[left[0]], FROM_CHECKPOINT)
             pause_s = min(2 * pause_s, ASK_S)
             now_s, names = self._now_s(), _names(silent)
             if now_s > began_s + timeout_s:
@@ -202,7 +207,8 @@ class TakingOver:
                 yield Pause(words=f"took over from a rank that was lost, and asks rank {names} for what it needs")
 
     def _all_answered(self) -> bool:
-        return self._is_closed() or len(self._haves) == len(self._others)
+        silent = len(self._haves) < len(self._others)
+        return self._is_closed() or not silent or any(rank not in self._haves for rank in self.gone)
 
     def _furthest(self) -> list[int]:
         """Who gives. StateLost when they do not hold the same."""

@@ -1,7 +1,7 @@
 """Layout of the memory in which ranks of one host exchange tensors: one sealed memfd of a job, made by its agent.
 
     0          head: magic, version, how many ranks and the first of them, whether a rank refused, how many tensors,
-               where free memory begins
+               where free memory begins; behind it, for each rank, whether it has left (`covey.leaving`)
     BELLS      for each rank a row of words, one of each rank: another number whenever that one has news for this one
     DIRECTORY  for each tensor: key, state, where it lies
     behind it  tensors, each with its declaration, two words a rank, and room for data (`covey.shared_rounds`)
@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 from covey.memfd import F_ADD_SEALS, F_GET_SEALS, GROW, SHRINK
 
-MAGIC, VERSION = b"COVEYten", 2
-"""Version 1 did not say which ranks."""
+MAGIC, VERSION = b"COVEYten", 3
+"""Version 1 did not say which ranks, version 2 not which of them have left."""
 SIZE_BYTES = 1 << 40
 PAGE_BYTES = 4096
 RANKS_MAX = 128
@@ -32,6 +32,8 @@ ENTRY = struct.Struct("<IIQ")
 FORMING, REFUSED = 1, 2
 """States of a tensor: whoever comes may join, or all go another way."""
 BELLS_AT = PAGE_BYTES
+LEFT_AT, LEFT, LEFT_BEFORE = 128, struct.Struct("<Q"), 2
+"""Of each rank 8 bytes: 0, it has not left; 1, it has, and never said a step; else its newest step, and 2 more."""
 
 
 def usable(environ: Mapping[str, str]) -> bool:

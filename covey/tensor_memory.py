@@ -18,6 +18,9 @@ from covey.tensor_layout import (
     ENTRY,
     FORMING,
     FREE_AT,
+    LEFT,
+    LEFT_AT,
+    LEFT_BEFORE,
     PAGE_BYTES,
     REFUSED,
     REFUSED_AT,
@@ -38,9 +41,9 @@ LOOK_NS = 200_000_000
 """A rank that sleeps looks so often whether it is still wanted."""
 FREE_SHARE = 0.5
 """A tensor takes at most this share of the memory that the host has available."""
-_DECLARED_AT, _FAULT_AT = 16, 16 + OPEN_BYTES_MAX
+_IN_VAIN_AT, _DECLARED_AT, _FAULT_AT = 8, 16, 16 + OPEN_BYTES_MAX
 _HEAD_BYTES = 2 * PAGE_BYTES
-"""Of a tensor: how long its declaration and its fault are, and both."""
+"""Of a tensor: how long its declaration and its fault are, whether that is since a rank left, and both."""
 
 
 F_OFD_SETLKW = 38
@@ -91,6 +94,16 @@ class TensorMemory:
     def whole_job(self) -> bool:
         """Whether all ranks of the job share it."""
         return self.ranks == self.world_size
+
+    def leave(self, step: int | None) -> None:
+        """This rank pushes no tensor more but the last one, after this step."""
+        LEFT.pack_into(self._head, LEFT_AT + self.at * LEFT.size, 1 if step is None else step + LEFT_BEFORE)
+        self.ring()
+
+    def has_left(self, rank: int) -> tuple[bool, int | None]:
+        """Whether one of these ranks has, and after which step, if it said one."""
+        (said,) = LEFT.unpack_from(self._head, LEFT_AT + (rank - self.members[0]) * LEFT.size)
+        return said > 0, said - LEFT_BEFORE if said >= LEFT_BEFORE else None
 
     def bells(self) -> Any:
         """This rank's, now."""
@@ -265,9 +278,15 @@ class TensorRange:
         length = _number(self.mapped, 4)
         return bytes(self.mapped[_FAULT_AT : _FAULT_AT + min(length, FAULT_BYTES_MAX)]).decode("utf-8", "replace")
 
-    def say_fault(self, why: str) -> None:
+    @property
+    def in_vain(self) -> bool:
+        """Whether that is because a rank has left."""
+        return bool(_number(self.mapped, _IN_VAIN_AT))
+
+    def say_fault(self, why: str, in_vain: bool = False) -> None:
         """To every rank."""
         text = why.encode()[:FAULT_BYTES_MAX]
+        self.mapped[_IN_VAIN_AT : _IN_VAIN_AT + 4] = int(in_vain).to_bytes(4, "little")
         self.mapped[_FAULT_AT : _FAULT_AT + len(text)] = text
         self.mapped[4:8] = len(text).to_bytes(4, "little")
         self.memory.ring()

@@ -24,11 +24,9 @@ Calls block until every rank has pushed; after 30 s they write to stderr what th
 """
 
 import contextlib
-import math
 import sys
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TextIO
 
@@ -36,10 +34,14 @@ import numpy as np
 
 from covey.block_rounds import BlockRounds
 from covey.core import JobId
+from covey.errors import RankLeft as RankLeft
+from covey.errors import TensorError as TensorError
 from covey.given_rounds import GivenRound
 from covey.healing import Healing
 from covey.heartbeats import CallTimes
 from covey.host_rounds import HostTensor
+from covey.leaving import LEAVE, GoneRanks, in_vain
+from covey.patience import Patience
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
 from covey.tensor_arrays import Array, GivenArray, as_stored, check_out, checked
@@ -48,18 +50,13 @@ from covey.tensor_moments import NAME as MOMENTS
 from covey.tensor_moments import Moments, gathered
 from covey.tensor_types import NUMBERS
 from covey.tensorwire import PART_BYTES, Declared, Type
-from covey.units import format_seconds
 from covey.updates import Update
-from covey.wire import AggregatorAt
+from covey.wire import AggregatorAt, GoneRank
 
-BARRIER, LEAVE = "covey/barrier", "covey/leave"
+BARRIER = "covey/barrier"
 LEAVE_S = 60.0
 """How long a rank that is done waits for the others, s. Longer than any takeover; it runs out only when an aggregator
 dies after it told some ranks, and not all, that every rank is done."""
-
-
-class TensorError(RuntimeError):
-    """This tensor is not added (shapes differ, no memory, shared memory was overwritten), or the client was closed."""
 
 
 class TensorHandle:
@@ -84,31 +81,6 @@ class TensorHandle:
         return self._result
 
 
-class _Patience:
-    """Of whoever waits for one tensor."""
-
-    def __init__(self, client: "TensorClient", name: str, give_up_s: float | None) -> None:
-        self._client, self._name, self._began_s = client, name, time.monotonic()
-        self._tell_s = self._began_s + client._patience_s
-        self._end_s = math.inf if give_up_s is None else self._began_s + give_up_s
-
-    @property
-    def left_s(self) -> float:
-        """Until the next look, at most."""
-        return max(0.0, min(self._tell_s, self._end_s) - time.monotonic()) + 0.001
-
-    def look(self) -> None:
-        """Says why it takes so long, from time to time. TimeoutError at the end of it; errors of the client."""
-        self._client._raise_if_over()
-        now_s = time.monotonic()
-        if now_s >= self._end_s:
-            raise TimeoutError(f"tensor {self._name!r} took longer than {format_seconds(self._end_s - self._began_s)}")
-        if now_s >= self._tell_s:
-            waited = format_seconds(now_s - self._began_s)
-            self._client.tell(f"has waited {waited} for tensor {self._name!r}: {self._client._why(self._name)}")
-            self._tell_s = now_s + self._client._patience_s
-
-
 class TensorClient:
     """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, and so may the rest: one name
     has one round at a time, of different names there may be as many as there are."""
@@ -128,13 +100,19 @@ class TensorClient:
         part_bytes: int = PART_BYTES,
         patience_s: float = 30.0,
         say: TextIO | None = None,
+        host: str = "",
+        in_vain: Callable[[str], None] = lambda why: None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
-        `tables`: as `covey.blocks.tables_of` the job's hosts; `incarnation`: of this rank; `wanted` is told whose owner
-        is needed. `undecided`: the first tensors wait for `memory_is`. `shared` hears what goes by shared memory."""
+        `tables`: how many the job has (`covey.blocks`); `incarnation`: of this rank; `wanted` is told whose owner
+        is needed. `undecided`: the first tensors wait for `memory_is`. `shared` hears what goes by shared memory,
+        `in_vain` that this rank waits for one that has left. `host`: this rank's."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
-        self._job, self._patience_s, self._say = job, patience_s, say
+        self.newest_step: Callable[[], int | None] = lambda: None
+        """The newest one that the script did, for others once this rank has left."""
+        self._gone, self._say_in_vain = GoneRanks(host), in_vain
+        self._job, self.patience_s, self._say = job, patience_s, say
         self._changed = threading.Condition()
         """Guards what follows; notified when any of it changes."""
         self._open: dict[str, GivenRound] = {}
@@ -304,15 +282,17 @@ class TensorClient:
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
         """The last call of a script that ended well: blocks until every rank has made it, so that no rank ends while
-        another may still need its copy of a last result. False when that took longer than `linger_s` seconds. Again is
+        another may still need its copy of a last result. False when that took longer than `linger_s` seconds, or a
+        rank has ended without. Who waits for another tensor is told that this rank pushes none any more. Again is
         harmless: `with covey.join()` makes it too."""
         with self.calls.timed(waits=False):
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
             try:
                 self._begin(LEAVE, GivenRound(checked(LEAVE, np.zeros(1, np.float32))), True, linger_s)
+                self._gone.leave(self.rank, self.newest_step(), self._far, self._shared)
                 self._wait(LEAVE, linger_s)
-            except TimeoutError:
+            except (TimeoutError, RankLeft):
                 return False
             self.left = True
             return True
@@ -357,6 +337,15 @@ class TensorClient:
             if shared is not None:
                 shared.memory.refuse()
 
+    def gone(self, ranks: Mapping[int, GoneRank]) -> None:
+        """The agent's word: these have ended, and push nothing more."""
+        with self._changed:
+            self._gone.ended.update(ranks)
+            self._changed.notify_all()
+        self._far_heard()
+        if self._healing is not None:
+            self._healing.gone({rank: in_vain(self._gone.of([rank]), self._job) for rank in ranks})
+
     # ---- from a link thread ----
 
     def _far_heard(self) -> None:
@@ -386,7 +375,7 @@ class TensorClient:
             way = self._way(name, given, give_up_s)
             declared = way.declared if way is not None else self._far.known[name].declared
             rate = given.rate_in(declared)
-            self._raise_if_over()
+            self.raise_if_over()
             if self._healing is not None:
                 self._healing.before_push(self._own)
             if way is not None and self._shared is not None:
@@ -414,7 +403,7 @@ class TensorClient:
             way = self._ways[name]
             given.check(self._far.known[name].declared if way is None else way.declared)
             return way
-        patience = _Patience(self, name, give_up_s)
+        patience = Patience(self, name, give_up_s)
         with self._changed:
             while self._undecided:
                 patience.look()
@@ -462,15 +451,15 @@ class TensorClient:
         return found
 
     def _come(self, name: str, give_up_s: float | None, out: Array | None) -> Array:
-        patience = _Patience(self, name, give_up_s)
+        patience = Patience(self, name, give_up_s)
         try:
             if self._healing is not None:
                 self._far.until(name, patience)  # who waits for the last one to come is woken once
-                self._healing.gathered(lambda own: self._far.wait(own, _Patience(self, own, give_up_s), None))
+                self._healing.gathered(lambda own: self._far.wait(own, Patience(self, own, give_up_s), None))
             while (way := self._ways[name]) is not None and self._shared is not None:
                 if self._shared.wait(way, patience.look):
                     if way.fault:
-                        raise ValueError(way.fault)
+                        raise (RankLeft if way.in_vain else ValueError)(way.fault)
                     found = way.take(out)
                     for text in way.remarks():
                         self.tell(text)
@@ -478,8 +467,22 @@ class TensorClient:
             return self._far.wait(name, patience, out)
         except ValueError as error:
             raise TensorError(f"tensor {name!r}: {error}") from error
+        except RankLeft as error:
+            if name != LEAVE:
+                self._say_in_vain(f"tensor {name!r}: {error}")
+            raise RankLeft(f"tensor {name!r}: {error}") from error
 
-    def _why(self, name: str) -> str:
+    def raise_in_vain(self, name: str) -> None:
+        """RankLeft when a rank of this host has left, for whose part of this tensor this one waits."""
+        way, shared, gone = self._ways.get(name), self._shared, self._gone
+        left = gone.of(gone.ended, here=True) if self._undecided else ""
+        if way is not None and shared is not None:
+            left = gone.awaited(way, shared.memory)
+        if left:
+            self._far.leave(left.encode())  # other hosts wait for what this one speaks for
+            raise RankLeft(in_vain(left, self._job))
+
+    def why(self, name: str) -> str:
         """For what this tensor waits, for people."""
         if self._undecided:
             return "the agent has not said yet whether the ranks share memory: not all have joined"
@@ -491,7 +494,7 @@ class TensorClient:
         with contextlib.suppress(OSError, ValueError):
             print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
 
-    def _raise_if_over(self) -> None:
+    def raise_if_over(self) -> None:
         if self._far.fatal is not None:
             raise self._far.fatal
         if self._closed:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from covey.core import JobId
+from covey.errors import RankLeft
 from covey.handshake import NONCE_BYTES
 from covey.ports import Bytes, ByteStream
 from covey.present_owner import PresentOwner
@@ -106,6 +107,10 @@ class TensorStream:
         if self._outbox is not None and self.rounds.can_tell:
             self._send((self.rounds.tell(said),))
 
+    def leave(self, words: bytes) -> None:
+        """As of `Rounds`."""
+        self._send(self.rounds.leave(words))
+
     def moved(self, at: AggregatorAt) -> None:
         if self._owner.told(at, self._outbox is not None, self._now_s()):
             self._go_to(at)
@@ -137,6 +142,8 @@ class TensorStream:
         while not done():
             if self._fatal is not None:
                 raise self._fatal
+            if tensor.in_vain:
+                raise RankLeft(tensor.fault)
             if self._closed or tensor.fault:
                 raise RuntimeError(tensor.fault or "closed")
             await self._changed.wait()

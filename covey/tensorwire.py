@@ -19,6 +19,8 @@ is a `TensorWireError`, and the connection is closed: the next frame's start can
       KEPT(key, round)                ->      the keeper has the moments too: others may have the result
       TELL(rank, about what)          ->      to another rank, as TOLD, if it is connected (`covey.healing`)
                                        <- TOLD(rank, about what)
+      LEAVES(who, in words)           ->      it pushes no tensor more but the last one (`covey.leaving`)
+                                       <- FAULT(key, round 1) to who waits for it; round 0: this tensor is not added
       PING                            ->
                                        <- PONG
 
@@ -59,6 +61,8 @@ TELLS_SINCE = 2
 """Likewise, where ranks can tell one another something, and one may be `HOLLOW`."""
 HALVES_SINCE = 3
 """Likewise, where parameters of 16 bits can be updated, whose moments have 32."""
+LEAVES_SINCE = 4
+"""Likewise, where ranks are told of one that has left (`covey.leaving`)."""
 VERSION = 2
 """Version 1 sent the secret itself."""
 PART_BYTES_MAX = 1 << 20
@@ -87,6 +91,8 @@ WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
 SPEAKS = 2
 """Flag of OPEN: the worker pushes for all ranks of its host (`covey.spoken`); which, its payload says first."""
+IN_VAIN = 1
+"""In the place of a round of FAULT: a rank has left, and the round needs it."""
 HOLLOW = 4
 """Flag of OPEN: the worker took over from one that was lost, and has no copy of the result of the version it says."""
 
@@ -118,6 +124,7 @@ class TensorOp(enum.IntEnum):
     KEPT = 8
     TELL = 9
     COPIES = 10
+    LEAVES = 11
     WELCOME = 16
     RESULT = 17
     ASK = 18
@@ -139,6 +146,7 @@ _LENGTH_MAX = {
     TensorOp.RATE: _RATE.size,
     TensorOp.KEPT: 0,
     TensorOp.TELL: PART_BYTES_MAX,
+    TensorOp.LEAVES: FAULT_BYTES_MAX,
     TensorOp.WELCOME: 0,
     TensorOp.RESULT: PART_BYTES_MAX,
     TensorOp.ASK: 0,
@@ -164,7 +172,7 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE` to `HALVES_SINCE`. OPEN, STATE, ASK, COPIED: the
+    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE` to `LEAVES_SINCE`. OPEN, STATE, ASK, COPIED: the
     version of the state, which is the last complete round. TELL, TOLD: a step."""
     epoch: int
     length: int

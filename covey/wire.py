@@ -195,6 +195,28 @@ class TensorsShared(Frame, frozen=True, tag="TensorsShared"):
     """Of all tensors, each counted once."""
 
 
+class GoneRank(msgspec.Struct, frozen=True):
+    """A rank whose process ended with 0."""
+
+    host: HostId
+    step: int | None
+    """The newest that its host heard of; None: of none."""
+
+
+class RanksHaveLeft(Frame, frozen=True, tag="RanksGone"):
+    """Agent -> rank: these have ended with 0, while others run: what they have not pushed they never will. Said again,
+    with all of them, when there are more, and to each process that joins."""
+
+    ranks: dict[int, GoneRank]
+
+
+class InVain(Frame, frozen=True, tag="InVain"):
+    """Rank -> agent: it waits for a rank that has left, and ends that wait with an error. Becomes the fact
+    `RankWaitsInVain`."""
+
+    why: str
+
+
 class NeighbourFlag(Frame, frozen=True, tag="NeighbourFlag"):
     """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
     none any more."""
@@ -261,6 +283,7 @@ FrameUnion = (
     Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
+    | RanksHaveLeft | InVain
     | Attach | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)

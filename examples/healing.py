@@ -24,14 +24,17 @@ from digits import DIGITS, Array, accuracy, load, probabilities
 import covey
 
 BATCH, NOISE = 64, np.float32(0.1)
+WIDTH = 8192
+"""Features of an image: the weights have 320 KB, so that they lie in several Blocks, at several owners, on several
+hosts."""
 RATE, BETA1, BETA2, EPSILON = np.float32(0.01), np.float32(0.9), np.float32(0.999), np.float32(1e-8)
 
 
 class Model:
-    """Weights (64, 10) and bias (10,), with the moments of Adam."""
+    """Weights (width, 10) and bias (10,), with the moments of Adam."""
 
-    def __init__(self) -> None:
-        shapes = {"weights": (64, DIGITS), "bias": (DIGITS,)}
+    def __init__(self, width: int) -> None:
+        shapes = {"weights": (width, DIGITS), "bias": (DIGITS,)}
         self.arrays = {
             f"{kind} {name}": np.zeros(shape, np.float32)
             for kind in ("value", "first", "second")
@@ -55,6 +58,18 @@ class Model:
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays.values())).hexdigest()
 
 
+class Features:
+    """Fixed random ones, the same on every worker: what an image has of each of so many directions, if that is more
+    than nothing."""
+
+    def __init__(self, width: int) -> None:
+        self._directions = np.random.default_rng(0).standard_normal((64, width), np.float32) / np.float32(32)
+
+    def of(self, images: Array) -> Array:
+        """Shape (images, width)."""
+        return np.maximum(images @ self._directions, np.float32(0))
+
+
 def batch(images: Array, draws: np.random.Generator) -> tuple[Array, Array]:
     """Images that this worker draws, with noise on them, and which they are."""
     chosen = draws.integers(len(images), size=BATCH)
@@ -66,11 +81,11 @@ def gradients(model: Model, seen: Array, wanted: Array) -> dict[str, Array]:
     return {"weights": seen.T @ error, "bias": error.sum(axis=0)}
 
 
-def train(steps: int, step_s: float, out: Path | None) -> None:
+def train(steps: int, step_s: float, out: Path | None, width: int) -> None:
     images, labels, test_images, test_labels = load()
     wanted = np.eye(DIGITS, dtype=np.float32)[labels]
     with covey.join() as job:
-        model, draws = Model(), np.random.default_rng(job.rank)
+        model, features, draws = Model(width), Features(width), np.random.default_rng(job.rank)
 
         def take_over(arrays: dict[str, Array], own: dict[str, object] | None) -> None:
             model.load(arrays)
@@ -82,11 +97,12 @@ def train(steps: int, step_s: float, out: Path | None) -> None:
             seen, chosen = batch(images, draws)
             state.drawn()
             time.sleep(step_s)
-            mine = gradients(model, seen, wanted[chosen])
+            mine = gradients(model, features.of(seen), wanted[chosen])
             handles = {name: job.tensors.push(name, g, mean=True) for name, g in mine.items()}
             model.step(step + 1, {name: handle.wait() for name, handle in handles.items()})
         if job.rank == 0:
-            right = accuracy(model.arrays["value weights"], model.arrays["value bias"], test_images, test_labels)
+            weights, bias = model.arrays["value weights"], model.arrays["value bias"]
+            right = accuracy(weights, bias, features.of(test_images), test_labels)
             print(f"state sha256={model.digest}  accuracy={right:.4f}", flush=True)
             if out is not None:
                 out.write_text(model.digest)
@@ -96,6 +112,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000, help="(default %(default)s)")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="each takes at least so long")
+    parser.add_argument("--width", type=int, default=WIDTH, help="features of an image (default %(default)s)")
     parser.add_argument("--out", type=Path, help="rank 0 writes the digest here")
     options = parser.parse_args()
-    train(options.steps, options.step_seconds, options.out)
+    train(options.steps, options.step_seconds, options.out, options.width)

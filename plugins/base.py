@@ -129,7 +129,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int
     """Index of this host in `nodes`."""
     nodes: tuple[HostId, ...]
-    """Hosts of the gang."""
+    """Hosts of the gang now. Nothing on which all its ranks have to agree follows from them: some started before."""
     master_addr: str
     """An IP the peers reach."""
     master_port: int
@@ -144,6 +144,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Its ranks begin on what others leave of the cores, until their channel answers (`covey.ports.LetsGo`)."""
     attach: bool = True
     """`covey.attach` sees the script's steps."""
+    tables: int = 1
+    """How many the job's tensors have, on each of its ranks, whenever that started (`covey.blocks`)."""
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
     spares: int = 0

@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from covey.core import Fact, HostId, JobId
 from covey.ports import Address
+from covey.wire import GoneRank as GoneRank
 from gossip.types import HostState as HostState
 from gossip.types import HostView as HostView
 from gossip.types import MaybeHostName as HostName
@@ -87,6 +88,8 @@ class JobPlaced(Fact, frozen=True):
     tenant: str
     world_size: int
     places: tuple[Place, ...]
+    tables: int
+    """How many tables its tensors have (`covey.blocks`): as at its start, however many hosts it has now."""
     remote_memory: int = 0
     """Most remote memory that its volumes have, all hosts together, bytes; 0: not limited."""
 
@@ -134,6 +137,33 @@ class RanksEnded(Fact, frozen=True):
     """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
     since: int = 0
     """Of the place that they had (`Place.since`)."""
+
+
+class RankEndedHere(Fact, frozen=True):
+    """The process of a rank here ended for good, while others of this host run. Told again after a restart."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    code: int
+
+
+class RanksLeft(Fact, frozen=True):
+    """The log says that these ranks, of whatever hosts, ended with 0 while others of the gang run: they push nothing
+    more. Told again and again."""
+
+    job: JobId
+    epoch: int
+    ranks: dict[int, GoneRank]
+
+
+class RankWaitsInVain(Fact, frozen=True):
+    """A rank here ends its wait for a tensor with an error: another one, which has left, would have to push it."""
+
+    job: JobId
+    epoch: int
+    rank: int
+    why: str
 
 
 class RanksHeal(Fact, frozen=True):

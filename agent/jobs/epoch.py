@@ -6,7 +6,7 @@ from agent.jobs.records import Key, StartRecord
 from agent.jobs.supervision import CANNOT_START, SIGKILL, UNKNOWN, StopRanks, SupervisorState
 from covey.ports import ByteStream
 from plugins.base import RankLease
-from plugins.facts import RankReplaced, RanksEnded, RanksHeal, RanksStarted
+from plugins.facts import RankEndedHere, RankReplaced, RanksEnded, RanksHeal, RanksStarted
 
 
 class Epoch:
@@ -46,6 +46,13 @@ class Epoch:
         self.over = asyncio.Event()
         self.launches = 0
         """Supervisors started since one last answered."""
+
+
+def ended_before_others(key: Key, epoch: Epoch, before: SupervisorState = SupervisorState()) -> list[RankEndedHere]:
+    """Ranks that have ended since, while others run."""
+    if epoch.ended or not epoch.started:
+        return []
+    return [RankEndedHere(*key, rank, code) for rank, code in epoch.state.codes.items() if rank not in before.codes]
 
 
 def replaced_of(key: Key, before: SupervisorState, now: SupervisorState) -> list[RankReplaced]:

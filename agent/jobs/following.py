@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from agent.jobs import supervision
-from agent.jobs.epoch import Epoch, ended_of, heal_of, lost_of, replaced_of, started_of
+from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, lost_of, replaced_of, started_of
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import may_be_lost
@@ -211,6 +211,8 @@ class Following:
             await self._end(key, epoch, state)
         else:
             self._tell_started(key, epoch, state)
+            for ended in ended_before_others(key, epoch, before):
+                self._tell(ended)
 
     def _tell_heals(self, key: Key, epoch: Epoch) -> None:
         """Whenever it changes."""

@@ -39,12 +39,14 @@ from covey.wire import (
     Frame,
     Heals,
     Heartbeat,
+    InVain,
     Join,
     Joined,
     NeighbourFlag,
     NoTensorMemory,
     PagesHere,
     PagesMapped,
+    RanksHaveLeft,
     Refusal,
     Stepped,
     Stopping,
@@ -56,7 +58,16 @@ from covey.wire import (
     other_protocol,
 )
 from plugins.base import JobPeer, RanksSpec
-from plugins.facts import HeartbeatHeard, JobAttached, JobJoined, RankShares, StepTimed, TableUsed, TensorsSeen
+from plugins.facts import (
+    HeartbeatHeard,
+    JobAttached,
+    JobJoined,
+    RankShares,
+    RankWaitsInVain,
+    StepTimed,
+    TableUsed,
+    TensorsSeen,
+)
 
 JOIN_S = 5.0
 """A process that has not joined this long after connecting is cut off."""
@@ -65,10 +76,12 @@ METRICS_MAX = 16
 METRIC_NAME_MAX = 64
 BOUNDARY_MAX = 32
 BY_SCRIPT = Stepped(0, 0.0).boundary
-ATTACHED_MAX, PROBLEM_MAX = 160, 400
+ATTACHED_MAX, PROBLEM_MAX, IN_VAIN_MAX = 160, 400, 800
 STEP_MAX = 1 << 53
 SECONDS_MAX = 1e9
 MODULE = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")
+FROM_AGENTS = (Join, Joined, Stopping, PagesHere, TensorMemoryHere, NeighbourFlag, RanksHaveLeft)
+"""Frames that no process sends once it has joined."""
 FRAMES_AT_ONCE = 32
 """After so many frames in a row the loop gets its turn, however many more are waiting."""
 
@@ -279,7 +292,9 @@ class JobSocket:
                 self._table_wanted(peer, frame)
             elif isinstance(frame, Heals):
                 await self._heals(peer, frame)
-            elif isinstance(frame, Join | Joined | Stopping | PagesHere | TensorMemoryHere | NeighbourFlag):
+            elif isinstance(frame, InVain):
+                self._waits_in_vain(peer, frame)
+            elif isinstance(frame, FROM_AGENTS):
                 raise FrameError(f"{type(frame).__name__} from a process that has joined")
             else:
                 await self._ask(peer, frame)
@@ -339,6 +354,11 @@ class JobSocket:
             raise FrameError("Heartbeat from outside a job, or with an impossible step or time")
         of = peer.job, peer.epoch, peer.rank, peer.pid
         self._tell(HeartbeatHeard(*of, frame.step, frame.quiet_s, frame.waits_s, frame.begun))
+
+    def _waits_in_vain(self, peer: ConnectedProcess, frame: InVain) -> None:
+        if peer.job is None:
+            raise FrameError("InVain from outside a job")
+        self._tell(RankWaitsInVain(peer.job, peer.epoch, peer.rank, plain(frame.why, IN_VAIN_MAX)))
 
     def _attached(self, peer: ConnectedProcess, frame: Attached) -> None:
         """A rank says it once after it joined, and again when that changes."""

@@ -170,6 +170,7 @@ def _ours(spec: RanksSpec, rank: RankSpec, door: RankEndpoints) -> dict[str, obj
         "COVEY_CLASS": spec.job_class,
         "COVEY_RANKS_HERE": ",".join(str(sibling.rank) for sibling in spec.ranks),
         "COVEY_NODES": ",".join(spec.nodes),
+        "COVEY_TABLES": spec.tables,
         "COVEY_GPUS": ",".join(rank.gpus),
         **({"COVEY_GPU_MEMORY": spec.shared_memory} if spec.shared_memory else {}),
         "COVEY_TOKEN": door.token,

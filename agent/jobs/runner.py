@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.jobs import records, supervision
-from agent.jobs.epoch import Epoch, ended_of, heal_of, started_of
+from agent.jobs.epoch import Epoch, ended_before_others, ended_of, heal_of, started_of
 from agent.jobs.following import Following
 from agent.jobs.held_ports import HeldPorts
 from agent.jobs.kept_spares import KeptSpares
@@ -308,6 +308,7 @@ class SupervisedRunner:
                 found.append(started_of(key, epoch.state))
             if epoch.may_be_lost and not epoch.ended:
                 found.append(heal_of(key, epoch))
+            found += ended_before_others(key, epoch)
             if epoch.ended and not epoch.forgotten:
                 found.append(ended_of(key, epoch))
         return found

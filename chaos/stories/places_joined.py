@@ -4,6 +4,8 @@ stopped, its agent or its power fails, or the supervisor that takes them in is k
 runs twice at any moment, none is missing in the end, and nobody begins anew unless all ranks lay on a host that was
 lost."""
 
+from typing import Any
+
 from chaos import faults
 from chaos.faults import Kill
 from chaos.rackworld import SimRack
@@ -44,12 +46,14 @@ def play(rack: SimRack) -> None:
     ended(rack, {job: ("done",)})
 
 
-def spread(rack: SimRack, workers: int, more: dict[str, int]) -> JobId:
-    """A gang with a worker on each of so many hosts, each of which has room for one more."""
-    blocks = {"argv": ["sleeper", "400"], "tenant": "blue", "workers": len(rack.hosts), "cwd": "/", "pack": "apart"}
+def spread(rack: SimRack, workers: int, more: dict[str, Any], hosts: int = 0) -> JobId:
+    """A gang with a worker on each of so many hosts, each of which has room for one more. `hosts`: how many have any
+    room; 0: all."""
+    hosts = hosts or len(rack.hosts)
+    blocks = {"argv": ["sleeper", "400"], "tenant": "blue", "workers": hosts, "cwd": "/", "pack": "apart"}
     blocks |= {"job_class": "opportunistic"}
     block = rack.submit(blocks, f"blocking-{rack.world.seed}")
-    rack.until(lambda: len(ranks(rack, block)) == len(rack.hosts), 30.0, "a GPU of each host is taken")
+    rack.until(lambda: len(ranks(rack, block)) == hosts, 30.0, "a GPU of each host is taken")
     until_s = int(rack.world.now + LASTS_S)
     spec = {"argv": ["healer", str(until_s)], "tenant": "red", "workers": workers, "cwd": "/", **more}
     job = rack.submit(spec, f"healer-{rack.world.seed}")

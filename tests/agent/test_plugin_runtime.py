@@ -365,13 +365,13 @@ def test_a_plugin_that_begins_late_is_told_what_holds_and_not_what_is_over(rack:
     bus = one.agents["h1"].bus
     gone = JobId("gone")
     for job in (J1, gone):
-        bus.publish(JobPlaced(job, 1, "lab", 1, ()))
+        bus.publish(JobPlaced(job, 1, "lab", 1, (), 1))
         bus.publish(TensorsSeen(job, 1, 10, 20))
     bus.publish(JobUnplaced(gone, 1, True))
     fill(one)
     told = on(one, life=2).heard
     assert [fact for fact in told if isinstance(fact, JobPlaced | TensorsSeen | JobUnplaced)] == [
-        JobPlaced(J1, 1, "lab", 1, ()),
+        JobPlaced(J1, 1, "lab", 1, (), 1),
         TensorsSeen(J1, 1, 10, 20),
     ]
 

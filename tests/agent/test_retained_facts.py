@@ -23,7 +23,7 @@ J1, J2, H1, H2 = JobId("j1"), JobId("j2"), HostId("h1"), HostId("h2")
 
 
 def placed(job: JobId, epoch: int = 1) -> JobPlaced:
-    return JobPlaced(job, epoch, "lab", 1, ())
+    return JobPlaced(job, epoch, "lab", 1, (), 1)
 
 
 def seen(job: JobId, total_bytes: int = 20) -> TensorsSeen:

@@ -50,6 +50,7 @@ class Agent:
             "COVEY_RANK": "1",
             "COVEY_WORLD_SIZE": "2",
             "COVEY_EPOCH": "1",
+            "COVEY_TABLES": "1",
             "COVEY_TOKEN": "secret",
             "COVEY_HOST": "h1",
         }

@@ -36,7 +36,7 @@ class PlayedRanks:
         for thread in threads:
             thread.join(seconds)
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
-        why = [self.clients[rank]._why(name) for rank in stuck for name in self.clients[rank]._open]
+        why = [self.clients[rank].why(name) for rank in stuck for name in self.clients[rank]._open]
         for client in self.clients:
             client.close()
         assert not stuck, f"ranks {stuck} wait for ever: {why}"

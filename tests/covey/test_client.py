@@ -33,10 +33,10 @@ def test_outside_a_job_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch
     assert str(refused.value).splitlines()[-1].startswith("next: agentctl submit")
 
 
-@pytest.mark.parametrize("name", ["COVEY_JOB_ID", "COVEY_RANK", "COVEY_EPOCH", "COVEY_TOKEN"])
+@pytest.mark.parametrize("name", ["COVEY_JOB_ID", "COVEY_RANK", "COVEY_EPOCH", "COVEY_TABLES", "COVEY_TOKEN"])
 def test_half_an_environment_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     environ = {"COVEY_SOCKET": "/x", "COVEY_JOB_ID": "j1", "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1"}
-    environ |= {"COVEY_EPOCH": "1", "COVEY_TOKEN": "t"}
+    environ |= {"COVEY_EPOCH": "1", "COVEY_TABLES": "1", "COVEY_TOKEN": "t"}
     del environ[name]
     with pytest.raises(CoveyError, match=name):
         JobClient(environ)
@@ -176,6 +176,9 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
         def moved(self, at: AggregatorAt) -> None:
             self.moves.append(at)
 
+        def gone(self, ranks: object) -> None:
+            self.told = ranks
+
         def close(self) -> None:
             self.closed = True
 
@@ -265,7 +268,8 @@ print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey
 def test_a_name_that_covey_does_not_have_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'jion'"):
         covey.jion  # noqa: B018
-    names = ["Adam", "CoveyError", "Job", "Moments", "RemoteMemory", "RemoteMemoryError", "SGD", "TensorError", "join"]
+    names = ["Adam", "CoveyError", "Job", "Moments", "RankLeft", "RemoteMemory", "RemoteMemoryError", "SGD"]
+    names += ["TensorError", "join"]
     assert sorted(covey.__all__) == names and all(callable(getattr(covey, name)) for name in names)
     assert covey.Job is JobClient
 

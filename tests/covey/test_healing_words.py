@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from covey.checksum import crc32
 from covey.core import JobId
 from covey.errors import CoveyError, StateLost
-from covey.healing import Healing, neighbours_of
+from covey.healing import Healing
 from covey.held_state import HeldState
+from covey.neighbours import Beside, neighbours_of
 from covey.rounds import Rounds, Tell, ToldByRank
 from covey.state_pieces import About, encode_have, have_decoder
 from covey.taking_over import HealingClosed
@@ -372,6 +373,35 @@ def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:
             assert rank not in found and 1 <= len(found) <= 2
             assert len(here) == world_size or not set(found) & set(here)
     assert neighbours_of(0, range(1), 1) == []
+
+
+def test_who_has_come_to_a_ranks_host_keeps_nothing_of_it_any_more() -> None:
+    """It would be lost with it. Who goes away again may keep it; one that does not say where it is changes nothing."""
+    beside = Beside(0, 4, range(1), "h0")
+    assert beside.neighbours == (1, 3)
+    for rank, host, then in ((3, "h0", (1, 2)), (1, "h0", (2,)), (2, "", (2,)), (3, "h3", (2, 3)), (0, "h9", (2, 3))):
+        beside.is_at(rank, host)
+        assert beside.neighbours == then, f"after rank {rank} said that it is on {host!r}"
+    beside.is_at(2, "h0")
+    beside.is_at(3, "h0")
+    assert beside.neighbours == (1, 3), "all are here: better there than nowhere"
+
+
+def test_a_successor_is_told_where_all_others_are_and_tells_them() -> None:
+    """It has the environment of the time when its rank came to its host; others have come since."""
+    words = Words()
+    of = words, lambda: b"rounds", 0
+    old = Healing(0, 3, [1, 2], *of, 0, beside=Beside(0, 3, [0], "h0"))
+    new = Healing(1, 3, [0, 2], *of, 1, beside=Beside(1, 3, [1], "h0"))
+    old.begin({})
+    old.told(ToldByRank(1, About.NEED, 1, b"h0"))
+    assert old.machine._neighbours == (2,)
+    with old.waiting():
+        old.told(ToldByRank(1, About.NEED, 1, b"h0"))
+        have = next(said for said in words.said if said.about == About.HAVE)
+        new.told(ToldByRank(0, have.about, have.step, have.data))
+        old.told(ToldByRank(1, About.DONE, 1, b""))
+    assert new.machine._neighbours == (2,)
 
 
 def test_an_aggregator_of_before_is_told_apart_by_its_welcome() -> None:

@@ -246,9 +246,9 @@ def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatc
     said: list[str] = []
     say_fault = TensorRange.say_fault
 
-    def counted(self: TensorRange, why: str) -> None:
+    def counted(self: TensorRange, why: str, in_vain: bool = False) -> None:
         said.append(why)
-        say_fault(self, why)
+        say_fault(self, why, in_vain)
 
     monkeypatch.setattr(TensorRange, "say_fault", counted)
     with gang(tmp_path, 2, 2) as job:
@@ -320,12 +320,12 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     with gang(tmp_path, 2, 2) as job:
         job.share()
         handles = [client.push("g", np.zeros(3, np.float32)) for client in job.clients[:1]]
-        assert job.clients[0]._why("g") == "rank 1 has not pushed this round yet"
+        assert job.clients[0].why("g") == "rank 1 has not pushed this round yet"
         handles.append(job.clients[1].push("g", np.zeros(3, np.float32)))
         end_s = time.monotonic() + 10
         whys: set[str] = set()
         while time.monotonic() < end_s and len(whys) < 2:
-            whys = {client._why("g") for client in job.clients[:2]}
+            whys = {client.why("g") for client in job.clients[:2]}
         assert any("the agent has not named an aggregator yet" in why for why in whys)
         assert any("of this host waits for the sum of all hosts" in why for why in whys)
         assert not any(handle.done for handle in handles)

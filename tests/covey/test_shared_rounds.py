@@ -334,7 +334,7 @@ def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
     monkeypatch.setattr(tensor_layout, "VERSION", 1)
     older = tensor_layout.make(2)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="is of version 1, and not of version 2"):
+    with pytest.raises(ValueError, match="is of version 1, and not of version 3"):
         TensorMemory(older, 0, 2)
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
     with pytest.raises(ValueError, match="no sealed memory"):

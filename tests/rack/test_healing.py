@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 
 STEPS, STEP_S = 600, 0.01
 SCRIPT = EXAMPLES / "healing.py"
-OPTIONS = f"--steps={STEPS}", f"--step-seconds={STEP_S}"
+OPTIONS = f"--steps={STEPS}", f"--step-seconds={STEP_S}", "--width=2048"
+"""Weights of 80 KB: where hosts are two they lie in a table of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,23 @@ def test_a_rank_that_is_stuck_is_replaced_and_stacks_are_kept(living: LivingRack
 
 def places(living: LivingRack, job: str) -> dict[str, list[int]]:
     return {place["host"]: place["ranks"] for place in living.job(job)["places"]}
+
+
+def test_ranks_join_those_on_the_other_host_and_the_bits_are_the_same(living: LivingRack) -> None:
+    """A GPU of each host is taken while it starts, so that it begins on two."""
+    blocks = living.submit(SCRIPT, argv=["sleep", "600"], pack="apart")
+    wait("a GPU of each host is taken", lambda: living.job(blocks)["state"] == "running")
+    job = living.submit(SCRIPT, *OPTIONS, workers=2)
+    wait("both ranks run", lambda: living.job(job)["step"])
+    at = places(living, job)
+    assert sorted(map(len, at.values())) == [1, 1]
+    living.agent().post("jobs", blocks, "cancel")
+    wait("it may lose a host", lambda: living.job(job)["over"] or not living.job(job)["heals_not"])
+    leaves, stays = list(at)
+    said = living.agent().post("jobs", job, "move", body={"what": str(at[leaves][0]), "to": stays}).data
+    assert f"over from {leaves}, beside those that it has" in said["reason"], said
+    assert [len(each) for each in places(living, job).values()] == [2]
+    assert digest(living, job) == digest(living, living.submit(SCRIPT, *OPTIONS, workers=2))
 
 
 def test_ranks_are_moved_to_another_host_and_nobody_else_begins_anew(living: LivingRack, undisturbed: str) -> None:

@@ -15,8 +15,8 @@ from covey.frames import FrameError, read_frame, write_frame
 from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
 from covey.ports import ANYBODY, ByteStream, Env, Listener
 from covey.tensorwire import (
-    HALVES_SINCE,
     HEADER_BYTES,
+    LEAVES_SINCE,
     OWNER,
     Header,
     TensorOp,
@@ -33,6 +33,7 @@ from plugins.aggregator.datapath.control import (
     Now,
     Order,
     Quit,
+    RanksAway,
     Serve,
     SetPace,
     orders,
@@ -154,10 +155,15 @@ class Aggd:
                 known = self.jobs.get(order.job)
                 if known is not None and known.epoch == order.epoch:
                     known.may_take_us = order.may_take_us
+            case RanksAway():
+                known = self.jobs.get(order.job)
+                if known is not None and known.epoch == order.epoch:
+                    known.away.ended.update(order.ranks)
             case Quit():
                 self.over.set()
-            case GetStatus():
-                pass
+            case GetStatus():  # about once a second
+                for job in self.jobs.values():
+                    job.look_for_who_left()
         return self.now()
 
     def serve(self, order: Serve) -> None:
@@ -292,7 +298,7 @@ class Aggd:
             return None
         link = WorkerLink(job, head.rank, stream)
         job.join(link)
-        link.send(TensorOp.WELCOME, round=HALVES_SINCE)
+        link.send(TensorOp.WELCOME, round=LEAVES_SINCE)
         self.env.spawn(f"aggd worker {job.job} {head.rank}", link.write_out())
         return link
 
@@ -339,6 +345,7 @@ def _job_now(job: JobSums) -> JobCounters:
         may_take_us=job.may_take_us,
         missing=missing[:MISSING_MAX],
         waits_s=waits_s,
+        away=sorted(job.away.ended),
     )
 
 

@@ -47,6 +47,14 @@ class SetPace(msgspec.Struct, frozen=True, tag="Pace"):
     may_take_us: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] | None = 0
 
 
+class RanksAway(msgspec.Struct, frozen=True, tag="Away"):
+    """Processes of these ranks ended with 0: what they have not pushed they never will. In words, who that is."""
+
+    job: JobId
+    epoch: int
+    ranks: Annotated[dict[int, str], msgspec.Meta(max_length=RANKS_MAX)]
+
+
 class GetStatus(msgspec.Struct, frozen=True, tag="Tell"):
     """Ask for `Now`, which is also the answer to `Serve` and `DropJob`."""
 
@@ -79,6 +87,8 @@ class JobCounters(msgspec.Struct, frozen=True):
     """Ranks that have not pushed what the others wait for, the first ones."""
     waits_s: float = 0.0
     """Since when."""
+    away: list[int] = []
+    """As of `RanksAway`."""
 
 
 class Now(msgspec.Struct, frozen=True, tag="Now"):
@@ -103,6 +113,6 @@ class Now(msgspec.Struct, frozen=True, tag="Now"):
     """Owners before that ended before they had brought all that they had said."""
 
 
-Order = Serve | DropJob | SetPace | GetStatus | Quit
+Order = Serve | DropJob | SetPace | RanksAway | GetStatus | Quit
 orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 answers: msgspec.msgpack.Decoder[Now] = msgspec.msgpack.Decoder(Now)

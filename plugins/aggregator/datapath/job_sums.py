@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from covey.blocks import job_of
+from covey.leaving import LEAVE, in_vain
 from covey.ports import Env
-from covey.tensorwire import Declared, Header, Payload, TensorOp, job_hash
+from covey.tensorwire import FAULT_BYTES_MAX, IN_VAIN, Declared, Header, Payload, TensorOp, job_hash, key_of
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.block_copies import IncomingCopies
 from plugins.aggregator.datapath.control import Serve
@@ -14,6 +16,7 @@ from plugins.aggregator.datapath.lane_wire import LaneDone
 from plugins.aggregator.datapath.lanes import Lanes
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
 from plugins.aggregator.datapath.part_additions import PartAddition
+from plugins.aggregator.datapath.ranks_away import RanksAwayHere
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.datapath.state_carrier import StateCarrier
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
@@ -103,6 +106,7 @@ class JobSums:
         """What its owner before brings, while that is connected."""
         self.may_take_us: int | None = 0
         """An iteration, as of `SetPace`."""
+        self.away = RanksAwayHere()
         self.additions = shared.additions
         self.rounds_here = RoundsUnderWay(env.clock)
 
@@ -199,6 +203,7 @@ class JobSums:
         if self.links.get(link.rank) is not link:
             return
         del self.links[link.rank]
+        self.away.leaving.pop(link.rank, None)
         self.rounds_here.leave(link.rank)
         for key, tensor in self.tensors.items():
             self.do(key, tensor, tensor.gone(link.rank))
@@ -218,6 +223,15 @@ class JobSums:
         link = self.links.get(header.part)
         if link is not None:
             link.told(rank, header, payload)
+
+    def look_for_who_left(self) -> None:
+        """Whoever waits for a rank that has left, in a round that this one has not pushed, is told."""
+        under_way = {key: tensor.said() for key, tensor in self.tensors.items() if tensor.under_way}
+        for key, rank, who in self.away.look(under_way, key_of(LEAVE), self.env.clock.now_s()):
+            link = self.links.get(rank)
+            if link is not None:
+                why = in_vain(who, job_of(self.job))
+                link.send(TensorOp.FAULT, key=key, payload=why.encode()[:FAULT_BYTES_MAX], round=IN_VAIN)
 
     @property
     def due_s(self) -> float:

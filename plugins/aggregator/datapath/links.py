@@ -238,7 +238,7 @@ class WorkerLink:
                     raise TensorWireError(f"a part of {header.length} bytes, not {end - start}")
             case TensorOp.RATE | TensorOp.KEPT if header.key not in self._refused:
                 self._tensor(header)
-            case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT | TensorOp.TELL:
+            case TensorOp.OPEN | TensorOp.PING | TensorOp.RATE | TensorOp.KEPT | TensorOp.TELL | TensorOp.LEAVES:
                 pass
             case _:
                 raise TensorWireError(f"a worker does not say {header.op.name} here")
@@ -257,6 +257,10 @@ class WorkerLink:
                 self.job.rounds_here.follow(header.key, tensor.under_way)
             case TensorOp.TELL:
                 self.job.tell(self.rank, header, payload)
+            case TensorOp.LEAVES if self.job.links.get(self.rank) is self:
+                self.job.away.leaving[self.rank] = bytes(payload).decode("utf-8", "replace")
+            case TensorOp.LEAVES:
+                pass
             case TensorOp.PUSH:
                 self.job.received_bytes += header.length
                 tensor = self._tensor(header)

@@ -1,5 +1,7 @@
 """For whom each rank speaks at who sums a Block: for itself, or for all ranks of its host (`covey.spoken`)."""
 
+from collections.abc import Iterable
+
 from covey.spoken import Piece, Spoken
 from covey.sum_order import Node
 from covey.tensorwire import Declared
@@ -44,6 +46,14 @@ class Speakers(dict[int, Spoken]):
     def for_whom(self) -> set[int]:
         """All ranks that somebody speaks for."""
         return {rank for spoken in self.values() for rank in range(*spoken.ranks)}
+
+    def firsts(self, speakers: Iterable[int]) -> frozenset[int]:
+        """Of all for whom these speak, the first ones."""
+        return frozenset(self[rank].ranks[0] for rank in speakers)
+
+    def keepers(self) -> frozenset[int]:
+        """Those that are given the moments of an optimizer: one, once it speaks."""
+        return frozenset(rank for rank in self if self.keeps(rank))
 
     def keeps(self, rank: int) -> bool:
         """Whether it is given the moments of an optimizer too."""

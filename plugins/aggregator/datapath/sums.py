@@ -47,6 +47,7 @@ from plugins.aggregator.datapath.coming_copy import ComingCopy
 from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
 from plugins.aggregator.datapath.part_additions import LastAddition, PartAddition
+from plugins.aggregator.datapath.ranks_away import RoundSaid
 from plugins.aggregator.datapath.speakers import Speakers, Violation
 
 Array = npt.NDArray[Any]
@@ -296,15 +297,13 @@ class TensorSum:
         return self._complete() if self._whole == self.declared.parts else ()
 
     def lend(self) -> tuple[int, Array, dict[int, bytes]]:
-        """Version and state, for sending, not overwritten until `give_back`; and a place to keep the header of each of
-        its parts, whose checksum is the same for every worker."""
+        """Version and state, for sending, not overwritten until `give_back`; and a place for headers of its parts."""
         assert self.version is not None
         self._lent[id(self._state)] = self._lent.get(id(self._state), 0) + 1
         return self.version, self._state, self._heads
 
     def lend_to(self, rank: int) -> tuple[int, Array, dict[int, bytes]] | None:
-        """`lend`, for this rank; None when it may not have the newest result yet, and is given it later: another round
-        may be complete since it was promised one."""
+        """`lend`, for this rank; None when it may not have the newest result yet, and is given it later."""
         return self.lend() if self._may_have(rank) else None
 
     def give_back(self, array: Array) -> None:
@@ -332,10 +331,15 @@ class TensorSum:
 
     def missing(self) -> list[int]:
         """Ranks whose word or push is still to come."""
-        said = self._got[-1]
-        if self.version is None:
-            said = self._spoken.for_whom()
+        said = self._got[-1] if self.version is not None else self._spoken.for_whom()
         return [rank for rank in range(self.workers) if rank not in said]
+
+    def said(self) -> RoundSaid:
+        spoken, here = self._spoken, frozenset(self._here)  # of the round under way
+        if not self._is_kept:
+            return RoundSaid(spoken.keepers(), spoken.firsts(spoken.keys() - spoken.keepers()), here, spoken, False)
+        pushed = spoken.firsts(self._held) if self.version is None else frozenset(self._got[-1])
+        return RoundSaid(self.missing(), pushed, here, spoken, self.version is not None)
 
     def check(self) -> None:
         for part, (got, partial) in enumerate(zip(self._got, self._partial, strict=True)):

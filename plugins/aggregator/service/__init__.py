@@ -41,6 +41,7 @@ from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.machine.process_words import ForgetJob, LoadChanged, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
+from plugins.aggregator.service.away import RanksAwayNow
 from plugins.aggregator.service.kept import AggregatorState, kept_states
 from plugins.aggregator.service.lanes import lanes_here
 from plugins.aggregator.service.moves import move_of
@@ -93,7 +94,7 @@ class AggregatorService(PluginService):
         self._aggd = AggdProcess(self.env, self._save, self._doubted.set)
         self._disk_turn = asyncio.Lock()
         self._published: AggregatorNow | None = None
-        self._tables = JobTables()
+        self._tables, self._away = JobTables(), RanksAwayNow()
         self._started_s = 0.0
         self._measured: tuple[float, float, float] = (0.0, 0.0, 0.0)
         self._load = 0.0
@@ -188,8 +189,9 @@ class AggregatorService(PluginService):
                     await self._doubted.wait()
             self._doubted.clear()
             self.now = await self._order(GetStatus())
-            for pace in paces(self.owner, self.now):
-                await self._order(pace)
+            orders: list[Order] = [*paces(self.owner, self.now), *self._away.orders(self.now)]
+            for order in orders:
+                await self._order(order)
             self._measure(self.now)
             self._publish()
 
@@ -252,7 +254,10 @@ class AggregatorService(PluginService):
                     self.dispatch(gang, self.owner)
                 for peer in self.host.peers(fact.job):
                     self._tell_superseded(peer)
+            case facts.RanksLeft():
+                self._away.left(fact)
             case facts.JobUnplaced():
+                self._away.forget(fact.job)
                 kept = (table for table in (*self.owner.jobs, *self.directory.known) if job_of(table) == fact.job)
                 for table in dict.fromkeys((*self._tables.unplace(fact.job), *kept)):
                     self._feed_all(Unplaced(table, fact.epoch, fact.ended))

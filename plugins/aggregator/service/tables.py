@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.blocks import job_of, number_of, table_id, tables_of
+from covey.blocks import job_of, number_of, table_id
 from covey.core import HostId, JobId
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.facts import JobPlaced, Place, TensorsSeen
@@ -40,7 +40,7 @@ class JobTables:
         self._placed[fact.job] = fact
         self._seen.pop(fact.job, None)
         known = self._open.setdefault(fact.job, set()) | {0}
-        each = [(table, self._gang(fact, table)) for table in range(_tables(fact))]
+        each = [(table, self._gang(fact, table)) for table in range(fact.tables)]
         return [gang for table, gang in each if table in known], [gang for table, gang in each if table not in known]
 
     def unplace(self, job: JobId) -> list[JobId]:
@@ -48,7 +48,7 @@ class JobTables:
         placed = self._placed.pop(job, None)
         self._seen.pop(job, None)
         opened = self._open.pop(job, set()) | {0}
-        tables = _tables(placed) if placed is not None else 1
+        tables = placed.tables if placed is not None else 1
         return [table_id(job, table) for table in sorted(opened | set(range(tables)))]
 
     def use(self, table: JobId) -> None:
@@ -64,7 +64,7 @@ class JobTables:
         """Open it here; table 0 is one of several from now on. Nothing: it is open already, no such job is placed, or
         it has no such table."""
         fact, number = self._placed.get(job_of(table)), number_of(table)
-        if fact is None or not 0 < number < _tables(fact) or number in self._open[fact.job]:
+        if fact is None or not 0 < number < fact.tables or number in self._open[fact.job]:
             return []
         self._open[fact.job].add(number)
         return [self._gang(fact, number), self._gang(fact, 0)]
@@ -87,7 +87,3 @@ class JobTables:
         prefers = hosts[table % len(hosts)] if hosts else None
         several = table > 0 or bool(self._open[fact.job])
         return GangPlaced(table_id(fact.job, table), fact.epoch, fact.world_size, fact.places, prefers, several)
-
-
-def _tables(fact: JobPlaced) -> int:
-    return tables_of(len({place.host for place in fact.places}))

@@ -5,6 +5,7 @@ from typing import assert_never
 
 import msgspec
 
+from covey.blocks import tables_of
 from covey.core import HostId, JobId, LogEvent
 from plugins.scheduler.machine import replacing
 from plugins.scheduler.machine.job_table import ENDED_MAX, JobTable
@@ -41,7 +42,7 @@ class JobEndings(JobTable):
         if job.missing:
             job.hosts_lost += 1
             self._again(job, "host lost", f"{', '.join(job.missing)} was lost, and nothing of it is left")
-        if job.step_s is not None:
+        if job.step_s is not None and tables_of(len(job.places)) == job.tables:  # else it stepped on more hosts, too
             self.models.saw_steps(job.spec, len(job.places), job.step_s)
         codes = [code for reported in job.codes.values() for code in reported.values()]
         if (not job.lost and not job.asked and not any(codes)) or job.after is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from covey.blocks import tables_of
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.kept_bytes import KeptBytes
@@ -261,6 +262,8 @@ class JobTable:
         self.index, self.next_number = state.index, state.next_number
         self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
         self.jobs = {job.id: job for job in state.jobs}
+        for job in state.jobs:
+            job.tables = job.tables or tables_of(len(job.places))  # a snapshot of before did not say
         self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
@@ -278,6 +281,7 @@ class JobTable:
             hosts = [place.host for place in (*job.places, *job.leaving)]
             assert len(hosts) == len(set(hosts)), f"{job.id} has two places on a host"
             assert not job.seeks or job.state == "running", f"{job.id} is {job.state} and looks for places"
+            assert job.tables or not job.places, f"{job.id} was placed, and nobody knows how many tables it has"
             for place in job.awaited:
                 for gpu in place.gpus:
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"

@@ -12,6 +12,7 @@ import msgspec
 
 from covey.core import HostId, JobId
 from covey.transitions import StateTable
+from covey.wire import GoneRank
 from plugins.facts import Place, StepTiming
 from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
 from plugins.scheduler.policy.order import Row, queue_of
@@ -119,6 +120,9 @@ class Job(msgspec.Struct, kw_only=True):
     """`home` in snapshots, from the time when it was called so."""
     places: tuple[Place, ...] = ()
     """Of the newest start, also after it is over."""
+    tables: int = 0
+    """How many tables the tensors of the newest start have (`covey.blocks`): fixed when its places were first found,
+    whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
     master_addr: str = ""
     master_port: int = 0
     codes: dict[HostId, dict[int, int]] = {}
@@ -156,6 +160,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Places that it had: ranks there end, and their successors, which stand in `places`, start after that."""
     sought: int = 0
     """Times that somebody was to find places for ranks of this grant anew."""
+    gone: dict[int, GoneRank] = {}
+    """Ranks of this grant that ended with 0, while others run: those wait for them in vain (`covey.leaving`)."""
     losses: tuple[int, int] = (0, 0)
     """The newest step that was known when it last lost a host, and how often it has lost one since it came so far."""
 

@@ -18,7 +18,10 @@ Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
+from covey.blocks import tables_of
 from covey.core import JobId, LogEvent
+from covey.leaving import who
+from covey.wire import GoneRank
 from plugins.scheduler.machine import answers, replacing
 from plugins.scheduler.machine.beside import beside, guaranteed_beside
 from plugins.scheduler.machine.job_endings import all_ranks
@@ -45,6 +48,7 @@ from plugins.scheduler.messages.commands import (
     PlacesLost,
     Promoted,
     QuotaSet,
+    RanksDone,
     RanksReported,
     Replaced,
     Result,
@@ -71,6 +75,7 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     MoveAsked: ("running",),
     Replaced: ("running",),
     RanksReported: ("running", "stopping"),
+    RanksDone: ("running",),
     TimeLimitReached: ("running",),
     TakenBack: HOLDING,
     Promoted: ("queued",),
@@ -144,6 +149,8 @@ class Queue(ReplacingJobs):
                 return self._replaced(job, command)
             case RanksReported():
                 return self._ranks_reported(job, command)
+            case RanksDone():
+                return self._ranks_done(job, command)
             case TimeLimitReached():
                 return self._time_limit_reached(job)
             case TakenBack():
@@ -207,6 +214,7 @@ class Queue(ReplacingJobs):
         if wrong:
             return NotApplied(4, f"{job.id} was not placed", wrong, "nothing: its coordinator tries again")
         job.places, job.granted = command.places, self.index
+        job.tables = tables_of(len(command.places))
         job.master_addr, job.master_port = command.master_addr, command.master_port
         job.attempt += 1
         job.place_failures = 0
@@ -244,6 +252,8 @@ class Queue(ReplacingJobs):
             self._end_when_all_reported(job, command.wall_s)
             return Applied(job.id)
         job.codes = {**job.codes, command.host: dict(command.codes)}
+        ended = {rank: GoneRank(command.host, command.step) for rank, code in command.codes.items() if code == 0}
+        job.gone = {**ended, **job.gone}
         replacing.ended(job, command.host)
         job.asked = job.asked or command.asked or command.lost
         if command.step is not None and (job.step is None or command.step >= job.step):
@@ -255,6 +265,19 @@ class Queue(ReplacingJobs):
         self._changed[job.id] = None
         self._weigh(job, command)
         self._end_when_all_reported(job, command.wall_s)
+        return Applied(job.id)
+
+    def _ranks_done(self, job: Job, command: RanksDone) -> Result:
+        """Those of its ranks on a host that others may wait for in vain."""
+        place = job.place_on(command.host)
+        if place is None or not set(command.steps) <= set(place.ranks):
+            return NotApplied(4, f"no such ranks of {job.id} are on {command.host}", "others run there", "nothing")
+        new = {rank: GoneRank(command.host, step) for rank, step in command.steps.items() if rank not in job.gone}
+        job.gone = {**job.gone, **new}
+        if new:
+            each = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(new.items()))
+            self._changed[job.id] = None
+            self._note(job.id, "ranks ended early", f"{each}; others of its ranks there run on")
         return Applied(job.id)
 
     def _weigh(self, job: Job, command: RanksReported) -> None:

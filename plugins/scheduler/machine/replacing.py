@@ -226,6 +226,7 @@ def began_anew(job: Job) -> None:
     """Another grant, or none."""
     whole_again(job)
     job.healing, job.leaving, job.healed, job.sought, job.losses = (), (), 0, 0, (0, 0)
+    job.gone = {}
 
 
 def waits_for(job: Job, place: Place) -> HostId | None:

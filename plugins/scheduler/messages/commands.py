@@ -101,6 +101,16 @@ class RanksReported(CommandBase, frozen=True, kw_only=True, tag="RanksReported")
     """Of the place that they had: a report of ranks that were replaced is not one of those that took over."""
 
 
+class RanksDone(CommandBase, frozen=True, kw_only=True, tag="RanksDone"):
+    """A host: these of my ranks ended with 0 some time ago, and others of mine run on."""
+
+    job: JobId
+    epoch: Epoch
+    host: HostId
+    steps: Annotated[dict[int, Step | None], Meta(max_length=4096)]
+    """The newest step of each that this host heard of; None: of none."""
+
+
 class PlacesLost(CommandBase, frozen=True, kw_only=True, tag="PlacesLost"):
     """Leader: these hosts are lost, and nothing of this grant runs there any more. The rest of the gang goes on: it
     has what successors need. `coordinator` finds a host for each."""
@@ -271,7 +281,8 @@ class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
 
 
 AboutPlaces = PlacesLost | MoveAsked | Replaced
-AboutGrant = Granted | Placed | PlaceFailed | RanksReported | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
+AboutRanks = RanksReported | RanksDone
+AboutGrant = Granted | Placed | PlaceFailed | AboutRanks | CancelAsked | TimeLimitReached | TakenBack | AboutPlaces
 AboutClass = Promoted | Demoted | Upgraded | GpusKept
 AboutJob = AboutGrant | AboutClass
 Command = Submitted | AboutJob | QuotaSet | HostDrained | Attained | Elapsed | Leads

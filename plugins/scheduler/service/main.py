@@ -22,6 +22,7 @@ from plugins.facts import (
     JobPlaced,
     LeaderChanged,
     PairHarms,
+    RankEndedHere,
     RankReplaced,
     RanksAwaited,
     RanksEnded,
@@ -29,6 +30,7 @@ from plugins.facts import (
     RanksMayStart,
     RanksStarted,
     RanksUnfit,
+    RankWaitsInVain,
     SecondPassed,
     SparesReady,
     StepTimed,
@@ -62,6 +64,7 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
+from plugins.scheduler.service.early_ends import EarlyEnds
 from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.gpus_here import OwnGpus
 from plugins.scheduler.service.hangs import StuckRanks
@@ -106,6 +109,7 @@ class SchedulerService(PluginService):
         self.gangs = self.coordinated_gangs.gangs
         self.moves = RunningMoves(host, self.queue, self.queue_log)
         self.drains = Drains(host, self.queue, self.queue_log)
+        self.early = EarlyEnds(host, self.queue, self.queue_log)
         self.stuck = StuckRanks(self.name, host, self.queue, self._send_for_ranks)
         free, look = self.coordinated_gangs.free_for, self.leases.news.set
         self.spares = JobSpares(host, self.queue, self.envs, self._send_for_ranks, free, look)
@@ -142,6 +146,7 @@ class SchedulerService(PluginService):
             await set_within(self._look, 1.0)
             changed = self.queue.changed()
             self.coordinated_gangs.look(changed)
+            self.early.look(changed)
             await self.ranks.look(changed)
             if not self.queue_log.behind:
                 await self.envs.forget()
@@ -153,6 +158,7 @@ class SchedulerService(PluginService):
             self._second.clear()
             await self.ranks.second_passed(self.env.clock.now_s())
             self.stuck.second()
+            self.early.second()
             await self.spares.second()
             self.ranks.see_gpus()
             self.gpus_here.look()
@@ -191,6 +197,7 @@ class SchedulerService(PluginService):
             self.env.spawn(f"{fact.job} may lose ranks here", self.ranks.checkpoint(fact.job))
         elif isinstance(fact, JobJoined):
             self.ranks.told_by.joined(fact)
+            self.early.on_fact(fact)
         elif isinstance(fact, RanksAwaited):
             self.stuck.awaited(fact)
         elif isinstance(fact, HeartbeatHeard):
@@ -198,6 +205,9 @@ class SchedulerService(PluginService):
             self.ranks.told_by.heartbeat(fact)
         elif isinstance(fact, StepTimed):
             self.ranks.steps.stepped(fact)
+            self.early.on_fact(fact)
+        elif isinstance(fact, RankEndedHere | RankWaitsInVain):
+            self.early.on_fact(fact)
         elif isinstance(fact, JobAttached):
             self.ranks.steps.attached(fact)
         elif isinstance(fact, TensorsSeen):
@@ -251,9 +261,8 @@ class SchedulerService(PluginService):
             read = await self.host.runner.read_log(ask.job, ask.rank, ask.offset, min(ask.limit, LOG_PART_BYTES))
         except OSError as error:  # no reason to stop this plugin, and whatever else it does
             what = f"the output of rank {ask.rank} of {ask.job} cannot be read now"
-            raise Refused(
-                75, what, f"its disk fails: {error}", f"look at {self.host.id}'s disk, and try again"
-            ) from error
+            next = f"look at {self.host.id}'s disk, and try again"
+            raise Refused(75, what, f"its disk fails: {error}", next) from error
         return LogTailAnswer(read.data, read.offset, read.size, not runs, self.host.id, read.kept)
 
     # ---- what this host tells others ----

@@ -291,8 +291,8 @@ class LocalRanks:
 
     def _tell_placed(self, job: Job) -> None:
         self.told_since[job.id] = job.healed
-        placed = JobPlaced(job.id, job.epoch, job.spec.tenant, job.spec.workers, job.places, job.spec.remote_memory)
-        self.host.publish(placed)
+        of, more = (job.id, job.epoch, job.spec.tenant, job.spec.workers), job.spec.remote_memory
+        self.host.publish(JobPlaced(*of, job.places, job.tables, more))
 
     def tell_again(self) -> None:
         """After a restart of the agent: plugins that start anew may have forgotten what was told: again."""

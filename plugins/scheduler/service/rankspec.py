@@ -31,6 +31,7 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         world_size=job.spec.workers,
         node_rank=nodes.index(place.host),
         nodes=nodes,
+        tables=job.tables,
         master_addr=job.master_addr,
         master_port=job.master_port,
         attempt=job.attempt,

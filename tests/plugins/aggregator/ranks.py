@@ -163,7 +163,9 @@ class Job:
         return ranks if job == self.name else others(job)
 
     async def _tell(self, agent: Any, ranks: list[Rank]) -> None:
-        agent.bus.publish(facts.JobPlaced(self.name, self.grant, "t", self.workers, self.places))
+        agent.bus.publish(
+            facts.JobPlaced(self.name, self.grant, "t", self.workers, self.places, tables_of(len(self.places)))
+        )
         for rank in ranks:
             agent.bus.publish(facts.JobJoined(self.name, self.grant, rank.rank))
             for table in sorted(rank.tables_wanted):

@@ -154,7 +154,7 @@ def test_a_rank_of_an_earlier_run_is_told_that_it_is_over() -> None:
             assert process is not None
 
             async def again(host: str = host) -> None:
-                rack.agents[host].bus.publish(facts.JobPlaced(JOB, 2, "t", 2, job.places))
+                rack.agents[host].bus.publish(facts.JobPlaced(JOB, 2, "t", 2, job.places, job.tables))
 
             process.spawn("again", again())
         rack.world.strict = False  # the ranks end by an exception, as they should

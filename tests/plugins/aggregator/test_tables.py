@@ -28,7 +28,7 @@ PLACES = tuple(Place(HostId(f"h{at}"), (at,), ()) for at in range(3))
 
 
 def placed(grant: int = 1) -> JobPlaced:
-    return JobPlaced(JOB, grant, "t", 3, PLACES)
+    return JobPlaced(JOB, grant, "t", 3, PLACES, 3)
 
 
 def gang(table: int, grant: int = 1, several: bool = False) -> GangPlaced:
@@ -43,6 +43,19 @@ def test_only_table_0_is_open_until_somebody_needs_another() -> None:
     assert tables.open(JobId("j1/2")) == []
     assert tables.ids(JOB) == ["j1", "j1/2"]
     assert tables.place(placed(2)) == ([gang(0, 2, several=True), gang(2, 2)], [gang(1, 2)])
+
+
+def test_ranks_that_join_others_leave_the_tables_of_their_job_as_they_are() -> None:
+    """All of it lies on one host in the end; what its ranks push is cut as before."""
+    tables = JobTables()
+    tables.place(placed())
+    tables.open(JobId("j1/2"))
+    together = (Place(HostId("h1"), (1, 0, 2), (), 2),)
+    opened, others = tables.place(msgspec.structs.replace(placed(), places=together))
+    assert [gang.job for gang in opened] == ["j1", "j1/2"] and [gang.job for gang in others] == ["j1/1"]
+    assert {gang.prefers for gang in (*opened, *others)} == {"h1"}
+    assert [gang.job for gang in tables.open(JobId("j1/1"))] == ["j1/1", "j1"], "what nobody used yet may be used now"
+    assert tables.unplace(JOB) == ["j1", "j1/1", "j1/2"]
 
 
 @pytest.mark.parametrize("table", ["j1", "j1/3", "j1/15", "j2/1", "j2"])

@@ -75,7 +75,7 @@ def test_a_volume_over_its_tenants_budget_is_refused_and_room_comes_back_with_de
 def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
     with a_rack(1, settings=LIMITED) as rack:
         service, said = rack.agents["h1"], list[Any]()
-        service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, ()))
+        service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 1))
         for job, volume, size in ((JobId("j1"), "of-a-job", 128), (JobId("j1"), "more", 256), (None, "a-tool", 512)):
             peer = cast(JobPeer, SimpleNamespace(of_job=job, uid=1000, send=said.append))
             rack.do("h1", partial(service.frame, peer, Attach(volume, size << 10)))

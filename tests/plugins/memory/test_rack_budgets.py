@@ -334,7 +334,7 @@ def test_a_lender_holds_a_job_to_its_limit_whatever_its_borrower_says() -> None:
 def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
     with a_rack(2) as rack:
         service, said = rack.agents["h1"], list[Any]()
-        service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 192 << 10))
+        service.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 1, 192 << 10))
         job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=said.append))
         for volume, size in (("one", 128), ("two", 128), ("three", 64)):
             rack.do("h1", partial(service.frame, job, Attach(volume, size << 10)))
@@ -359,11 +359,11 @@ def test_a_volume_that_was_opened_before_its_job_was_known_counts_once_it_is() -
     with a_rack(2) as rack:
         job = cast(JobPeer, SimpleNamespace(of_job=JobId("j1"), uid=1000, send=list[Any]().append))
         rack.do("h1", partial(rack.agents["h1"].frame, job, Attach("early", 128 << 10)))
-        rack.agents["h1"].on_fact(JobPlaced(JobId("j2"), 1, "bob", 1, (), 0))
+        rack.agents["h1"].on_fact(JobPlaced(JobId("j2"), 1, "bob", 1, (), 1, 0))
         keep_hot(rack, "h1", "early", 2)
         assert [view.tenant for view in rack.command("h1", "volumes")] == [""]
         for agent in rack.agents.values():
-            agent.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 0))
+            agent.on_fact(JobPlaced(JobId("j1"), 1, "ann", 1, (), 1, 0))
         rack.run(3)
         assert [view.tenant for view in rack.command("h1", "volumes")] == ["ann"]
         assert rack.agents["h1"].borrowing.machine.volumes["early"].tenant == "ann"

@@ -56,6 +56,8 @@ def test_ranks_join_those_that_run_and_both_are_one_place() -> None:
         assert len(hold.gpus) == 2 and hold.started
         told = [fact for fact in rack.hosts[one].told if isinstance(fact, JobPlaced) and fact.job == "j2"]
         assert [place.host for place in told[-1].places] == [other]
+        assert now.nodes == (other,) and now.tables == before.tables == 2, "its tensors are cut as those of the others"
+        assert {fact.tables for fact in told} == {2}, "whoever sums them knows as many tables as before"
         rack.finish("j2")
         await until(lambda: rack.job("j2").state == "done")
         await until(lambda: all(len(host.service.ranks.reservations.free()) == 2 for host in rack.hosts.values()))

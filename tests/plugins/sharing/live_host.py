@@ -204,6 +204,7 @@ class LiveHost:
             "COVEY_RANK": "0",
             "COVEY_WORLD_SIZE": "1",
             "COVEY_EPOCH": "1",
+            "COVEY_TABLES": "1",
             "COVEY_TOKEN": "secret",
             "COVEY_HOST": "h1",
             "COVEY_GPUS": self.devices.device.uuid,

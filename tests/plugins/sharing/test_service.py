@@ -38,7 +38,13 @@ class Obedient:
 
     async def connect(self) -> "Obedient":
         environ = {"COVEY_SOCKET": f"{self.host.env.run_dir}/jobs.sock", "COVEY_JOB_ID": self.job, "COVEY_RANK": "0"}
-        environ |= {"COVEY_WORLD_SIZE": "1", "COVEY_EPOCH": "1", "COVEY_TOKEN": "secret", "COVEY_HOST": "h1"}
+        environ |= {
+            "COVEY_WORLD_SIZE": "1",
+            "COVEY_EPOCH": "1",
+            "COVEY_TABLES": "1",
+            "COVEY_TOKEN": "secret",
+            "COVEY_HOST": "h1",
+        }
         self.client = JobClient(environ)
         self.client.share(self)
         await until(lambda: self.limits is not None)

@@ -1,0 +1,89 @@
+"""Ranks of a job that have left (`covey.leaving`), and rounds that wait for them in vain: whoever has pushed is told.
+
+A rank that is in `leave()` says so on its connection, and counts for as long as that stands: where its process is lost
+a successor may push again. One whose process ended with 0 has none. Somebody else may speak for it, and still push what
+it gave, so only those count that speak for themselves. What was sent just before the end may still be on its way: a
+round has to wait for a while first.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from covey.spoken import Spoken
+
+VAIN_S = 2.0
+"""How long a round waits for a rank that has left until others are told, seconds."""
+
+
+class RoundSaid(NamedTuple):
+    """Who has said what of one tensor's round."""
+
+    missing: Collection[int]
+    """Ranks whose part is not here; while the version is not known, of which nobody has said what it holds; and once
+    the sum is there, the one that is to say that it has the moments."""
+    pushed: Collection[int]
+    """Ranks of which something of this round is here."""
+    here: Collection[int]
+    """Ranks that have opened the tensor on the connection that they have now."""
+    spoken: Mapping[int, Spoken]
+    """By the rank that speaks."""
+    is_begun: bool
+    """Its version is known here, and it is not complete."""
+
+    def speaks_for(self, rank: int) -> int | None:
+        """Who pushes what that rank gives; None: nobody has said so."""
+        return next((by for by, spoken in self.spoken.items() if spoken.ranks[0] <= rank < spoken.ranks[1]), None)
+
+    @property
+    def pushers(self) -> list[int]:
+        """Ranks that wait, and are connected: of those that speak."""
+        return sorted(by for by, spoken in self.spoken.items() if by in self.here and spoken.ranks[0] in self.pushed)
+
+
+def in_vain(said: RoundSaid, ended: Collection[int], leaving: Collection[int], together: Collection[int]) -> int | None:
+    """A rank that has left, and whose part of the round will never come; None: there is none, as far as is known.
+    `ended`, `leaving`: as of `RanksAway`; `together`: ranks for which another one speaks somewhere."""
+    for rank in said.missing:
+        by = said.speaks_for(rank)
+        if rank in ended and (by == rank or (by is None and rank not in together)):
+            return rank
+        if rank in leaving and by == rank and rank in said.here and said.is_begun:
+            return rank
+    return None
+
+
+def spoken_for(tensors: Iterable[RoundSaid]) -> set[int]:
+    """Ranks for which another one speaks."""
+    each = ((by, spoken.ranks) for said in tensors for by, spoken in said.spoken.items())
+    return {rank for by, ranks in each for rank in range(*ranks) if rank != by}
+
+
+class RanksAwayHere:
+    """Of one job at who sums it."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, str] = {}
+        """Rank -> who that is, in words."""
+        self.leaving: dict[int, str] = {}
+        """Likewise, of connections."""
+        self._since: dict[int, tuple[int, float]] = {}
+        """Tensor -> for whom it waits in vain, and since when that is known."""
+
+    def look(self, rounds: Mapping[int, RoundSaid], last: int, now_s: float) -> list[tuple[int, int, str]]:
+        """Tensors, ranks that wait for them, and for whom, once it is time to tell. `rounds`: those under way, by
+        tensor; `last`: the one with which ranks leave."""
+        if not self.ended and not self.leaving:
+            return []
+        together = spoken_for(rounds.values())
+        found: list[tuple[int, int, str]] = []
+        before, self._since = self._since, {}
+        for key, said in rounds.items():
+            rank = in_vain(said, self.ended, () if key == last else self.leaving, together)
+            if rank is None:
+                continue
+            known = before.get(key, (rank, now_s))
+            self._since[key] = known if known[0] == rank else (rank, now_s)
+            if now_s - self._since[key][1] >= VAIN_S:
+                words = self.ended.get(rank) or self.leaving[rank]
+                found += [(key, waits, words) for waits in said.pushers]
+        return found

@@ -1,0 +1,31 @@
+"""Ranks that have left (`covey.leaving`), as the log tells of them, and what `aggd` is to be told of them."""
+
+from collections.abc import Iterator
+
+from covey.blocks import job_of
+from covey.core import JobId
+from covey.leaving import who
+from covey.tensorwire import grant_of
+from plugins.aggregator.datapath.control import Now, RanksAway
+from plugins.facts import RanksLeft
+
+
+class RanksAwayNow:
+    """Of all gangs, on whatever hosts: this one may sum their tensors."""
+
+    def __init__(self) -> None:
+        self._left: dict[JobId, RanksLeft] = {}
+
+    def left(self, fact: RanksLeft) -> None:
+        self._left[fact.job] = fact
+
+    def forget(self, job: JobId) -> None:
+        self._left.pop(job, None)
+
+    def orders(self, now: Now) -> Iterator[RanksAway]:
+        """What `aggd` does not know yet."""
+        for job in now.jobs:
+            fact = self._left.get(job_of(job.job))
+            if fact is not None and grant_of(job.epoch) == fact.epoch and fact.ranks.keys() - set(job.away):
+                words = {rank: who(rank, gone.host, gone.step, True) for rank, gone in fact.ranks.items()}
+                yield RanksAway(job.job, job.epoch, words)
