@@ -45,6 +45,10 @@ class RemoteMemoryError(Exception):
         super().__init__(f"{what}: {why}; next: {next}")
         self.what, self.why, self.next = what, why, next
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For pickle: a data loader's worker hands its error to the script."""
+        return type(self), (self.what, self.why, self.next)
+
 
 class _HungUp(ConnectionResetError):
     """The peer closed without an answer: a volume's process of version 1 does so, and any that is just ending."""
@@ -155,12 +159,18 @@ class VolumeLink:
                 poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._out else 0))
                 poll.poll(1000)
 
-    def close(self) -> None:
+    def close(self, why: str = "closed here") -> None:
         """What is not done fails."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self._fail_all("closed here")
+        self._fail_all(why)
+
+    def anew(self) -> "VolumeLink":
+        """One to the same volume, not connected and with nothing under way, for another process than this one's."""
+        found = VolumeLink(self.volume, self._find, self._now_s)
+        found.page_bytes, found.size_bytes = self.page_bytes, self.size_bytes
+        return found
 
     # ---- connection ----
 
