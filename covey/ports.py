@@ -332,6 +332,10 @@ class Processes(Protocol):
     def find(self, process: ProcessId) -> Process | None:
         """That very process, if it is still alive; None otherwise."""
 
+    def last_words(self, name: str) -> str:
+        """Why the program of ours that ran as this instance last gave up, in its own words; empty: it gave no reason
+        (it runs, ended in good order, or was killed)."""
+
 
 class Gpu(msgspec.Struct, frozen=True):
     """One GPU as its host sees it now."""

@@ -304,6 +304,10 @@ class JobPeer(Protocol):
     def pages(self) -> RankPages | None:
         """None while it has asked for none: then it goes by no limits."""
 
+    @property
+    def gone(self) -> bool:
+        """Its connection ended: nobody hears what is sent."""
+
     def send(self, frame: Frame) -> None:
         """Never waits: a peer that is too far behind with reading is cut off."""
 
@@ -479,6 +483,8 @@ class Outbox:
 
     limit: int = 256
     """Frames, not bytes."""
+    over: bool = False
+    """The connection ended: nobody reads any more."""
     queue: asyncio.Queue[tuple[bytes, tuple[SharedPage, ...]]] = field(default_factory=asyncio.Queue)
     """What was put and not yet written, and pages that go with it, oldest first."""
 
@@ -492,7 +498,9 @@ class Outbox:
 
     async def write_to(self, stream: ByteStream) -> None:
         """All that is put, until the connection ends."""
-        with contextlib.suppress(ConnectionError):
+        try:
             while True:
                 data, pages = await self.queue.get()
                 await (stream.write_with(data, pages) if pages else stream.write(data))
+        except ConnectionError:
+            self.over = True
