@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
@@ -67,7 +68,8 @@ class RemoteMemory:
         on two other hosts; `parity="2+1"`: on two, and its parity on a third.
 
         `create`: None makes a volume that is not there, unless other hosts hold pages of one of this name whose record
-        this host has lost; True makes it even then, anew and empty; False never makes one. Waits for as long as the
+        this host has lost; True makes it even then, anew and empty; False never makes one. A volume that this host has
+        is opened as it is. Waits for as long as the
         agent is at work on the volume, and logs what for. RemoteMemoryError when the agent refuses or is not there."""
         path = agent_socket or os.environ.get("COVEY_SOCKET", "")
         if not path:
@@ -200,9 +202,14 @@ class RemoteMemory:
     def found(self, again: bool) -> tuple[str, bytes]:
         """Its socket and token now. The agent may have moved it; without an agent the old place is tried again."""
         if again and self._agent_socket:
-            with contextlib.suppress(OSError, RemoteMemoryError):
-                wanted = wire.Attach(self.volume, self.size, make="never")  # one that was detached is not made anew
-                self._at = _ask_agent(self._agent_socket, wanted, wire.VolumeAt)
+            wanted = wire.Attach(self.volume, self.size, make="never")  # one that was detached is not made anew
+            try:
+                self._at = _ask_agent(self._agent_socket, wanted, wire.VolumeAt, _not_waited_for)
+            except RemoteMemoryError as refused:
+                is_away = isinstance(refused.__cause__, OSError)  # the agent, which the volume does without
+                self._link.heard = "" if is_away else f"{refused.why}; next: {refused.next}"
+            else:
+                self._link.heard = ""
         return self._at.path, self._at.token
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -293,10 +300,30 @@ def _of_job(path: str) -> tuple[JobId | None, int, str]:
     return JobId(job), int(epoch), token
 
 
-def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
-    """Join as a tool, ask once, disconnect. Waits for as long as the agent says that it is at work. RemoteMemoryError
-    when the agent is not there or refuses."""
-    told_s = time.monotonic()
+class _Told:
+    """What `open` waits for, in the log, from time to time."""
+
+    def __init__(self) -> None:
+        self._told_s = time.monotonic()
+
+    def __call__(self, coming: wire.VolumeComing) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._told_s + TELL_S:
+            self._told_s = now_s
+            _log.warning("volume %s is not ready yet, and is waited for: %s", coming.volume, coming.why)
+
+
+def _not_waited_for(coming: wire.VolumeComing) -> None:
+    """By a request, which has a time of its own."""
+    raise RemoteMemoryError(f"volume {coming.volume} is not ready", coming.why, f"agentctl why volume/{coming.volume}")
+
+
+def _ask_agent(
+    path: str, question: wire.Frame, kind: type[F], coming: Callable[[wire.VolumeComing], None] | None = None
+) -> F:
+    """Join as a tool, ask once, disconnect. Waits for as long as the agent says that it is at work, unless `coming`,
+    which is told, raises. RemoteMemoryError when the agent is not there or refuses."""
+    coming = coming or _Told()
     what = f"{type(question).__name__.lower()} {getattr(question, 'volume', '')}"
     try:
         with contextlib.closing(dial(path, ANSWER_S)) as stream:
@@ -311,7 +338,7 @@ def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
                 if isinstance(frame, kind):
                     return frame
                 if isinstance(frame, wire.VolumeComing):
-                    told_s = _tell_coming(frame, told_s)
+                    coming(frame)
                 if isinstance(frame, wire.Joined):
                     frame = wire.other_protocol(what, "covey-agent", frame)
                 if isinstance(frame, wire.Refusal):
@@ -320,12 +347,3 @@ def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
         raise RemoteMemoryError(
             what, f"the agent at {path} does not answer: {error}", "see that agentd runs here"
         ) from error
-
-
-def _tell_coming(frame: wire.VolumeComing, told_s: float) -> float:
-    """What `open` waits for, in the log, from time to time; when that was told last."""
-    now_s = time.monotonic()
-    if now_s < told_s + TELL_S:
-        return told_s
-    _log.warning("volume %s is not ready yet, and is waited for: %s", frame.volume, frame.why)
-    return now_s

@@ -83,6 +83,8 @@ class VolumeLink:
         self.volume = volume
         self.page_bytes = self.size_bytes = 0
         """As the volume said; 0 before the first connection."""
+        self.heard = ""
+        """What `find` was told of it last, for people: why, and the next step behind `; next: `. Empty: nothing."""
         self._find, self._now_s = find, now_s
         self._stream: socket.socket | None = None
         self._unsent: deque[PageRequest] = deque()
@@ -198,7 +200,7 @@ class VolumeLink:
             return
         self._tried_s = self._now_s()
         if self._stream is None and self._now_s() >= self._away_s + RECONNECT_S:
-            self._fail_all(error.why)
+            self._fail_all(f"{error.why}; next: {error.next}" if self.heard else error.why)
             self._away_s = None
 
     def _try_once(self, again: bool) -> RemoteMemoryError:
@@ -219,6 +221,9 @@ class VolumeLink:
                     f"ask whose volume it is; agentctl attach {self.volume} SIZE --user NAME makes it somebody's"
                 )
             told = RemoteMemoryError(f"cannot reach volume {self.volume}", str(error), next_step)
+            if self.heard:
+                why, _, step = self.heard.partition("; next: ")
+                told = RemoteMemoryError(f"cannot reach volume {self.volume}", why, step or next_step)
             told.__cause__ = error
             return told
         self.page_bytes, self.size_bytes = found.page_bytes, found.size_bytes
