@@ -1,6 +1,7 @@
-"""What whoever attaches a volume is told: of an earlier one that its host forgot, of a process that dies, of the time it
-takes, and of how many there may be. Real services and byte programs on virtual time."""
+"""What is told to whoever attaches a volume: of an earlier one that its host forgot, of a process that dies, how long
+it takes, and how many there may be. Real services and byte programs on virtual time."""
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from covey.wire import Attach, Refusal, VolumeAt, VolumeComing
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.rack import SETTINGS, MemoryRack, SimClient
-from tests.plugins.memory.test_service import keep_hot, read_all, until_done, write_all
+from tests.plugins.memory.test_service import read_all, until_done, write_all
 
 
 @contextmanager
@@ -32,10 +33,21 @@ def a_rack(hosts: int, settings: MemorySettings = SETTINGS) -> Iterator[MemoryRa
 def with_pages(rack: MemoryRack) -> None:
     """A volume of h1 whose two slabs lie at h2 and h3, written and flushed."""
     rack.attach("h1", "data", "128 KiB")
-    keep_hot(rack, "h1", "data", slabs=2)
-    until_done(rack, rack.client("h1", write_all, "data"))
-    until_done(rack, rack.client("h1", SimClient.flush, "data"))
+    kept_hot(rack, 2)
     rack.run(3)
+
+
+def kept_hot(rack: MemoryRack, slabs: int) -> None:
+    """Written now and then until every slab has a place, and flushed."""
+
+    async def work(client: SimClient) -> None:
+        while len(rack.mapped("h1", "data")) < slabs:
+            await write_all(client)
+            await asyncio.sleep(0.4)
+        await write_all(client)
+        await client.flush()
+
+    until_done(rack, rack.client("h1", work, "data"))
 
 
 def loses_its_disk(rack: MemoryRack, host: str) -> None:
@@ -201,7 +213,7 @@ def test_what_its_process_died_of_is_told_to_whoever_opens_it(program: str, monk
 def test_a_slab_process_that_dies_tells_its_borrowers_why() -> None:
     with a_rack(2) as rack:
         rack.attach("h1", "data", "64 KiB")
-        keep_hot(rack, "h1", "data", slabs=1)
+        kept_hot(rack, 1)
         rack.host("h2").last_words["slabd"] = "its memory was taken"
         rack.lose_memory("h2")
         rack.until(lambda: "its memory was taken" in rack.agents["h2"].lending.machine._away, 5.0)
