@@ -333,8 +333,7 @@ class Processes(Protocol):
         """That very process, if it is still alive; None otherwise."""
 
     def last_words(self, name: str) -> str:
-        """Why the program of ours that ran as this instance last gave up, in its own words; empty: it gave no reason
-        (it runs, ended in good order, or was killed)."""
+        """Why our program that last ran as this instance gave up, in its own words; empty: it said nothing."""
 
 
 class Gpu(msgspec.Struct, frozen=True):

@@ -20,8 +20,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ReplicatedLog(Protocol):
-    """The log under the leader. Voters vote; every other alive host receives the log as an observer, so
-    each host can answer every read from its own copy."""
+    """The log under the leader. Voters vote; all other alive hosts receive it, so each answers reads from its copy."""
 
     @property
     def leader(self) -> HostId | None:
@@ -151,8 +150,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: int = 0
     """Where GPUs are shared: the memory of each of its GPUs that each rank asked for, bytes; 0: not said."""
     hang_s: float | None = None
-    """How long ranks may stand still before something is done about it: their processes say how they get on; None: for
-    ever."""
+    """How long ranks may stand still before something is done, as their processes tell; None: for ever."""
     lease: RankLease | None = None
     """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 
@@ -171,8 +169,7 @@ class LogRead(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Job processes on this host. They belong to a supervisor process and outlive the agent. What happens is told as
-    facts: `RanksStarted`, `RanksEnded`."""
+    """Job processes on this host, which outlive the agent. It tells the facts `RanksStarted` and `RanksEnded`."""
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
         """A free TCP port on the advertised address, kept from others until these ranks start or are released.
@@ -306,7 +303,7 @@ class JobPeer(Protocol):
 
     @property
     def gone(self) -> bool:
-        """Its connection ended: nobody hears what is sent."""
+        """Nobody hears what is sent."""
 
     def send(self, frame: Frame) -> None:
         """Never waits: a peer that is too far behind with reading is cut off."""
@@ -379,8 +376,7 @@ class Program:
     run: Callable[[Env, Any], Coroutine[Any, Any, None]]
     """Ends when its work is over; cancelled by SIGTERM."""
     goes_first: int = 0
-    """When memory runs out the kernel ends it before any job of this host: nobody loses more than time. Its
-    oom_score_adj; the highest goes first of all."""
+    """Its oom_score_adj: when memory runs out the kernel ends it before any job, and only time is lost."""
 
 
 @dataclass(frozen=True)
@@ -483,8 +479,7 @@ class Outbox:
 
     limit: int = 256
     """Frames, not bytes."""
-    over: bool = False
-    """The connection ended: nobody reads any more."""
+    over: bool = False  # the connection ended
     queue: asyncio.Queue[tuple[bytes, tuple[SharedPage, ...]]] = field(default_factory=asyncio.Queue)
     """What was put and not yet written, and pages that go with it, oldest first."""
 
@@ -498,9 +493,8 @@ class Outbox:
 
     async def write_to(self, stream: ByteStream) -> None:
         """All that is put, until the connection ends."""
-        try:
+        with contextlib.suppress(ConnectionError):
             while True:
                 data, pages = await self.queue.get()
                 await (stream.write_with(data, pages) if pages else stream.write(data))
-        except ConnectionError:
-            self.over = True
+        self.over = True

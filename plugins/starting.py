@@ -13,7 +13,6 @@ Thirty agents that begin together on two cores need a minute of processor for th
 import asyncio
 import contextlib
 import random
-import signal
 
 from covey.ports import Process, Processes
 
@@ -26,6 +25,7 @@ LISTEN_S_MAX = 10.0
 STEADY_S = 30.0
 """A program that was reached and lived so long did not fail to start."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
+SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 REASON_S = 0.5
 """How long the end of a process is waited for once its connection ended."""
 
@@ -34,8 +34,7 @@ def ended_by(code: int) -> str:
     """How a process ended, by its exit status, for people: `was killed by signal 9 (SIGKILL)`."""
     if code >= 0:
         return f"ended with exit status {code}"
-    known = {each.value: each.name for each in signal.Signals}
-    return f"was killed by signal {-code} ({known.get(-code, 'unknown')})"
+    return f"was killed by signal {-code}" + (f" ({SIGNALS[-code]})" if -code in SIGNALS else "")
 
 
 async def why_ended(processes: Processes, name: str, process: Process | None) -> str:

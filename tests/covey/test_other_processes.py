@@ -272,8 +272,8 @@ def test_children_of_a_memory_read_and_write_beside_their_parent(volume: LiveVol
 def test_a_fork_in_the_middle_of_a_request_fails_it_in_the_child_and_not_in_the_parent(volume: LiveVolume) -> None:
     """By a handler of a signal, say: the answer goes to the parent, so the child is never given one."""
     with a_memory(volume) as memory:
-        link, children = memory._link, []
-        step = link.step
+        link, step = memory._link, memory._link.step
+        children: list[int] = []
 
         def forks() -> None:
             if not children and link.busy:

@@ -20,6 +20,7 @@ ASK_S = 2.0
 SILENT_S = 10.0
 """How long a host that gossip calls alive may say nothing; then the volume is not made."""
 PAUSE_S = 0.5
+MAY_ANSWER = ("alive", "suspect", "away")
 NAMED = 4
 """Hosts in one line."""
 Waits = Callable[[str], None]
@@ -69,7 +70,8 @@ class EarlierElsewhere:
         return found
 
     def _others(self) -> list[HostId]:
-        return [view.host for view in self._host.hosts() if view.host != self._host.id and view.state == "alive"]
+        """Those that may still answer: a host that is suspected, or restarts its agent, is gone or alive soon."""
+        return [view.host for view in self._host.hosts() if view.host != self._host.id and view.state in MAY_ANSWER]
 
     def _lends(self, host: HostId) -> bool:
         """Does it have this plugin, as far as it has said?"""
@@ -109,7 +111,7 @@ def named(hosts: list[HostId]) -> str:
 
 
 def _not_said(name: str, silent: list[HostId]) -> Refused:
-    why = f"{named(silent)} is alive and has not said within {SILENT_S:g} s whether it holds pages of an earlier one"
+    why = f"{named(silent)}, which may hold pages, did not say within {SILENT_S:g} s what it knows of an earlier one"
     return Refused(
         1, f"volume {name} is not made", why, f"try again; if no page of an earlier one matters: {word(name)}"
     )

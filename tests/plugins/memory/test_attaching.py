@@ -150,10 +150,10 @@ def test_a_host_that_is_alive_and_does_not_say_what_it_holds_is_named() -> None:
             "data", "h2, h3 has not said whether it holds pages of an earlier volume of this name"
         )
         refusal = process.said[-1]
-        assert "h2, h3 is alive and has not said within 10 s" in refusal.why
+        assert "h2, h3, which may hold pages, did not say within 10 s" in refusal.why
         assert "create=True" in refusal.next
         for host in ("h2", "h3"):
-            rack.declare(host, "dead")
+            rack.declare(host, "gone")
         rack.attach("h1", "data", "128 KiB")  # a host that is gone is not waited for
 
 
@@ -186,8 +186,8 @@ def test_what_its_process_died_of_is_told_to_whoever_opens_it(program: str, monk
         programs = rack.programs()
         programs = {**programs, program: dataclasses.replace(programs[program], run=dies)}
         monkeypatch.setattr(rack.world, "programs", lambda: programs)
-        for process in (*rack.host("h1").find("spill-data"), rack.vold("h1", "data")):
-            process.signal(9)
+        for each in (*rack.host("h1").find("spill-data"), rack.vold("h1", "data")):
+            each.signal(9)
         process = Process()
         rack.run(0.5)
         asks(rack, "h1", process, Attach("data", 128 << 10))
@@ -297,4 +297,4 @@ def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words_and_its_host_
 @pytest.mark.parametrize("key", ["volumes_max", "volumes_per_job_max"])
 def test_a_limit_of_volumes_is_a_number_that_makes_sense(key: str) -> None:
     with pytest.raises(ValueError, match=f"{key} = 0: expected 1 to 4096"):
-        MemorySettings(**{key: 0})
+        msgspec.convert({key: 0}, MemorySettings)
