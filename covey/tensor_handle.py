@@ -5,7 +5,7 @@ from typing import Protocol
 from covey.tensor_arrays import Array, GivenArray, as_stored
 
 
-class EndsRounds(Protocol):
+class FinishesRounds(Protocol):
     """`covey.tensors.TensorClient`."""
 
     def has_result(self, name: str) -> bool: ...
@@ -15,7 +15,7 @@ class EndsRounds(Protocol):
 class TensorHandle:
     """A round that `TensorClient.push` began."""
 
-    def __init__(self, client: EndsRounds, name: str, given: GivenArray, out: Array | None) -> None:
+    def __init__(self, client: FinishesRounds, name: str, given: GivenArray, out: Array | None) -> None:
         self._client, self._name, self._given, self._out = client, name, given, out
         self._result: Array | None = None
 

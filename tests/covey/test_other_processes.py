@@ -212,7 +212,7 @@ def test_a_thread_uses_it(made: tuple[Kind, Any]) -> None:
 
 
 @every_kind
-def test_forked_children_that_begin_at_once_have_right_contents_or_are_told(made: tuple[Kind, Any]) -> None:
+def test_forked_children_have_right_contents_or_are_told(made: tuple[Kind, Any]) -> None:
     kind, thing = made
     here = kind.right
     if here is None and not kind.forked:
@@ -269,7 +269,7 @@ def test_children_of_a_memory_read_and_write_beside_their_parent(volume: LiveVol
         assert all(memory.read(at * used.PAGE, 64).startswith(b"%d 9 " % at) for at in range(used.PAGES))
 
 
-def test_a_fork_in_the_middle_of_a_request_fails_it_in_the_child_and_not_in_the_parent(volume: LiveVolume) -> None:
+def test_a_fork_in_the_middle_of_a_request_fails_it_in_the_child_alone(volume: LiveVolume) -> None:
     """By a handler of a signal, say: the answer goes to the parent, so the child is never given one."""
     with a_memory(volume) as memory:
         link, step = memory._link, memory._link.step

@@ -24,10 +24,10 @@ MAY_ANSWER = ("alive", "suspect", "away")
 NAMED = 4
 """Hosts in one line."""
 Waits = Callable[[str], None]
-"""Told why it takes so long. Raises Refused when nobody waits any more."""
+"""KnownElsewhere why it takes so long. Raises Refused when nobody waits any more."""
 
 
-class Told(NamedTuple):
+class KnownElsewhere(NamedTuple):
     """What one host knows of a volume that this host has no record of, in slabs."""
 
     host: HostId
@@ -45,7 +45,7 @@ class EarlierElsewhere:
         """Refused when another host knows of such a volume (4), or does not say whether it does (1)."""
         clock = self._host.env.clock
         began_s = clock.now_s()
-        silent, told = self._others(), list[Told]()
+        silent, told = self._others(), list[KnownElsewhere]()
         while silent:
             answers = await asyncio.gather(*(self._ask(host, name, forget=False) for host in silent))
             told += [answer for answer in answers if answer is not None]
@@ -77,21 +77,21 @@ class EarlierElsewhere:
         """Does it have this plugin, as far as it has said?"""
         return any(view.host == host and view.value("spare", Spare) is not None for view in self._host.hosts())
 
-    async def _ask(self, host: HostId, name: str, forget: bool) -> Told | None:
+    async def _ask(self, host: HostId, name: str, forget: bool) -> KnownElsewhere | None:
         """None: it did not say."""
         since, boot = self._record.since, self._host.boot
         try:
             answer = await self._host.ask("memory", host, VolumeHeld(name, since, boot, forget), ASK_S)
         except Refused:  # it has no such plugin, or has and cannot say
-            return None if self._lends(host) else Told(host, 0, 0)
+            return None if self._lends(host) else KnownElsewhere(host, 0, 0)
         except (TimeoutError, ConnectionError):
             return None
         if not isinstance(answer, VolumeIsHeld) or not (answer.known or forget):
             return None
         foreign = [slabs for slabs in answer.slabs if not since <= slabs.boot <= boot]
-        return Told(host, sum(slabs.held for slabs in foreign), sum(slabs.freed for slabs in foreign))
+        return KnownElsewhere(host, sum(slabs.held for slabs in foreign), sum(slabs.freed for slabs in foreign))
 
-    def _is_known(self, name: str, told: list[Told]) -> Refused:
+    def _is_known(self, name: str, told: list[KnownElsewhere]) -> Refused:
         me = self._host.id
         held, freed = sum(each.held for each in told), sum(each.freed for each in told)
         hosts = named([each.host for each in told])

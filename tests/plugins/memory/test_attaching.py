@@ -125,7 +125,7 @@ def test_its_lenders_remember_it_when_its_slabs_are_gone(how: str) -> None:
         rack.attach("h1", "data", "128 KiB")  # the word was said once and for all
 
 
-def test_a_volume_that_was_detached_is_made_again_whatever_its_lenders_have_not_heard() -> None:
+def test_a_volume_that_was_detached_is_made_again_before_its_lenders_heard() -> None:
     with a_rack(3) as rack:
         with_pages(rack)
         rack.world.network.cut([("h1", "h2"), ("h1", "h3")])
@@ -269,7 +269,7 @@ def test_a_volume_without_a_disk_is_waited_for_while_its_places_are_found() -> N
 # ---- how many --------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words_and_its_host_goes_on() -> None:
+def test_a_job_that_names_a_volume_by_its_step_is_refused_in_words() -> None:
     settings = msgspec.structs.replace(SETTINGS, volumes_per_job_max=3, volumes_max=5)
     with a_rack(1, settings) as rack:
         process = Process(JobId("j1"))

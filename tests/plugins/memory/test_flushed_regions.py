@@ -103,7 +103,7 @@ def regions_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("regions_of_two")
 @pytest.mark.parametrize("mark_s", [0.0, 3.0])
-async def test_whatever_crashes_when_a_page_that_is_not_on_disk_is_not_called_flushed(
+async def test_no_page_that_is_not_on_disk_is_called_flushed_after_a_crash(
     mark_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flushed_regions, "MARK_S", mark_s)
@@ -139,7 +139,7 @@ async def test_whatever_crashes_when_a_page_that_is_not_on_disk_is_not_called_fl
 
 
 @pytest.mark.usefixtures("regions_of_two")
-async def test_a_slab_that_is_written_in_many_regions_is_named_whole_and_other_slabs_are_not() -> None:
+async def test_a_slab_that_is_written_in_many_regions_is_named_whole_and_alone() -> None:
     disk = Disk()
     volume = Volume(disk)
     await volume.flush()
@@ -187,7 +187,7 @@ async def test_a_file_that_is_damaged_names_all(data: bytes) -> None:
     assert not (await Volume(disk).after_a_crash()).were_flushed(0, 1)
 
 
-async def test_flushed_pages_are_served_while_the_lender_is_silent_and_the_others_say_how_to_end_it(
+async def test_flushed_pages_are_served_and_the_others_say_how_to_end_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Page 1 alone was written after the flush, and is newest at the lender."""
