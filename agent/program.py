@@ -30,7 +30,7 @@ from agent.ports.disk import DirectoryDisk
 from agent.ports.inheritance import unblock_signals
 from agent.ports.pages import MemfdPages
 from agent.ports.probes import RealProbes
-from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses
+from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
 from agent.ports.verbs import PyVerbs
 from agent.tasks import Tasks
 from covey.core import HostId
@@ -161,6 +161,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
 
     def fatal(_name: str, error: BaseException) -> None:
         failed.append(error)
+        leave_words(base.run_dir, base.instance, failed[0])
         work.cancel()
 
     if program.goes_first:
@@ -178,6 +179,7 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
     except Exception as error:
         log.error("program failed", why=repr(error), exc_info=error)
         failed.append(error)
+        leave_words(base.run_dir, base.instance, failed[0])
     await tasks.cancel_all()
     disk.close()
     return 1 if failed else 0
@@ -217,6 +219,7 @@ def main() -> None:
         config = msgspec.msgpack.decode(start.config, type=program.config)
     except (KeyError, msgspec.DecodeError) as error:
         log.error("program not started", why=repr(error))
+        leave_words(base.run_dir, base.instance, error)
         sys.exit(2)
     try:
         import uvloop

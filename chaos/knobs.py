@@ -72,6 +72,8 @@ KNOBS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "same_host": ("map", "socket"),
         "grace": ("0.1 s", "60 s"),
         "lease": ("5 s", "600 s"),
+        "volumes_max": (4096,),
+        "volumes_per_job_max": (1, 4096),
     },
     "scheduler": {
         "queue_thresholds_gpu_s": ((), (0.1,), (0.1, 0.2, 1e12)),

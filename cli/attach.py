@@ -3,7 +3,10 @@
 With `--user` it belongs to that user of the host, whose processes open it at the socket that is told, and nobody
 else's: `covey.remote.RemoteMemory.at(PATH)`, `RemoteArray(PATH, ...)`. With `--mirror 2` it has no disk: each slab lies
 on two other hosts, in different racks where they are labelled, and is refused when they have no room for it. With
-`--parity K+1` it has no disk either: each slab lies on K hosts, and their parity on one more."""
+`--parity K+1` it has no disk either: each slab lies on K hosts, and their parity on one more.
+
+A host that has lost its disk knows nothing of its volumes, and other hosts may hold their pages: such a volume is
+refused, and `--create` makes it anew, empty."""
 
 import argparse
 import pwd
@@ -17,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("volume", metavar="NAME")
     parser.add_argument("size", metavar="SIZE", help="such as 64MiB")
     kind_arguments(parser)
+    parser.add_argument("--create", action="store_true", help="anew and empty, also if other hosts hold its pages")
     parser.add_argument("--user", metavar="NAME", help="whose it is on that host: a name or a uid (default: nobody's)")
     parser.add_argument("--host", metavar="NAME", help="make it there (default: the host of the agent that answers)")
 
@@ -40,7 +44,9 @@ def run(context: Context) -> int:
     except ValueError as error:
         raise AgentctlError(USAGE, "that volume cannot be made", str(error), "agentctl attach NAME 64MiB") from None
     agent = on_host(context, context.args.host)
-    body = {"volume": context.args.volume, "size_bytes": size_bytes, **asked_kind(context.args)}
+    body: dict[str, object] = {"volume": context.args.volume, "size_bytes": size_bytes, **asked_kind(context.args)}
+    if context.args.create:
+        body["create"] = True
     if context.args.user is not None:
         body["uid"] = uid_of(context.args.user)
     answer = agent.post("volumes", body=body)

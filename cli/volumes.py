@@ -3,7 +3,8 @@
 `agentctl volumes give-up NAME` is for a volume whose process was restarted and waits for a lender that does not answer.
 That lender may hold the newest content of pages which were written last; given up, they read as this host's disk has
 them, which may be older, or, where the volume has no disk (`--mirror 2`), are lost. Waiting costs nothing but time; a
-host that comes back answers by itself."""
+host that comes back answers by itself. Where the host has lost its disk, and with it the record of the volume, this
+gives up what other hosts hold of it, so that it can be made anew."""
 
 import argparse
 from typing import Any
@@ -89,7 +90,9 @@ def give_up(context: Context) -> int:
     if context.json:
         return context.say_json(answer.whole)
     slabs, lenders = answer.data["slabs"], answer.data["lenders"]
-    if slabs:
+    if lenders and not answer.data.get("members", 1):
+        context.say(f"{name}: what {' and '.join(lenders)} had of it is given up; it can be made anew, empty")
+    elif slabs:
         which = ", ".join(str(index) for index in slabs[:20]) + (" ..." if len(slabs) > 20 else "")
         gone = " and ".join(lenders)
         cost = "that were written last may read older" if answer.data.get("members", 1) == 1 else "are lost"

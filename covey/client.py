@@ -12,7 +12,6 @@ the newest is kept. No method waits for the agent, except `join` for the first a
 import contextlib
 import os
 import select
-import signal
 import socket
 import threading
 import time
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING
 from covey import at_exit
 from covey.errors import CoveyError
 from covey.frames import FrameError, pack, whole
-from covey.grace import Grace
 from covey.heartbeats import Heartbeats
 from covey.kernels import kernel
 from covey.memory_offer import MemoryOffer
@@ -31,13 +29,17 @@ from covey.page_link import PageLink, PageUser
 from covey.rank_identity import identity
 from covey.spare_modules import imported
 from covey.step_clock import StepClock, ToldStep
+from covey.stop_asked import StopAsked
 from covey.table_owners import TableOwners
+from covey.this_process import OfOneProcess
 from covey.version import VERSION
 from covey.wake_pipe import WakePipe
 from covey.wire import (
+    GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
     Attached,
+    ExtendGrace,
     Frame,
     GoneRank,
     Heals,
@@ -70,18 +72,22 @@ GOODBYE_S = 0.5
 """How long `close` waits for the last figures to leave."""
 
 
-class JobClient:
+class JobClient(OfOneProcess):
     """One rank's connection to its agent. Made by `covey.join()`; a context manager.
 
     `id` names the job, `rank` is 0..`world_size`-1, `epoch` the number of the grant under which it runs, which
-    is higher after each restart, and `host` the host's name.
+    is higher after each restart, and `host` the host's name. In a forked child these names and `stopping` can be read,
+    `close` does nothing, and the rest raises OtherProcess.
     """
+
+    _kind = "the steps and tensors of a rank"
+    _instead = "call them in the process that called covey.join(), or covey.join() in this one if it is the rank now"
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """CoveyError when this process is no rank of a job."""
         self._me = me = identity(environ)
         self.id, self.rank, self.world_size, self.epoch, self.host = me.job, me.rank, me.world_size, me.epoch, me.host
-        self._grace = Grace(me.preempt_file)
+        self._stop = StopAsked(me.preempt_file)
         self._lock = threading.Lock()
         self._steps: deque[bytes] = deque(maxlen=STEPS_WAITING_MAX)
         self._urgent: deque[bytes] = deque()
@@ -133,6 +139,7 @@ class JobClient:
         `compute_s` the rest. `memory_bytes` is the highest use of device memory. `metrics` (loss, accuracy) are shown
         by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
         alone count steps, not what `covey.attach` sees."""
+        self._check_process(f"no step of job {self.id} was told")
         self._by_hand = True
         told = ToldStep(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
         self._stepped(told)
@@ -142,16 +149,20 @@ class JobClient:
     ) -> None:
         """A mini-batch that `covey.attach` saw, in seconds and bytes; nothing where the script itself says its steps.
         `more`: `communicate_s` (without it: what was spent inside `tensors`), and metrics that are shown."""
-        if not self._by_hand:
+        if not self._by_hand and not self.is_elsewhere:
             talked_s = more.pop("communicate_s", None)
             self._stepped(ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary))
 
     def alive(self) -> None:
         """The script is at work on what is no step (it evaluates, saves, compiles): progress, for `submit --hang`."""
+        self._check_process(f"no sign of life of job {self.id} was given")
         self.heartbeats.sign()
 
     def attached(self, to: str, problem: str = "") -> None:
-        """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot."""
+        """Tell the agent, now and after it was away, what `covey.attach` sees of this script, and what it cannot. Not
+        in a forked child: a hook of ours never ends the script."""
+        if self.is_elsewhere:
+            return
         self._attached = Attached(to[:160], problem[:400])
         self._say(self._attached)
 
@@ -175,34 +186,33 @@ class JobClient:
     def stopping(self) -> bool:
         """This job is asked to end: the script is to save its state, and exit. Check it after each mini-batch, and keep
         SIGTERM from ending the script before (`defer_stop`). Known also while the agent is away, by a file."""
-        return self._grace.stopping
+        return self._stop.asked
 
     @property
     def grace_left_s(self) -> float:
         """Seconds until the rest of this rank is killed, by the agent's last message; infinite without one."""
-        return self._grace.left_s
+        return self._stop.left_s
 
     def defer_stop(self) -> None:
         """From now on SIGTERM does no more than make `stopping` true, so that the step under way is finished and saved.
         Call it in the main thread."""
-
-        def deferred(_number: int, _frame: object) -> None:
-            self._grace.sigterm()
-
-        signal.signal(signal.SIGTERM, deferred)
+        self._stop.defer()
 
     def extend_grace(self, seconds: float, timeout_s: float = 5.0) -> float:
         """Ask, once, for `seconds` more to save: how many are left now, at most 600 more than before. The ranks of
         the job on this host share what is granted. CoveyError when the job is not stopping, has asked before, may not
         ask, or the agent does not answer."""
-        why = lambda: "the agent did not answer" if self._joined else "the agent is away"  # noqa: E731
-        return self._grace.extend(seconds, timeout_s, self._say, why)
+        self._check_process(GRACE_KEPT)
+        self._stop.asks_for_more()
+        self._say(ExtendGrace(float(seconds)))
+        return self._stop.more(timeout_s, lambda: "the agent did not answer" if self._joined else "the agent is away")
 
     @property
     def tensors(self) -> "TensorClient":
         """Push and pull named tensors; numpy is imported at the first use."""
         from covey.tensors import TensorClient
 
+        self._check_process(f"job {self.id} has no tensors here")
         with self._lock:
             if self._tensors is not None:
                 return self._tensors
@@ -245,6 +255,7 @@ class JobClient:
         again from its last checkpoint."""
         from covey.job_state import begun
 
+        self._check_process(f"job {self.id} has no state here")
         why = self._memory.decline("its ranks may be lost and started again (job.state)")
         if self._follows:
             self._cannot_share(why)
@@ -270,7 +281,10 @@ class JobClient:
             self._say(NoTensorMemory(why[:400]))
 
     def close(self) -> None:
-        """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit."""
+        """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit. Nothing in
+        a forked child."""
+        if self.is_elsewhere:
+            return
         with self._lock:
             closed, self._closed = self._closed, True
             tensors = self._tensors
@@ -293,12 +307,13 @@ class JobClient:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """A script that ended well waits for the others first: until all are done, another rank may still need this
         one's copy of the last sum."""
-        if kind is None and self._tensors is not None:
+        if kind is None and self._tensors is not None and not self.is_elsewhere:
             self._tensors.leave()
         self.close()
 
     def wait_joined(self, timeout_s: float) -> None:
         """Until the agent answered, or `timeout_s` seconds passed. CoveyError when it refused."""
+        self._check_process(f"job {self.id} was not joined")
         self._answered.wait(timeout_s)
         if self._refusal is not None and not self._joined:
             refusal = self._refusal
@@ -409,7 +424,7 @@ class JobClient:
         elif isinstance(frame, AggregatorAt):
             self._moved(frame)
         elif isinstance(frame, Stopping):
-            self._grace.asked(frame)
+            self._stop.told(frame)
         elif isinstance(frame, TensorMemoryHere):
             self._cannot_share(self._memory.here(self._pages.take()))
         elif isinstance(frame, NoTensorMemory):
@@ -440,7 +455,8 @@ class JobClient:
     def _refuse(self, refusal: Refusal) -> None:
         """Before Joined: this process is not admitted. After it: the answer to our question."""
         if self._joined:
-            self._grace.refused(refusal)
+            if refusal.what == GRACE_KEPT:
+                self._stop.refused(refusal)
             return
         self._refusal = refusal
         self._answered.set()
@@ -462,7 +478,7 @@ class JobClient:
 
     def abandon(self) -> None:
         """In a forked child: this connection is the parent's, and the thread was left behind."""
-        self._closed = True
+        self._closed, self._joined = True, False
         self._wakes.close()
         if self._connection is not None:
             self._connection.close()
@@ -479,7 +495,7 @@ _process: JobClient | None = None
 def of_process() -> JobClient:
     """This process's connection, made if there is none. CoveyError when this process is no rank of a job."""
     global _process
-    if _process is None or _process not in at_exit.living:
+    if _process is None or _process not in at_exit.living or _process.is_elsewhere:
         _process = JobClient(os.environ)
     return _process
 

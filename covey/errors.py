@@ -12,6 +12,9 @@ class Refused(Exception):
         super().__init__(f"{what}: {why}")
         self.code, self.what, self.why, self.next = code, what, why, next
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, self.what, self.why, self.next)
+
 
 class NoLeader(Exception):
     """There is no leader now, or it could not be reached: nothing was proposed. Try again."""
@@ -27,6 +30,10 @@ class CoveyError(RuntimeError):
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}\n{why}\nnext: {next}")
         self.what, self.why, self.next = what, why, next
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For pickle: a worker's error reaches the process that gave it the work."""
+        return type(self), (self.what, self.why, self.next)
 
 
 EXIT_STATE_LOST = 70

@@ -37,6 +37,7 @@ from covey.owns import RANKS_MAX
 from covey.taking_over import WITHIN_S
 from covey.tensor_arrays import Array
 from covey.tensors import TensorClient
+from covey.this_process import OfOneProcess
 
 Get = Callable[[], Mapping[str, Array]]
 Load = Callable[[dict[str, Array], Any], None]
@@ -54,8 +55,11 @@ class StepsHeal(Protocol):
     def drawn(self, own: Callable[[], object] | None) -> None: ...
 
 
-class JobState:
-    """Made by `job.state`."""
+class JobState(OfOneProcess):
+    """Made by `job.state`. In a forked child `step` can be read, and the rest raises OtherProcess."""
+
+    _kind = "the steps of a job's state"
+    _instead = "make its steps in the process that called job.state"
 
     def __init__(
         self, healing: StepsHeal, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
@@ -79,11 +83,13 @@ class JobState:
         """What `own` gives is as it will be at the step's end: where two neighbours keep it, it goes there while this
         rank computes, so the first push of the step need not wait for that. Need not be called; nothing happens where
         all ranks gather it."""
+        self._check_process("nothing was handed over")
         self._healing.drawn(self._own)
 
     def done(self) -> None:
         """The step is done, where `steps` is not used: all its results are here, and the state is that of the next one.
         Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
+        self._check_process(f"step {self.step} was not ended")
         self._healing.end(_held(self._get()))
         self._stepped(self.step - 1)
 

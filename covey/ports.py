@@ -355,6 +355,9 @@ class Processes(Protocol):
     def find(self, process: ProcessId) -> Process | None:
         """That very process, if it is still alive; None otherwise."""
 
+    def last_words(self, name: str) -> str:
+        """Why our program that last ran as this instance gave up, in its own words; empty: it said nothing."""
+
 
 class MemoryNow(msgspec.Struct, frozen=True):
     """Memory of one host now, the smaller of the machine's and the cgroup's."""

@@ -22,12 +22,13 @@ import logging
 import math
 import os
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from covey import arraywire, userfault
 from covey.arraywire import AskArray
 from covey.faulted_memory import FaultedMemory
 from covey.remote_memory import RemoteMemory
+from covey.this_process import not_pickled, this_process
 from covey.units import parse_size
 from covey.volume_link import RemoteMemoryError
 
@@ -79,7 +80,7 @@ class RemoteArray:
             )
         self.offset, self.mode = offset, mode
         self._chunk, self._budget = _bytes(chunk), _bytes(local_budget)
-        self._pid = os.getpid()
+        self._process = this_process()
         self._mine = not isinstance(of, RemoteMemory)
         self.memory = _opened(of, _bytes(size) if size is not None else offset + self.nbytes, agent_socket)
         self._faults: FaultedMemory | None = None
@@ -270,16 +271,21 @@ class RemoteArray:
         be had within 150 s: then the pager goes on trying for a minute. Idempotent."""
         faults, self._faults = self._faults, None
         try:
-            if faults is not None and os.getpid() == self._pid:
+            if faults is not None and this_process() == self._process:
                 self.way = "closed"
                 faults.close()
         finally:
-            if self._mine and os.getpid() == self._pid:
+            if self._mine and this_process() == self._process:
                 self.memory.close()
             self._closed = True
 
     _closed = True
     """Also of one that could not be opened."""
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        """TypeError: what of it is local belongs to the process that opened it."""
+        step = "open it again in that process, with mode='r' where both are open, or pickle a RemoteMemory"
+        not_pickled(f"an array in volume {self.memory.volume}", step)
 
     def __enter__(self) -> "RemoteArray":
         return self
@@ -297,9 +303,9 @@ class RemoteArray:
         return self.memory
 
     def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            what = f"array in volume {self.memory.volume}"
-            why = f"process {self._pid} opened it, and this is {os.getpid()}: its memory does not come along with fork"
+        if this_process() != self._process:
+            what, opened = f"array in volume {self.memory.volume}", self._process[0]
+            why = f"process {opened} opened it, and this is {os.getpid()}: its memory does not come along with fork"
             raise RemoteMemoryError(what, why, "open it again in this process, with mode='r' where both are open")
 
     def _served(self, why: str) -> "FaultedMemory":

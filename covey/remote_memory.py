@@ -5,9 +5,12 @@ socket and back (`covey.volume_link`). Calls may come from many threads and take
 """
 
 import contextlib
+import logging
 import os
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
@@ -16,6 +19,7 @@ import msgspec
 from covey import frames, wire
 from covey.core import JobId
 from covey.headers import Op
+from covey.this_process import this_process
 from covey.units import format_size, parse_size
 from covey.version import VERSION
 from covey.volume_link import ANSWER_S, RemoteMemoryError, VolumeLink, dial, receive, submit_one, transfer
@@ -23,6 +27,9 @@ from covey.volumewire import NO_TOKEN, REQUEST_PAGES_MAX
 
 F = TypeVar("F", bound=wire.Frame)
 Buffer = bytes | bytearray | memoryview
+TELL_S = 10.0
+"""Pause between two lines in the log that say what `open` waits for."""
+_log = logging.getLogger("covey.remote")
 
 
 class RemoteMemory:
@@ -30,23 +37,40 @@ class RemoteMemory:
 
     ValueError for what lies outside the volume. RemoteMemoryError when the volume's process is away for a minute, or
     neither a lender nor the disk can do what is asked.
+
+    In another process it opens a connection of its own: in a forked child (a data loader's worker) at its first use, of
+    a pickled one (`spawn`) when it is unpickled. All of them read and write one volume: what one has written, the
+    others read.
     """
 
     def __init__(self, at: wire.VolumeAt, agent_socket: str) -> None:
         self._at, self._agent_socket = at, agent_socket
-        self._lock = threading.RLock()
         self._closed = False
+        self._process = this_process()
+        self._lock = threading.RLock()
         self._link = VolumeLink(at.volume, self.found, time.monotonic)
+        _open.add(self)
 
     @classmethod
     def open(
-        cls, volume: str, size: int | str, agent_socket: str | None = None, *, mirror: int = 0, parity: str = ""
+        cls,
+        volume: str,
+        size: int | str,
+        agent_socket: str | None = None,
+        *,
+        mirror: int = 0,
+        parity: str = "",
+        create: bool | None = None,
     ) -> "RemoteMemory":
         """Open the volume of this name on this host's agent, or make it. `size` in bytes or as text (`"64 MiB"`),
         rounded up to whole pages; a volume that exists must have the same. `agent_socket`: the agent's `jobs.sock`, by
         default $COVEY_SOCKET, which the runner sets. `mirror=2`: a new volume has no disk, and each of its slabs lies
-        on two other hosts; `parity="2+1"`: on two, and its parity on a third. RemoteMemoryError when the agent refuses
-        or is not there."""
+        on two other hosts; `parity="2+1"`: on two, and its parity on a third.
+
+        `create`: None makes a volume that is not there, unless other hosts hold pages of one of this name whose record
+        this host has lost; True makes it even then, anew and empty; False never makes one. A volume that this host has
+        is opened as it is. Waits for as long as the
+        agent is at work on the volume, and logs what for. RemoteMemoryError when the agent refuses or is not there."""
         path = agent_socket or os.environ.get("COVEY_SOCKET", "")
         if not path:
             raise RemoteMemoryError(
@@ -55,7 +79,8 @@ class RemoteMemory:
                 "start the script with agentctl submit, or give agent_socket=",
             )
         size_bytes = parse_size(size) if isinstance(size, str) else size
-        wanted = wire.Attach(volume, size_bytes, mirror, parity, *_of_job(path))
+        make: wire.Make = "" if create is None else "anew" if create else "never"
+        wanted = wire.Attach(volume, size_bytes, mirror, parity, *_of_job(path), make)
         memory = cls(_ask_agent(path, wanted, wire.VolumeAt), path)
         memory._connect()
         return memory
@@ -99,7 +124,7 @@ class RemoteMemory:
         view = memoryview(into).cast("B")
         self._check(offset, len(view))
         page = self.page
-        with self._lock:
+        with self._turn():
             self._check_open()
             head = min(-offset % page, len(view))
             tail = (offset + len(view)) % page if len(view) > head else 0
@@ -123,7 +148,7 @@ class RemoteMemory:
         view = memoryview(data).cast("B")
         self._check(offset, len(view))
         page = self.page
-        with self._lock:
+        with self._turn():
             self._check_open()
             head = min(-offset % page, len(view))
             tail = (offset + len(view)) % page if len(view) > head else 0
@@ -141,20 +166,20 @@ class RemoteMemory:
         if offset % self.page or size % self.page:
             raise ValueError(f"discard wants whole pages of {self.page} bytes, not {size} bytes at {offset}")
         first, count = offset // self.page, size // self.page
-        with self._lock:
+        with self._turn():
             self._check_open()
             for at in range(0, count, REQUEST_PAGES_MAX):
                 self._do("discard", Op.DISCARD, first + at, min(REQUEST_PAGES_MAX, count - at))
 
     def flush(self) -> None:
         """Everything written before, by any process, is on this host's disk when this returns."""
-        with self._lock:
+        with self._turn():
             self._check_open()
             self._do("flush", Op.FLUSH, 0, 0)
 
     def close(self) -> None:
-        """The volume and its content stay; `open` finds them again."""
-        with self._lock:
+        """The volume and its content stay; `open` finds them again. Other processes that use it go on."""
+        with self._turn():
             self._closed = True
             self._link.close()
 
@@ -177,9 +202,35 @@ class RemoteMemory:
     def found(self, again: bool) -> tuple[str, bytes]:
         """Its socket and token now. The agent may have moved it; without an agent the old place is tried again."""
         if again and self._agent_socket:
-            with contextlib.suppress(OSError, RemoteMemoryError):
-                self._at = _ask_agent(self._agent_socket, wire.Attach(self.volume, self.size), wire.VolumeAt)
+            wanted = wire.Attach(self.volume, self.size, make="never")  # one that was detached is not made anew
+            try:
+                self._at = _ask_agent(self._agent_socket, wanted, wire.VolumeAt, _not_waited_for)
+            except RemoteMemoryError as refused:
+                is_away = isinstance(refused.__cause__, OSError)  # the agent, which the volume does without
+                self._link.heard = "" if is_away else f"{refused.why}; next: {refused.next}"
+            else:
+                self._link.heard = ""
         return self._at.path, self._at.token
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Its name and place, and no secret: whoever unpickles it opens it again, under his own user."""
+        self._check_open()
+        return _opened_again, (self.volume, self.size, self._at.path, self._agent_socket)
+
+    # ---- in which process ----
+
+    def _turn(self) -> threading.RLock:
+        """The lock of this process: of one that was opened in another one, the connection is that one's."""
+        if self._process != this_process():
+            self._begin_here()
+        return self._lock
+
+    def _begin_here(self) -> None:
+        """In another process than before. Requests that were under way there fail here: their answers go there."""
+        self._process = this_process()
+        self._lock = threading.RLock()
+        old, self._link = self._link, self._link.anew()
+        old.close("this process was forked while it was under way")
 
     # ---- under the lock ----
 
@@ -192,7 +243,7 @@ class RemoteMemory:
             raise ValueError(f"volume {self._at.volume} was closed here")
 
     def _connect(self) -> None:
-        with self._lock:
+        with self._turn():
             self._link.connect()
         told = self._at
         if told.size_bytes and (told.page_bytes, told.size_bytes) != (self._link.page_bytes, self._link.size_bytes):
@@ -224,6 +275,23 @@ class RemoteMemory:
             raise RemoteMemoryError(what, failed[0], next_step)
 
 
+_open: "weakref.WeakSet[RemoteMemory]" = weakref.WeakSet()
+
+
+def _in_the_child() -> None:
+    """After a fork: at once, before a descriptor of the parent's could outlive it here."""
+    for memory in list(_open):
+        memory._begin_here()
+
+
+os.register_at_fork(after_in_child=_in_the_child)
+
+
+def _opened_again(volume: str, size_bytes: int, path: str, agent_socket: str) -> RemoteMemory:
+    """For pickle. It never makes a volume: elsewhere than on its host that would be another one, empty."""
+    return RemoteMemory.open(volume, size_bytes, agent_socket, create=False) if agent_socket else RemoteMemory.at(path)
+
+
 def _of_job(path: str) -> tuple[JobId | None, int, str]:
     """Job, epoch and token by which the agent at `path` knows this process; of one outside any job no job."""
     job, epoch, token = (os.environ.get(f"COVEY_{name}", "") for name in ("JOB_ID", "EPOCH", "TOKEN"))
@@ -232,8 +300,30 @@ def _of_job(path: str) -> tuple[JobId | None, int, str]:
     return JobId(job), int(epoch), token
 
 
-def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
-    """Join as a tool, ask once, disconnect. RemoteMemoryError when the agent is not there or refuses."""
+class _Told:
+    """What `open` waits for, in the log, from time to time."""
+
+    def __init__(self) -> None:
+        self._told_s = time.monotonic()
+
+    def __call__(self, coming: wire.VolumeComing) -> None:
+        now_s = time.monotonic()
+        if now_s >= self._told_s + TELL_S:
+            self._told_s = now_s
+            _log.warning("volume %s is not ready yet, and is waited for: %s", coming.volume, coming.why)
+
+
+def _not_waited_for(coming: wire.VolumeComing) -> None:
+    """By a request, which has a time of its own."""
+    raise RemoteMemoryError(f"volume {coming.volume} is not ready", coming.why, f"agentctl why volume/{coming.volume}")
+
+
+def _ask_agent(
+    path: str, question: wire.Frame, kind: type[F], coming: Callable[[wire.VolumeComing], None] | None = None
+) -> F:
+    """Join as a tool, ask once, disconnect. Waits for as long as the agent says that it is at work, unless `coming`,
+    which is told, raises. RemoteMemoryError when the agent is not there or refuses."""
+    coming = coming or _Told()
     what = f"{type(question).__name__.lower()} {getattr(question, 'volume', '')}"
     try:
         with contextlib.closing(dial(path, ANSWER_S)) as stream:
@@ -247,6 +337,8 @@ def _ask_agent(path: str, question: wire.Frame, kind: type[F]) -> F:
                 frame: msgspec.Struct | None = frames.unpack(body, wire.decoder)
                 if isinstance(frame, kind):
                     return frame
+                if isinstance(frame, wire.VolumeComing):
+                    coming(frame)
                 if isinstance(frame, wire.Joined):
                     frame = wire.other_protocol(what, "covey-agent", frame)
                 if isinstance(frame, wire.Refusal):

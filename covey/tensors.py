@@ -44,12 +44,14 @@ from covey.leaving import LEAVE, GoneRanks, in_vain
 from covey.patience import Patience
 from covey.shared_rounds import SharedRounds, SharedTensor
 from covey.sum_order import ORDERS, Order
-from covey.tensor_arrays import Array, GivenArray, as_stored, check_out, checked
+from covey.tensor_arrays import Array, check_out, checked
+from covey.tensor_handle import TensorHandle as TensorHandle
 from covey.tensor_memory import MemoryFault, MemoryRefused, TensorMemory
 from covey.tensor_moments import NAME as MOMENTS
 from covey.tensor_moments import Moments, gathered
 from covey.tensor_types import NUMBERS
 from covey.tensorwire import PART_BYTES, Declared, Type
+from covey.this_process import OfOneProcess
 from covey.updates import Update
 from covey.wire import AggregatorAt, GoneRank
 
@@ -59,31 +61,13 @@ LEAVE_S = 60.0
 dies after it told some ranks, and not all, that every rank is done."""
 
 
-class TensorHandle:
-    """A round that `TensorClient.push` began."""
-
-    def __init__(self, client: "TensorClient", name: str, given: GivenArray, out: Array | None) -> None:
-        self._client, self._name, self._given, self._out = client, name, given, out
-        self._result: Array | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether the result is here, and `wait` would not block."""
-        return self._result is not None or self._client.has_result(self._name)
-
-    def wait(self) -> Array:
-        """The result, of the type that was pushed: in `out` if there was one, else in a new array. Blocks until every
-        rank has pushed. Again is harmless. Errors as of `push_pull`."""
-        if self._result is None:
-            out = None if self._out is None else as_stored(self._out, self._given.type)
-            found = self._client.finish(self._name, out)
-            self._result = self._out if self._out is not None else found.view(self._given.dtype)
-        return self._result
-
-
-class TensorClient:
+class TensorClient(OfOneProcess):
     """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, and so may the rest: one name
-    has one round at a time, of different names there may be as many as there are."""
+    has one round at a time, of different names there may be as many as there are. In a forked child, calls raise
+    OtherProcess: the ranks' shared memory came along, and a push there would go into the parent's round."""
+
+    _kind = "the tensors of a job"
+    _instead = "push and pull in the process that called covey.join(); give workers arrays, and take arrays from them"
 
     def __init__(
         self,
@@ -140,6 +124,7 @@ class TensorClient:
     @order.setter
     def order(self, order: Order) -> None:
         """ValueError once there are tensors, or when there is no such order."""
+        self._check_process("the order of additions was not set")
         if order not in ORDERS:
             raise ValueError(f"tensors are added by {' or '.join(ORDERS)}, not {order!r}")
         with self._changed:
@@ -162,6 +147,7 @@ class TensorClient:
         which each round is a step, with the bits that `covey.update_steps` says; `moments`: it goes on from these of
         rank 0. Blocks until all ranks called it. Errors as of `push_pull`; ValueError: `moments` are of another one."""
         given = checked(name, initial, type)
+        self._check_process(f"model {name!r} was not declared")
         if self._healing is not None:
             raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
         with self.calls.timed():
@@ -216,6 +202,7 @@ class TensorClient:
         """Of a model that has an optimizer, for a checkpoint: what `model` takes as `moments`. Every rank calls it,
         between the same two rounds, for one tensor after the other in the same order, and has all of them then.
         ValueError when there is no such tensor or a round of it is under way; other errors as of `push_pull`."""
+        self._check_process(f"the moments of tensor {name!r} were not gathered")
         way, declared = self._ways.get(name), self._declared(name)
         if declared is None or declared.update is None:
             raise ValueError(f"tensor {name!r} is no model with an optimizer")
@@ -240,6 +227,7 @@ class TensorClient:
         self, make: Callable[[BlockRounds], Healing], own: Callable[[], object] | None
     ) -> tuple[Healing, BlockRounds]:
         """For `job.state`: this rank may be lost, or took over. ValueError when there are tensors."""
+        self._check_process("job.state was not begun")
         with self._changed:
             if self._ways:
                 raise ValueError("there are tensors already; call job.state before the first one")
@@ -251,6 +239,7 @@ class TensorClient:
 
     def has_result(self, name: str) -> bool:
         """Whether no round of this tensor is under way, and nothing of it is being sent."""
+        self._check_process(f"the round of tensor {name!r} cannot be looked at")
         with self._changed:
             way = self._ways[name]
         return self._far.has_result(name) if way is None else way.advance_unless_busy()
@@ -285,6 +274,7 @@ class TensorClient:
         another may still need its copy of a last result. False when that took longer than `linger_s` seconds, or a
         rank has ended without. Who waits for another tensor is told that this rank pushes none any more. Again is
         harmless: `with covey.join()` makes it too."""
+        self._check_process("the job was not left")
         with self.calls.timed(waits=False):
             if LEAVE in self._ways:
                 return self.has_result(LEAVE)
@@ -298,7 +288,10 @@ class TensorClient:
             return True
 
     def close(self) -> None:
-        """Drops the connection and ends the thread; blocked calls raise TensorError. Again is harmless."""
+        """Drops the connection and ends the thread; blocked calls raise TensorError. Again is harmless. In a forked
+        child nothing happens: what is open is the parent's."""
+        if self.is_elsewhere:
+            return
         with self._changed:
             self._closed, shared = True, self._shared
             self._changed.notify_all()
@@ -364,6 +357,7 @@ class TensorClient:
 
     def _begin(self, name: str, given: GivenRound, blocks: bool, give_up_s: float | None = None) -> None:
         """The next round of a tensor; a new model's is about its initial value. TimeoutError after `give_up_s`."""
+        self._check_process(f"tensor {name!r} was not pushed")
         data = given.array.data
         with self._changed:
             if name in self._open:
@@ -445,6 +439,7 @@ class TensorClient:
 
     def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:
         """The tensor's result. TimeoutError after `give_up_s`."""
+        self._check_process(f"tensor {name!r} was not pulled")
         with contextlib.nullcontext() if self._healing is None else self._healing.waiting():
             found = self._come(name, give_up_s, out)
         self.calls.rounds += 1

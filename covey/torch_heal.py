@@ -254,8 +254,9 @@ class HealedTraining:
             raise CoveyError(f"{kind} was refused", why, "call it after backward() and before optimizer.step()")
 
     def _leave(self) -> None:
-        """At the end of a script that trained to the end: another rank may still need what is here."""
-        if self._is_over:
+        """At the end of a script that trained to the end: another rank may still need what is here. Not at that of a
+        child that it forked."""
+        if self._is_over and not self._tensors.is_elsewhere:
             self._tensors.leave()
 
 

@@ -45,6 +45,10 @@ class RemoteMemoryError(Exception):
         super().__init__(f"{what}: {why}; next: {next}")
         self.what, self.why, self.next = what, why, next
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For pickle: a data loader's worker hands its error to the script."""
+        return type(self), (self.what, self.why, self.next)
+
 
 class _HungUp(ConnectionResetError):
     """The peer closed without an answer: a volume's process of version 1 does so, and any that is just ending."""
@@ -79,6 +83,8 @@ class VolumeLink:
         self.volume = volume
         self.page_bytes = self.size_bytes = 0
         """As the volume said; 0 before the first connection."""
+        self.heard = ""
+        """What `find` was told of it last, for people: why, and the next step behind `; next: `. Empty: nothing."""
         self._find, self._now_s = find, now_s
         self._stream: socket.socket | None = None
         self._unsent: deque[PageRequest] = deque()
@@ -155,12 +161,18 @@ class VolumeLink:
                 poll.register(self._stream, select.POLLIN | (select.POLLOUT if self._out else 0))
                 poll.poll(1000)
 
-    def close(self) -> None:
+    def close(self, why: str = "closed here") -> None:
         """What is not done fails."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-        self._fail_all("closed here")
+        self._fail_all(why)
+
+    def anew(self) -> "VolumeLink":
+        """One to the same volume, not connected and with nothing under way, for another process than this one's."""
+        found = VolumeLink(self.volume, self._find, self._now_s)
+        found.page_bytes, found.size_bytes = self.page_bytes, self.size_bytes
+        return found
 
     # ---- connection ----
 
@@ -188,7 +200,7 @@ class VolumeLink:
             return
         self._tried_s = self._now_s()
         if self._stream is None and self._now_s() >= self._away_s + RECONNECT_S:
-            self._fail_all(error.why)
+            self._fail_all(f"{error.why}; next: {error.next}" if self.heard else error.why)
             self._away_s = None
 
     def _try_once(self, again: bool) -> RemoteMemoryError:
@@ -209,6 +221,9 @@ class VolumeLink:
                     f"ask whose volume it is; agentctl attach {self.volume} SIZE --user NAME makes it somebody's"
                 )
             told = RemoteMemoryError(f"cannot reach volume {self.volume}", str(error), next_step)
+            if self.heard:
+                why, _, step = self.heard.partition("; next: ")
+                told = RemoteMemoryError(f"cannot reach volume {self.volume}", why, step or next_step)
             told.__cause__ = error
             return told
         self.page_bytes, self.size_bytes = found.page_bytes, found.size_bytes

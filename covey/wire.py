@@ -4,6 +4,8 @@ The process sends `Join` first; the agent answers `Joined` or `Refusal`. After t
 A process that loses the socket keeps working and joins again when the agent is back.
 """
 
+from typing import Literal
+
 import msgspec
 
 from covey.core import HostId, JobId
@@ -243,8 +245,14 @@ class ExtendGrace(Frame, frozen=True, tag="ExtendGrace"):
 GRACE_KEPT = "the time to end was not extended"
 
 
+Make = Literal["", "anew", "never"]
+"""Whether a volume that is not there is made. Empty: unless other hosts hold pages of one of this name; `anew`: also
+then, empty; `never`: it is not."""
+
+
 class Attach(Frame, frozen=True, tag="Attach"):
-    """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`."""
+    """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`, and
+    before it, while that takes long, `VolumeComing` every few seconds."""
 
     volume: str
     size_bytes: int
@@ -257,6 +265,14 @@ class Attach(Frame, frozen=True, tag="Attach"):
     epoch: int = 0
     token: str = ""
     """COVEY_TOKEN of the job's ranks on this host."""
+    make: Make = ""
+
+
+class VolumeComing(Frame, frozen=True, tag="VolumeComing"):
+    """Agent -> process: the volume is being made or opened, and why it is not ready yet."""
+
+    volume: str
+    why: str
 
 
 class VolumeAt(Frame, frozen=True, tag="VolumeAt"):
@@ -284,7 +300,7 @@ FrameUnion = (
     | AskPages | PagesHere | PagesMapped | NeighbourFlag
     | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
     | RanksHaveLeft | InVain
-    | Attach | VolumeAt | Detach | Detached
+    | Attach | VolumeComing | VolumeAt | Detach | Detached
 )  # fmt: skip
 decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
 

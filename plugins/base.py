@@ -20,8 +20,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ReplicatedLog(Protocol):
-    """The log under the leader. Voters vote; every other alive host receives the log as an observer, so
-    each host can answer every read from its own copy."""
+    """The log under the leader. Voters vote; all other alive hosts receive it, so each answers reads from its copy."""
 
     @property
     def leader(self) -> HostId | None:
@@ -155,8 +154,7 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared_memory: int = 0
     """Where GPUs are shared: the memory of each of its GPUs that each rank asked for, bytes; 0: not said."""
     hang_s: float | None = None
-    """How long ranks may stand still before something is done about it: their processes say how they get on; None: for
-    ever."""
+    """How long ranks may stand still before something is done, as their processes tell; None: for ever."""
     lease: RankLease | None = None
     """The first one; None: these ranks run for as long as they like, until one is given (`Runner.renew`)."""
 
@@ -175,8 +173,7 @@ class LogRead(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol):
-    """Job processes on this host. They belong to a supervisor process and outlive the agent. What happens is told as
-    facts: `RanksStarted`, `RanksEnded`."""
+    """Job processes on this host, which outlive the agent. It tells the facts `RanksStarted` and `RanksEnded`."""
 
     async def reserve_port(self, job: JobId, epoch: int) -> int:
         """A free TCP port on the advertised address, kept from others until these ranks start or are released.
@@ -308,6 +305,10 @@ class JobPeer(Protocol):
     def pages(self) -> RankPages | None:
         """None while it has asked for none: then it goes by no limits."""
 
+    @property
+    def gone(self) -> bool:
+        """Nobody hears what is sent."""
+
     def send(self, frame: Frame) -> None:
         """Never waits: a peer that is too far behind with reading is cut off."""
 
@@ -379,8 +380,7 @@ class Program:
     run: Callable[[Env, Any], Coroutine[Any, Any, None]]
     """Ends when its work is over; cancelled by SIGTERM."""
     goes_first: int = 0
-    """When memory runs out the kernel ends it before any job of this host: nobody loses more than time. Its
-    oom_score_adj; the highest goes first of all."""
+    """Its oom_score_adj: when memory runs out the kernel ends it before any job, and only time is lost."""
 
 
 @dataclass(frozen=True)
@@ -483,6 +483,7 @@ class Outbox:
 
     limit: int = 256
     """Frames, not bytes."""
+    over: bool = False  # the connection ended
     queue: asyncio.Queue[tuple[bytes, tuple[SharedPage, ...]]] = field(default_factory=asyncio.Queue)
     """What was put and not yet written, and pages that go with it, oldest first."""
 
@@ -500,3 +501,4 @@ class Outbox:
             while True:
                 data, pages = await self.queue.get()
                 await (stream.write_with(data, pages) if pages else stream.write(data))
+        self.over = True

@@ -10,7 +10,11 @@ Thirty agents that begin together on two cores need a minute of processor for th
   failed together do not begin together. Only a program that lived for a while sets them back.
 """
 
+import asyncio
+import contextlib
 import random
+
+from covey.ports import Process, Processes
 
 LOOK_S = 0.05
 """Between two looks whether it listens."""
@@ -21,6 +25,29 @@ LISTEN_S_MAX = 10.0
 STEADY_S = 30.0
 """A program that was reached and lived so long did not fail to start."""
 PAUSE_S, PAUSE_MAX_S = 0.5, 30.0
+SIGNALS = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+REASON_S = 0.5
+"""How long the end of a process is waited for once its connection ended."""
+
+
+def ended_by(code: int) -> str:
+    """How a process ended, by its exit status, for people: `was killed by signal 9 (SIGKILL)`."""
+    if code >= 0:
+        return f"ended with exit status {code}"
+    return f"was killed by signal {-code}" + (f" ({SIGNALS[-code]})" if -code in SIGNALS else "")
+
+
+async def why_ended(processes: Processes, name: str, process: Process | None) -> str:
+    """What our program of that instance died of, for whoever was served by it: its own words, else how it ended. Empty:
+    it may live, or nobody can know."""
+    code: int | None = None
+    if process is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(REASON_S):
+                code = await process.wait()
+    if words := processes.last_words(name):
+        return f"{name} ended: {words}"
+    return "" if code is None else f"{name} {ended_by(code)}; see logs/{name}.log"
 
 
 class StartPatience:

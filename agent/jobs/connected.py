@@ -28,6 +28,11 @@ class ConnectedProcess:
         self._stream = stream
         self.outbox = Outbox()
 
+    @property
+    def gone(self) -> bool:
+        """Its connection ended: nobody hears what is sent."""
+        return self.outbox.over
+
     def send(self, frame: Frame) -> None:
         """Never waits; a process too far behind is cut off."""
         self._put(pack(frame))

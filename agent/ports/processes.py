@@ -58,6 +58,23 @@ class ProgramBase(msgspec.Struct, frozen=True):
     log_level: str = "info"
 
 
+WORDS_MAX = 400
+"""Characters of a program's last words."""
+
+
+def words_path(run_dir: str, instance: str) -> str:
+    """Where a program says why it gives up. Beside its sockets, in memory: a disk that is full takes no words."""
+    return os.path.join(run_dir, f"{instance}.died")
+
+
+def leave_words(run_dir: str, instance: str, why: BaseException) -> None:
+    """For whoever starts this program again, and its clients."""
+    plain = isinstance(why, OSError | ValueError) and str(why)
+    words = str(why) if plain else f"{type(why).__name__}: {why}"
+    with contextlib.suppress(OSError), open(words_path(run_dir, instance), "w") as file:
+        file.write(" ".join(words.split())[:WORDS_MAX])
+
+
 class ProgramStart(msgspec.Struct, frozen=True):
     """What a program reads from its standard input, msgpack."""
 
@@ -217,6 +234,8 @@ class RealProcesses:
 
     async def start_program(self, program: str, name: str, config: msgspec.Struct) -> Process:
         base = msgspec.structs.replace(self._base, program=program, instance=name)
+        with contextlib.suppress(OSError):
+            os.unlink(words_path(base.run_dir, name))
         start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
         try:
             output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
@@ -260,6 +279,13 @@ class RealProcesses:
 
     async def let_go(self, pid: int) -> bool:
         return await asyncio.to_thread(held_back.let_go, pid)
+
+    def last_words(self, name: str) -> str:
+        try:
+            with open(words_path(self._base.run_dir, name), errors="replace") as file:
+                return file.read(WORDS_MAX)
+        except OSError:
+            return ""
 
     def find(self, process: ProcessId) -> Process | None:
         known = self._children.get(process.pid)

@@ -133,6 +133,7 @@ class SimProcess:
         """An uncaught exception. A failing disk may cause it: the process then ends, as a real one would."""
         if isinstance(error, OSError) and self.kind != "user" and self._main is not None:
             self.world.log_line("error", self.name, f"gives up after {error!r}", {"task": what})
+            self.host.last_words[self.name.partition("/")[2]] = str(error)
             self.failing = 1
             self._main.cancel()
         elif isinstance(error, StateRefused) and self._main is not None:
@@ -157,6 +158,7 @@ class SimProcess:
             code = self._refuse(refused)
         except Exception as error:
             code = 1
+            self.host.last_words[self.name.partition("/")[2]] = str(error)
             self.world.log_line("error", self.name, "the process failed", {"trace": trace_of(error)})
             if self.kind != "user" and not isinstance(error, OSError):
                 self.world.complain(self, error, "main")
@@ -284,9 +286,13 @@ class SimProcesses:
         passed = msgspec.json.decode(msgspec.json.encode(config), type=found.config)
         await asyncio.sleep(host.world.chance.uniform(0.02, 0.1))
         child = SimProcess(host, name, "program", self._process)
+        host.last_words.pop(name, None)
         host.processes[child.id.pid] = child
         child.begin(_loads(child, found.run(child.env, passed)) if host.load_s else found.run(child.env, passed))
         return SeenProcess(self._process, child)
+
+    def last_words(self, name: str) -> str:
+        return self._process.host.last_words.get(name, "")
 
     def find(self, process: ProcessId) -> "SeenProcess | None":
         found = self._process.host.processes.get(process.pid)
@@ -379,6 +385,8 @@ class SimHost:
         self.processes: dict[int, SimProcess] = {}
         self.commands: dict[int, Command] = {}
         """pid -> what was started, also after its end."""
+        self.last_words: dict[str, str] = {}
+        """Instance of a program of ours -> why it gave up."""
         self.runs: dict[str, SimProcess] = {}
         """`Command.run` -> what was started for it: the files that shims write."""
         self.agent: SimProcess | None = None

@@ -13,7 +13,8 @@ well: a borrower says it when a volume is detached or when it gives up a `Map`.
 
 Ours: `Renew`, since a borrower may vanish without a word (the paper's daemon then keeps the memory for ever), and
 `Unrenewed`, which asks for it; the question `SlabsHere` with its answer, so that any agent can list the slabs of all;
-and `SlabsHeld`, since a lender that has lost a slab for certain is not waited for.
+`SlabsHeld`, since a lender that has lost a slab for certain is not waited for; and `VolumeHeld`, since a host that lost
+its disk would make a volume anew of which lenders hold pages.
 """
 
 from collections.abc import Sequence
@@ -179,6 +180,33 @@ class SlabsAreHeld(Message, frozen=True, tag="SlabsAreHeld"):
     """Those of the question that it holds."""
 
 
+class VolumeHeld(Message, frozen=True, tag="VolumeHeld"):
+    """Question of a borrower that has no record of its volume of this name: do you know of one? `forget`: a person said
+    that it is made anew, so what you hold or remember of boots other than `since` to `boot` is of no use."""
+
+    volume: VolumeName
+    since: Epoch
+    boot: Epoch
+    forget: bool = False
+
+
+class EarlierSlabs(msgspec.Struct, frozen=True, array_like=True):
+    """Slabs of one volume that its borrower mapped under one boot of its agent."""
+
+    boot: Epoch
+    held: Annotated[int, Meta(ge=0, le=1 << 20)]
+    freed: Annotated[int, Meta(ge=0)]
+    """Since nobody renewed them."""
+
+
+class VolumeIsHeld(Message, frozen=True, tag="VolumeIsHeld"):
+    """Answer to `VolumeHeld`, from before anything was forgotten."""
+
+    known: bool
+    """False: the slab process has not said yet what it holds. Then nothing follows from the rest."""
+    slabs: Annotated[tuple[EarlierSlabs, ...], Meta(max_length=16)] = ()
+
+
 class SlabsHere(Message, frozen=True, tag="SlabsHere"):
     """Question: which slabs do the volumes of your host have?"""
 
@@ -192,4 +220,4 @@ class SlabsAre(Message, frozen=True, tag="SlabsAre"):
 ToLender = QueryMem | Map | Activity | Done | Renew
 AboutSlab = FreeMem | MrInfo | Evict | Unrenewed
 ToBorrower = FreeMem | MrInfo | CheckActivity | Evict | Unrenewed
-Messages = ToLender | ToBorrower | SlabsHeld | SlabsAreHeld | SlabsHere | SlabsAre
+Messages = ToLender | ToBorrower | SlabsHeld | SlabsAreHeld | VolumeHeld | VolumeIsHeld | SlabsHere | SlabsAre

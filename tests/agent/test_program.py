@@ -16,7 +16,7 @@ import pytest
 from agent.jobs.spare_frames import SparesConfig
 from agent.jobs.supervision import SupervisorState, read_state
 from agent.jobs.supervisor import PROGRAM
-from agent.ports.processes import ProgramBase, RealProcesses
+from agent.ports.processes import WORDS_MAX, ProgramBase, RealProcesses, leave_words
 from agent.program import JsonLog, NoLinks, program_named, run
 from covey.core import HostId, JobId
 from covey.ports import Command, Env, ProcessId
@@ -76,6 +76,30 @@ def base(tmp_path: Path) -> ProgramBase:
     return ProgramBase("h1", str(tmp_path / "state"), str(tmp_path / "run"), "127.0.0.1")
 
 
+def last_words(tmp_path: Path) -> str:
+    return RealProcesses(base(tmp_path)).last_words("")
+
+
+async def test_a_program_that_gives_up_leaves_words_for_who_starts_it_again(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+
+    async def fails(env: Env, config: Nothing) -> None:
+        raise KeyError("segments")
+
+    async def works(env: Env, config: Nothing) -> None:
+        pass
+
+    written, _ = log()
+    assert last_words(tmp_path) == "", "it never ran"
+    await run(Program("x", Nothing, works), base(tmp_path), Nothing(), written)
+    assert last_words(tmp_path) == "", "it ended in good order"
+    await run(Program("x", Nothing, fails), base(tmp_path), Nothing(), written)
+    assert last_words(tmp_path) == "KeyError: 'segments'"
+    leave_words(str(tmp_path / "run"), "", ValueError("of two\n lines " + "x" * 1000))
+    assert last_words(tmp_path).startswith("of two lines xxx")
+    assert len(last_words(tmp_path)) == WORDS_MAX
+
+
 async def test_a_program_that_fails_ends_with_1_wherever_it_fails(tmp_path: Path) -> None:
     async def fails(env: Env, config: Nothing) -> None:
         raise ValueError("in main")
@@ -90,11 +114,13 @@ async def test_a_program_that_fails_ends_with_1_wherever_it_fails(tmp_path: Path
     async def works(env: Env, config: Nothing) -> None:
         await env.disk.replace("done", env.host.encode())
 
+    (tmp_path / "run").mkdir()
     written, lines = log()
     assert await run(Program("x", Nothing, fails), base(tmp_path), Nothing(), written) == 1
     assert await run(Program("x", Nothing, fails_in_a_task), base(tmp_path), Nothing(), written) == 1
     assert "in main" in lines.text
     assert "in a task" in lines.text
+    assert last_words(tmp_path) == "in a task"
     assert await run(Program("x", Nothing, works), base(tmp_path), Nothing(), written) == 0
     assert (tmp_path / "state/done").read_text() == "h1"
 

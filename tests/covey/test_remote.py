@@ -52,6 +52,8 @@ class Agent:
         self.refuse: wire.Refusal | None = None
         self.welcome = wire.Joined(HostId("h1"), protocol=wire.PROTOCOL, version=VERSION)
         self.vold: Any = None
+        self.coming: list[str] = []
+        """Why a volume that is attached is not ready yet."""
 
     async def serve(self, stream: ByteStream) -> None:
         first: wire.FrameUnion = await read_frame(stream, wire.decoder)
@@ -59,6 +61,8 @@ class Agent:
         await write_frame(stream, self.welcome)
         question: wire.FrameUnion = await read_frame(stream, wire.decoder)
         self.asked.append(question)
+        for why in self.coming:
+            await write_frame(stream, wire.VolumeComing("data", why))
         if self.refuse is not None:
             await write_frame(stream, self.refuse)
         elif isinstance(question, wire.Attach):
@@ -149,6 +153,46 @@ async def test_a_volume_process_that_ends_and_comes_back_is_found_again(monkeypa
         agent.start_vold()
         assert await reading == b"a" * PAGE
         memory.close()
+
+
+async def test_open_waits_for_as_long_as_the_agent_is_at_work_and_says_what_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_memory, "TELL_S", 0.0)
+    async with an_agent() as agent:
+        agent.coming = ["its process is still starting", "2 of 4 slabs have two hosts so far"]
+        memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        memory.close()
+        said = [record.getMessage() for record in caplog.records if record.name == "covey.remote"]
+        assert [line.rpartition(": ")[2] for line in said] == agent.coming
+        assert said[0].startswith("volume data is not ready yet, and is waited for: ")
+
+
+async def test_whoever_has_it_open_does_not_make_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was detached, or cannot be opened: requests fail with what the agent says of it, and say what to do."""
+    monkeypatch.setattr(volume_link, "PAUSE_S", 0.01)
+    monkeypatch.setattr(volume_link, "RECONNECT_S", 0.2)
+    async with an_agent() as agent:
+        memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
+        await agent.stop_vold()
+        agent.refuse = wire.Refusal("no volume data", "h1 has none of that name: it was detached", "agentctl volumes")
+        agent.asked.clear()
+        with pytest.raises(RemoteMemoryError, match=r"it was detached; next: agentctl volumes"):
+            await in_a_thread(lambda: memory.read(0, PAGE))
+        assert set(agent.asked) == {wire.Attach("data", SIZE, make="never")}
+        agent.refuse, agent.coming = None, ["slab 0 waits for its lender: h2; next: agentctl volumes give-up data"]
+        with pytest.raises(
+            RemoteMemoryError, match="slab 0 waits for its lender: h2"
+        ):  # a request has a time of its own
+            await in_a_thread(lambda: memory.read(0, PAGE))
+        memory.close()
+
+
+@pytest.mark.parametrize(("create", "make"), [(None, ""), (True, "anew"), (False, "never")])
+async def test_the_word_that_it_is_made_anew_reaches_the_agent(create: bool | None, make: wire.Make) -> None:
+    async with an_agent() as agent:
+        await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path, create=create).close())
+        assert agent.asked[0] == wire.Attach("data", SIZE, make=make)
 
 
 async def test_threads_take_turns() -> None:

@@ -171,7 +171,7 @@ class AggregatorService(PluginService):
                 reached_s = self.env.clock.now_s()
                 await self._watch_aggd()
             except (OSError, TimeoutError) as error:
-                why = str(error) or type(error).__name__
+                why = await self._aggd.why_ended() or str(error) or type(error).__name__
                 self._lost_aggd(f"aggd on {self.host.id}: {why}")
             await asyncio.sleep(pauses.after(0.0 if reached_s is None else self.env.clock.now_s() - reached_s))
 

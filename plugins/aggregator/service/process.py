@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from covey.ports import ByteStream, Env, Process, ProcessId
 from plugins.aggregator.datapath.aggd import AggdConfig
-from plugins.starting import LOOK_S, StartPatience
+from plugins.starting import LOOK_S, StartPatience, why_ended
 
+PROGRAM = "aggd"
 CONTROL, NEAR = "aggd.sock", "aggd-ranks.sock"
 
 
@@ -17,7 +18,12 @@ class AggdProcess:
         self.id: ProcessId | None = None
         """The last one known."""
         self.starts = 0
+        self._started: Process | None = None
         self._env, self._keep, self._ended = env, keep, ended
+
+    async def why_ended(self) -> str:
+        """What the last one died of, for people; empty: it may live."""
+        return await why_ended(self._env.processes, PROGRAM, self._started)
 
     def find(self) -> Process | None:
         """The one that is known, if it lives."""
@@ -35,8 +41,8 @@ class AggdProcess:
         except ConnectionError:
             pass  # there is none
         config = AggdConfig(bind=bind, control=CONTROL, memory_bytes_max=memory_bytes_max, near=NEAR, lanes=lanes)
-        process = await self._env.processes.start_program("aggd", "aggd", config)
-        self.id = process.id
+        process = await self._env.processes.start_program(PROGRAM, PROGRAM, config)
+        self.id, self._started = process.id, process
         self._env.spawn("aggregator waits for aggd", self._await_end(process))
         self.starts += 1
         await self._keep()
@@ -60,7 +66,8 @@ class AggdProcess:
                 return await self.connect()
             except ConnectionError:
                 if self._env.processes.find(process.id) is None:
-                    raise ConnectionError("ended before it listened; see its log") from None
+                    why = await why_ended(self._env.processes, PROGRAM, process)
+                    raise ConnectionError(why or "ended before it listened; see logs/aggd.log") from None
             if not patience.looked(process.loaded):
                 process.signal(9)
                 await process.wait()

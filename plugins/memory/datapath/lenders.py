@@ -375,7 +375,8 @@ class Lenders(LenderTasks[SlabMemory]):
     def doubts(self, slab: SlabMemory) -> str:
         age_s = self._env.clock.now_s() - self._began_s
         said = [f"{unsure.place.lender} may hold newer pages ({unsure.why})" for unsure in slab.unsure.values()]
-        return f"slab {slab.index} waits for its lender, {age_s:.0f} s now: {'; '.join(said)}"[:400]
+        waits = f"slab {slab.index} waits for its lender, {age_s:.0f} s now: {'; '.join(said)}"
+        return f"{waits[:300]}; next: bring it back, or read older pages: {self._to_give_up}"
 
     # ---- looking ----
 

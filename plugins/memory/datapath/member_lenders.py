@@ -377,7 +377,8 @@ class MemberLenders(LenderTasks[M]):
         if not slab.mirror.asks:
             return f"slab {slab.index} waits for {self._hosts} hosts with room for it"
         said = [f"{slab.places[epoch].lender} ({slab.why.get(epoch, 'no answer yet')})" for epoch in slab.mirror.asked]
-        return f"slab {slab.index} waits for its members: {'; '.join(said)}"[:400]
+        waits = f"slab {slab.index} waits for its members: {'; '.join(said)}"
+        return f"{waits[:300]}; next: bring them back, or lose what is there: {self._to_give_up}"
 
     def _places_of(self, slab: M) -> Iterable[OpenPlace]:
         return [place for _, place in sorted(slab.places.items())]

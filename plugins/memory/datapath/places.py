@@ -43,6 +43,7 @@ class Places:
         self.whole: set[tuple[int, int]] = set()
         self.lost: set[int] = set()
         self._disk, self._log, self._name = disk, log, f"{prefix}/places"
+        self.volume = prefix.rpartition("/")[2]
         self._places: dict[tuple[int, int], OpenPlace] = {}
         self._of: dict[int, dict[int, OpenPlace]] = {}
         """The same by slab."""

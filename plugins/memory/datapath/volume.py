@@ -9,7 +9,8 @@ So at any moment the newest content of a page is in the ring or in the log, and 
 same version. Losing the lender loses nothing, nor does the death of this process or of the log's writer alone; losing
 both, or power, loses only the ring, and what was acknowledged of it is at the lenders: the next process asks each of
 them which versions it holds and copies what is newer than the log back to this host (`lenders`). Until a lender has
-answered, reads of pages of which it may hold a newer version wait; they are not answered from the disk.
+answered, reads of pages of which it may hold a newer version wait; they are not answered from the disk. It cannot hold
+a newer one of a page that was flushed and not written since (`flushed_regions`).
 
 The five holes of Infiniswap's released code are closed by this shape: (1) a page's version changes when a write
 begins, so the lender's older copy is not valid from then on, whether or not the write succeeds; (2) the ring is read
@@ -28,6 +29,7 @@ import numpy as np
 from covey import checked
 from covey.ports import Env
 from plugins.memory.datapath.control import OpenPlace, SlabCounts, Told
+from plugins.memory.datapath.flushed_regions import FlushedRegions
 from plugins.memory.datapath.latencies import Answerer
 from plugins.memory.datapath.lenders import Lenders
 from plugins.memory.datapath.old_layout import Conversion
@@ -111,6 +113,7 @@ class Volume(PagedVolume[SlabMemory]):
         self.lenders: Lenders = Lenders(
             env, self.places, spill, self.slabs, shape.page_bytes, self._connect, self._fetch, tell, self._requested
         )
+        self.regions = FlushedRegions(env, prefix, shape.slab_pages)
         self.opening = "it reads its log"
         self._ours = 0
         self._opened = False
@@ -126,6 +129,7 @@ class Volume(PagedVolume[SlabMemory]):
         self._ours = self._version
         await self.spill.open(record.generation)
         await self.places.load(len(self.slabs))
+        await self.regions.load()
         await self._writable_soon(record)
         self._env.spawn("spill", self.spill.run())
         await Conversion(self._env, self._prefix, self.spill, self._says).run()
@@ -151,6 +155,7 @@ class Volume(PagedVolume[SlabMemory]):
         settled, and the file of places must not say any more that the last process ended in good order."""
         await checked.save(self._env.disk, f"{self._prefix}/volume", record)
         await self.spill.settle()
+        await self.regions.take_over()
         if self.places.clean:
             await self.places.write()
         self.read_only = ""
@@ -168,6 +173,7 @@ class Volume(PagedVolume[SlabMemory]):
 
     async def _delete_pages(self) -> None:
         await self.spill.delete()
+        await self.regions.delete()
 
     async def close(self) -> None:
         """The writer of the log ends; nothing is written any more."""
@@ -182,7 +188,7 @@ class Volume(PagedVolume[SlabMemory]):
         slab = self._slab_of(first, count)
         link = None if slab is None else slab.link
         spill = self.spill
-        plain = not self.read_only and spill.fits(count)
+        plain = not self.read_only and spill.fits(count) and self.regions.covers(first, count)
         if slab is None or link is None or not link.usable or not plain:
             self._env.spawn("write", settle(self.write(first, count, pages), done))
             return
@@ -302,6 +308,9 @@ class Volume(PagedVolume[SlabMemory]):
         """What is written is newer than any page of a lender that has not answered yet, so a write does not wait for
         it. `only`: nothing happens if the page has another version by now. Whether a lender has it."""
         await self.spill.room(count)
+        while not self.regions.covers(first, count):
+            await self.regions.add(first, count)
+            await self.spill.room(count)
         if only is not None and self.spill.version(first) != only:
             return False
         version = self._begin(slab, first, count, pages)
@@ -319,6 +328,7 @@ class Volume(PagedVolume[SlabMemory]):
     def _begin(self, slab: SlabMemory, first: int, count: int, pages: memoryview | None) -> int:
         """From here on this is the newest content, and no lender holds it. Nothing awaits in here."""
         self._version += 1
+        self.regions.begun(first, count)
         slab.written += count - self.spill.put(first, count, self._version, pages)
         slab.put = self.spill.log.put
         slab.requests += count
@@ -335,7 +345,7 @@ class Volume(PagedVolume[SlabMemory]):
         for slab, start, run in self._parts(first, count):
             slab.requests += run
             slab.touch()
-            if slab.unsure and any(version < self._ours for version in self.spill.versions(start, run)):
+            if slab.unsure and self._may_be_newer(start, run):
                 await self.lenders.known(slab)
             await self._fetch(slab, start, into[(start - first) * size : (start - first + run) * size], asked)
         self._read_bytes += count * size
@@ -343,6 +353,12 @@ class Volume(PagedVolume[SlabMemory]):
             self.latencies.reads["disk" if "disk" in asked else "lender"].add(self._now_s() - began_s)
         else:
             self._was_here(first, count, began_s)
+
+    def _may_be_newer(self, first: int, count: int) -> bool:
+        """At a lender that has not said what it holds: was any of these neither flushed nor written by this process?"""
+        if self.regions.were_flushed(first, count):
+            return False
+        return any(version < self._ours for version in self.spill.versions(first, count))
 
     async def _fetch(
         self, slab: SlabMemory, first: int, into: memoryview, asked: list[Answerer] | None = None
@@ -431,7 +447,11 @@ class Volume(PagedVolume[SlabMemory]):
             if slab.unsure:
                 await self.lenders.known(slab)
         await self._restore()
-        await self.spill.flush()
+        if self.read_only or self.spill.keeper.lost(dropped=False):
+            await self.spill.flush()
+            return
+        async with self.regions.flushing():
+            await self.spill.flush()
 
     async def _restore(self) -> None:
         """Pages that this host's disk lost, and of which a lender holds the newest content, are written anew."""

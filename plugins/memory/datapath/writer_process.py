@@ -15,6 +15,7 @@ from plugins.memory.datapath.spill_wire import (
     done_decoder,
 )
 from plugins.memory.datapath.spill_writer import SpillConfig, writer_name
+from plugins.starting import why_ended
 
 LOOK_S = 0.02
 PAUSE_S, PAUSE_MAX_S = 0.05, 2.0
@@ -70,8 +71,9 @@ class WriterProcess:
                 return stream
             except ConnectionError:
                 if self._env.processes.find(process.id) is None:
-                    why = f"the writer of the spill log ended; see logs/{writer_name(self._volume)}.log"
-                    raise ConnectionRefusedError(why) from None
+                    name = writer_name(self._volume)
+                    why = await why_ended(self._env.processes, name, process) or f"it ended; see logs/{name}.log"
+                    raise ConnectionRefusedError(f"the writer of the spill log is gone: {why}") from None
             await asyncio.sleep(LOOK_S)
 
     async def connect(self, ring: SpillRing, salt: int, stride: int, end: LogEnd) -> None:

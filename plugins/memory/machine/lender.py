@@ -28,6 +28,7 @@ import msgspec
 from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
 from covey.ports import MemoryNow
 from covey.units import format_size
+from plugins.memory.machine.earlier_volumes import EarlierVolumes
 from plugins.memory.machine.lender_budgets import Excesses, why_refused
 from plugins.memory.machine.lender_events import (
     AnswersOver,
@@ -67,7 +68,7 @@ from plugins.memory.messages import (
 )
 from plugins.memory.policy import eviction, headroom, lending, mirroring
 from plugins.memory.policy.headroom import HeadroomGrowth
-from plugins.memory.policy.lending import PRESSURE_MAX, Budget, Headroom
+from plugins.memory.policy.lending import Budget, Headroom
 
 ANSWER_S = 2.0
 """How long a message to a borrower may take."""
@@ -112,7 +113,8 @@ class Lender:
         self._used_bytes: float | None = None
         self._growth = HeadroomGrowth()
         self._batch: Batch | None = None
-        self._drained, self._round = False, 0
+        self._drained, self._round, self._away = False, 0, ""
+        self.earlier = EarlierVolumes()
         self._let_go: set[tuple[HostId, SlabRef]] = set()
         """Of what their borrowers let go while no slab process was there."""
 
@@ -170,6 +172,11 @@ class Lender:
         if not self.address:
             return SlabsAreHeld(known=False)
         return SlabsAreHeld(known=True, slabs=tuple(ref for ref in asked if self._find(borrower, ref) is not None))
+
+    def given_up(self, borrower: HostId, volume: str, since: int, boot: int) -> Actions:
+        """A person said that this volume is made anew: what is here of other boots of its borrower goes."""
+        old = self.earlier.given_up(borrower, volume, range(since, boot + 1), self.lent.values())
+        return [action for lent in old for action in self._free(lent, "done", "its volume is made anew")]
 
     # ---- the second ----
 
@@ -311,24 +318,15 @@ class Lender:
             lent = self.lent[key]
             lent.state, lent.deadline_s = "evicting", now_s + self._grace_s
             self.evictions["budget" if batch.over else "drained" if self._drained else "pressure"] += 1
-            why = (
-                f"{batch.over or (DRAINED if self._drained else self._shortage())}; {activities[key]:.1f} page "
-                f"requests/s, among the {len(taken)} least active of {len(activities)} asked"
-            )
+            short = batch.over or (DRAINED if self._drained else lending.shortage_told(self.budget))
+            idle = f"{activities[key]:.1f} page requests/s, among the {len(taken)} least active"
+            why = f"{short}; {idle} of {len(activities)} asked"
             ref = lent.slab
             actions += [
                 LogEvent(lent.subject, "evicting", why),
                 Send(lent.borrower, Evict(ref.volume, ref.index, ref.epoch, self._grace_s), self._grace_s),
             ]
         return actions
-
-    def _shortage(self) -> str:
-        budget = self.budget
-        assert budget is not None
-        said = "memory is short: {} free, headroom {}"
-        said = said.format(format_size(budget.free_at_best_bytes), format_size(budget.headroom_bytes))
-        waits = f", tasks waited for memory {budget.pressure:.0f} % of 10 s"
-        return said + waits if budget.pressure > PRESSURE_MAX else said
 
     # ---- lending ----
 
@@ -380,7 +378,7 @@ class Lender:
 
     def _why_not(self, message: Map, now_s: float) -> str:
         if not self.address:
-            return "this host lends nothing now"
+            return f"this host lends nothing now{self._away}"
         if message.slab_bytes == 0 or message.slab_bytes % message.page_bytes:
             return f"{message.slab_bytes} bytes is not a whole number of pages"
         spare = self.spare_bytes()
@@ -435,6 +433,8 @@ class Lender:
 
     def _free(self, lent: Lent, event: str, why: str) -> Actions:
         lent.state = "freeing"
+        if event != "done":
+            self.earlier.freed(lent)
         return [LogEvent(lent.subject, event, f"{why}; freed here"), FreeSlab(lent.borrower, lent.slab)]
 
     def _freed(self, event: SlabFreed) -> Actions:
@@ -457,7 +457,7 @@ class Lender:
     # ---- the slab process ----
 
     def _store_found(self, event: StoreFound, now_s: float) -> Actions:
-        self.address = event.address
+        self.address, self._away = event.address, ""
         held = {(found.borrower, found.slab): found for found in event.slabs}
         for key, lent in list(self.lent.items()):
             if (lent.borrower, lent.slab) not in held and lent.state != "registering":
@@ -480,8 +480,9 @@ class Lender:
         return [LogEvent(lent.subject, "found again", f"lent to {found.borrower}, epoch {found.slab.epoch}")]
 
     def _store_lost(self, why: str) -> Actions:
-        self.address, self._batch = "", None
+        self.address, self._batch, self._away = "", None, f": {why}"
         lost, self.lent = self.lent, Loans()
+        self.earlier.freed(*lost.values())
         return [
             LogEvent(lent.subject, "away", f"lent to {lent.borrower}; the slab process is gone, it starts anew: {why}")
             for lent in lost.values()

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from covey.units import format_size
+
 BETA = 0.2
 """Weight of the newest second in the memory in use (Infiniswap §2.5.1)."""
 PRESSURE_MAX = 10.0
@@ -67,3 +69,11 @@ def spare_bytes(budget: Budget) -> int:
     promised = max(0, budget.lent_bytes - budget.touched_bytes)
     above = budget.free_for_sure_bytes - budget.headroom_bytes - promised
     return max(0, min(int(above), budget.lend_bytes - budget.lent_bytes))
+
+
+def shortage_told(budget: Budget | None) -> str:
+    """Why slabs must go, for people."""
+    assert budget is not None, "nothing goes before the first measurement"
+    free, kept = format_size(budget.free_at_best_bytes), format_size(budget.headroom_bytes)
+    waits = f", tasks waited for memory {budget.pressure:.0f} % of 10 s" if budget.pressure > PRESSURE_MAX else ""
+    return f"memory is short: {free} free, headroom {kept}{waits}"

@@ -22,6 +22,8 @@ REQUEST_PAGES_MAX: Final = 256
 """Pages in one request on either byte path."""
 PAGE_BYTES_MAX = (1 << 16) + SEAL_BYTES
 """Bytes of the largest page at a lender."""
+VOLUMES_MAX = 4096
+"""Of one host: more processes than that are no setting any more."""
 DRAWN_MAX = 24
 """From two dozen hosts on all borrowers choose the same few hosts (measured by `covey-sim memory`)."""
 T = TypeVar("T")
@@ -78,6 +80,11 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     volume_max: str = "1 TiB"
     """Largest volume; with pages of 1 KiB or less 683 GiB or less, which is what its log can tell apart."""
 
+    volumes_max: int = 64
+    """Volumes of one host. Each is two processes that keep a ring, an index and an interpreter in memory, locked."""
+    volumes_per_job_max: int = 16
+    """Volumes that one job's ranks may have on one host: a script that names one by its step would fill the host."""
+
     budgets: dict[str, str] = {}
     """Remote memory per tenant, over the whole rack: the most that its volumes have, a mirrored one twice. Alike on all
     hosts: borrowers go by it, and lenders. The name "" stands for volumes that belong to no tenant."""
@@ -107,6 +114,9 @@ class MemorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"cold_share = {self.cold_share}: expected 0 (never) to less than 1")
         if not CHOICES <= self.drawn <= DRAWN_MAX:
             raise ValueError(f"drawn = {self.drawn}: expected {CHOICES} to {DRAWN_MAX}")
+        for key in ("volumes_max", "volumes_per_job_max"):
+            if not 1 <= getattr(self, key) <= VOLUMES_MAX:
+                raise ValueError(f"{key} = {getattr(self, key)}: expected 1 to {VOLUMES_MAX}")
         if self.rack and not _LABEL.fullmatch(self.rack):
             raise ValueError(f"rack = {self.rack!r}: expected at most 63 of a-z, A-Z, 0-9, '-', '_' and '.'")
         self._check_sizes()

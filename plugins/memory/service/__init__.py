@@ -6,6 +6,7 @@
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from covey.core import ID_PATTERN, Fact, Heard, HostId
 from covey.errors import Refused
 from covey.units import parse_size
-from covey.wire import Attach, Detach, Detached, Frame, Refusal, VolumeAt
+from covey.wire import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, SecondPassed
 from plugins.memory.datapath.control import PageCounts
@@ -26,6 +27,7 @@ from plugins.memory.messages import (
     SlabsHere,
     ToBorrower,
     ToLender,
+    VolumeHeld,
 )
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.settings import MemorySettings
@@ -39,6 +41,8 @@ from plugins.memory.service.views import account_views, swap_told
 from plugins.views import AccountView, SlabView, VolumeView
 
 ASK_S = 2.0
+WHY_MAX = 400
+"""Characters of why a volume is not ready."""
 """How long other hosts may take to list their slabs."""
 _NAME = re.compile(ID_PATTERN)
 
@@ -58,7 +62,7 @@ class MemoryService(PluginService):
         self._second_passes = False
 
     async def start(self) -> None:
-        await self._record.load()
+        await self._record.load(self.host.boot)
         await self.lending.start()
         await self.borrowing.start()
 
@@ -106,6 +110,8 @@ class MemoryService(PluginService):
             return SlabsAre(tuple(self.borrowing.slab_views()))
         if isinstance(question, SlabsHeld):
             return self.lending.machine.held(sender, question.slabs)
+        if isinstance(question, VolumeHeld):
+            return self.lending.volume_held(sender, question)
         return await super().answer(sender, question)
 
     # ---- processes of this host ----
@@ -133,12 +139,20 @@ class MemoryService(PluginService):
         job = self.accounts.jobs.get(peer.of_job) if peer.of_job is not None else None
         account = NOBODY if peer.of_job is None else Payer("" if job is None else job.tenant, peer.of_job)
         name = _volume_name(frame.volume)
+        waits = partial(self._say_coming, peer, name)
+        kind, make = Kind(frame.mirror, frame.parity), frame.make
         volume = await self.borrowing.attach(
-            name, frame.size_bytes, peer.uid, kind=Kind(frame.mirror, frame.parity), by=account
+            name, frame.size_bytes, peer.uid, kind=kind, by=account, make=make, waits=waits
         )
         known = volume.known
         path = self.borrowing.path(known.volume)
         return VolumeAt(known.volume, known.size_bytes, known.page_bytes, path, known.token)
+
+    def _say_coming(self, peer: JobPeer, name: str, why: str) -> None:
+        """Refused when the process that waits is gone."""
+        if peer.gone:
+            raise Refused(1, f"volume {name} is not waited for", "who asked for it hung up", "ask again")
+        peer.send(VolumeComing(name, why[:WHY_MAX]))
 
     # ---- what people ask ----
 
@@ -157,7 +171,7 @@ class MemoryService(PluginService):
     async def _attach(self, arguments: Mapping[str, Any]) -> VolumeView:
         """`volume`, and `size_bytes` or `size` (bytes, or text such as `64 MiB`); `uid`: whose it is, if it is new;
         `tenant`: whose budget it counts against; `mirror`: 2 for one without a disk, on two other hosts each;
-        `parity`: `K+1` for one on K + 1."""
+        `parity`: `K+1` for one on K + 1; `create`: true makes it anew, empty, whatever other hosts know of it."""
         name = _volume_name(arguments.get("volume"))
         size = _size(arguments.get("size_bytes", arguments.get("size")))
         owner = arguments.get("uid", -1)
@@ -165,7 +179,8 @@ class MemoryService(PluginService):
             raise Refused(2, f"{owner!r} is no user", "a uid is a number from 0 on", "give --user NAME")
         account = Payer(_tenant(arguments.get("tenant", "")))
         kind = Kind(arguments.get("mirror", 0), arguments.get("parity", ""))
-        volume = await self.borrowing.attach(name, size, -1, owner, kind, account)
+        make: Make = "anew" if arguments.get("create") is True else ""
+        volume = await self.borrowing.attach(name, size, -1, owner, kind, account, make)
         return self.borrowing.volume_view(volume)
 
     async def _detach(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,8 +206,11 @@ class MemoryService(PluginService):
     async def _give_up(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """`volume`."""
         name = _volume_name(arguments.get("volume"))
-        given_up = await self.borrowing.give_up(name)
-        members = self.borrowing.volumes[name].known.members
+        given_up = await self.borrowing.unsure.give_up(name)
+        volume = self.borrowing.volumes.get(name)
+        if volume is None:
+            return {"volume": name, "slabs": [], "lenders": sorted(place.lender for place in given_up), "members": 0}
+        members = volume.known.members
         return {"volume": name, "slabs": sorted({mirroring.slab_of(place.index, members) for place in given_up}),
                 "lenders": sorted({place.lender for place in given_up}), "members": members}  # fmt: skip
 

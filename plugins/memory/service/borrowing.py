@@ -6,16 +6,15 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId
 from covey.errors import Refused
 from covey.ports import ProcessId
 from covey.units import format_size
+from covey.wire import Make
 from plugins.base import Host
 from plugins.memory.datapath import control, vold
 from plugins.memory.datapath.control import (
     ClientRefused,
     No,
-    OpenPlace,
     PageCounts,
     PlaceList,
     SlabCopiedFrame,
@@ -25,26 +24,31 @@ from plugins.memory.datapath.control import (
 )
 from plugins.memory.datapath.vold import VoldConfig
 from plugins.memory.machine import borrower_events as events
-from plugins.memory.machine.borrower import ANSWER_S, OPEN_S, Borrower
+from plugins.memory.machine.borrower import OPEN_S, Borrower
 from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
 from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.machine.slab import BorrowedSlab
-from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import forming, views
 from plugins.memory.service.doors import Doors
+from plugins.memory.service.earlier import EarlierElsewhere, Waits
 from plugins.memory.service.forming import AS_IS, NOBODY, Former, Kind, Payer
 from plugins.memory.service.open_volume import OpenVolume, slab_place
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, KnownVolume, SlabRecord
+from plugins.memory.service.unsure_lenders import UnsureLenders
 from plugins.memory.service.views import trouble_told
 from plugins.views import SlabView, VolumeView, WaitView
 
 ASK_S = 5.0
 READY_S = 10.0
-"""How long somebody who attaches waits for the volume's process; it goes on starting."""
+"""How long a person's command that attaches waits for the volume's process; it goes on starting."""
+LOOK_S = 1.0
+"""Between two looks whether somebody still waits for a volume, and whether anybody still works on it."""
+DEATHS_MAX = 3
+"""Starts of a volume's process in a row that failed: then whoever waits for it is told why."""
 CLOSE_S = 60.0
 """How long one question to close a slab waits for the disk; then it is asked again."""
 AGAIN_S = 1.0
@@ -79,11 +83,11 @@ class Borrowing:
         self.refused_for_budget = 0
         """Volumes that were not attached since a tenant or a job would have been over its budget."""
         self.volumes: dict[str, OpenVolume] = {}
+        self.earlier = EarlierElsewhere(host, record)
+        self.unsure = UnsureLenders(host, self.volumes, self._slabs, self.earlier)
         self.doors = Doors(host, settings.swap_helper, record, self.volumes)
         self._changing = asyncio.Lock()
         self._former = Former(host, record, self.machine, self.volumes, self._changing, self._forget)
-        self._asked: set[HostId] = set()
-        """Lenders who are being asked what they hold."""
 
     async def start(self) -> None:
         """Every volume's process is found again, or started again."""
@@ -94,11 +98,23 @@ class Borrowing:
     # ---- volumes ----
 
     async def attach(
-        self, name: str, size_bytes: int, uid: int, owner: int | None = None, kind: Kind = AS_IS, by: Payer = NOBODY
+        self,
+        name: str,
+        size_bytes: int,
+        uid: int,
+        owner: int | None = None,
+        kind: Kind = AS_IS,
+        by: Payer = NOBODY,
+        make: Make = "",
+        waits: Waits | None = None,
     ) -> OpenVolume:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
-        `uid` -1: asked by agentctl."""
+        `uid` -1: asked by agentctl. `waits` is told now and then what it waits for, and raises Refused when nobody does
+        any more; without it the answer comes within the time of a command, ready or not."""
         began_s = self._env.clock.now_s()
+        if name not in self.volumes:
+            self._volume_like(name, size_bytes, uid if owner is None else owner, kind, by)
+            await self._may_be_made(name, make, waits)
         async with self._changing:
             known = self._volume_like(name, size_bytes, uid if owner is None else owner, kind, by)
             found = self.volumes.get(name)
@@ -108,16 +124,40 @@ class Borrowing:
                 size = format_size(known.size_bytes)
                 slabs = f"slabs of {format_size(known.slab_bytes)}"
                 self._host.note(f"volume/{name}", "attached", f"{size} in {slabs}{forming.in_words(known)}")
-        try:
-            async with asyncio.timeout(READY_S):
-                await found.process.ready.wait()
-        except TimeoutError:
-            what = f"volume {name} is not ready"
-            why = found.trouble or f"its process is still starting after {READY_S:g} s"
-            raise Refused(1, what, why, f"see logs/{vold.control_name(name)}.log and try again") from None
+        await self._until_ready(found, began_s, waits)
         if found.known.members > 1 and not found.known.formed:
-            await self._former.wait(found, began_s)
+            await self._former.wait(found, began_s, waits)
         return found
+
+    async def _may_be_made(self, name: str, make: Make, waits: Waits | None) -> None:
+        """Refused when it must exist, or when other hosts know of one whose record is lost and nobody gave it up."""
+        if make == "never":
+            why = f"{self._host.id} has none of that name: it was detached, or is on another host"
+            raise Refused(3, f"no volume {name}", why, "agentctl volumes shows all; RemoteMemory.open makes one")
+        if make == "anew":
+            await self.earlier.forget(name)
+        else:
+            await self.earlier.check(name, waits)
+
+    async def _until_ready(self, found: OpenVolume, began_s: float, waits: Waits | None) -> None:
+        """Until its process answers. Refused when that dies again and again, or takes longer than somebody waits."""
+        name, process = found.known.volume, found.process
+        what, logs = f"volume {name} is not ready", f"logs/{vold.control_name(name)}.log"
+        while not process.ready.is_set():
+            if self.volumes.get(name) is not found:
+                raise Refused(1, what, "it was detached meanwhile", "attach it again")
+            if process.deaths >= DEATHS_MAX:
+                step = f"see {logs}; put its files back from a copy, or give up what is in it: agentctl detach {name}"
+                raise Refused(1, what, f"{process.died}; it is started again and again", step)
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await process.ready.wait()
+            except TimeoutError:
+                why = found.trouble or process.died or "its process is still starting"
+                if waits is not None:
+                    waits(why)
+                elif self._env.clock.now_s() >= began_s + READY_S:
+                    raise Refused(1, what, f"{why}, after {READY_S:g} s", f"see {logs} and try again") from None
 
     def _volume_like(self, name: str, size_bytes: int, owner: int, kind: Kind, account: Payer) -> KnownVolume:
         """What is known of the volume, or what it will be. Refused: another's, of another size, impossible."""
@@ -144,6 +184,7 @@ class Borrowing:
                 members=count,
                 parity=parity,
             )
+            forming.refuse_too_many(settings, self.volumes.values(), account, what)
             self._check_budgets(account, known.taken_bytes, what)
             return known
         known = found.known
@@ -254,7 +295,16 @@ class Borrowing:
 
     def _volume_down(self, name: str, why: str) -> None:
         self._env.log.warning("a volume's process is gone", volume=name, why=why)
-        self._host.note(f"volume/{name}", "process gone", f"{why}; it is started again")
+        if not self._is_told_again(name, why):
+            self._host.note(f"volume/{name}", "process gone", f"{why}; it is started again")
+
+    def _is_told_again(self, name: str, why: str) -> bool:
+        """It died of the same as before, and was not there between."""
+        volume = self.volumes.get(name)
+        told = volume is not None and volume.process.deaths > 1 and volume.died == why
+        if volume is not None:
+            volume.died = why
+        return told
 
     def _told(self, name: str, told: Told) -> None:
         match told:
@@ -292,7 +342,7 @@ class Borrowing:
                 self._tell_trouble(volume, counts)
                 await self.doors.look(volume, counts.swap)
         self.dispatch(events.BorrowerTick(requests, self.peers(), links, empty))
-        self._ask_about_slabs()
+        self.unsure.ask()
 
     async def _learn_payer(self, volume: OpenVolume) -> None:
         """A rank may open a volume before the log's word of its job is here: it counts from when that comes."""
@@ -325,65 +375,7 @@ class Borrowing:
             volume.trouble = counts.trouble
             self._host.note(f"volume/{volume.known.volume}", *what)
 
-    # ---- lenders that have not said what they hold ----
-
-    def _recovering(self) -> dict[HostId, list[SlabRef]]:
-        """By lender: places of which a volume's process does not know what they hold, since it began anew."""
-        found: dict[HostId, list[SlabRef]] = {}
-        for name, volume in self.volumes.items():
-            epochs = {now.epoch for now in volume.recovering()}
-            for slab in self._slabs(name) if epochs else ():
-                held = {place.epoch: place.lender for place in slab.places}
-                for epoch, lender in (held | slab.left).items():
-                    if epoch in epochs:
-                        found.setdefault(lender, []).append(slab.ref(epoch))
-        return found
-
-    def _ask_about_slabs(self) -> None:
-        """Whoever has lost them for certain is not waited for. One question at a time to each lender."""
-        for lender, slabs in sorted(self._recovering().items()):
-            if lender not in self._asked:
-                self._asked.add(lender)
-                self._env.spawn(f"ask {lender} about slabs", self._ask_lender(lender, slabs))
-
-    async def _ask_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
-        try:
-            for part in in_parts(slabs):
-                answer = await self._host.ask("memory", lender, SlabsHeld(part), ANSWER_S)
-                if isinstance(answer, SlabsAreHeld) and answer.known:
-                    held = set(answer.slabs)
-                    for slab in part:
-                        if slab not in held:
-                            await self._tell_dead(lender, slab)
-        except (TimeoutError, ConnectionError, Refused):
-            pass  # asked again in a second
-        finally:
-            self._asked.discard(lender)
-
-    async def _tell_dead(self, lender: HostId, slab: SlabRef) -> None:
-        volume = self.volumes.get(slab.volume)
-        if volume is not None:
-            why = f"{lender} says that it does not hold it any more"
-            await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
-
-    async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
-        """Wait no longer for lenders of this volume that have not said what they hold; the places given up."""
-        volume = self.volumes.get(name)
-        if volume is None:
-            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
-        given_up: tuple[OpenPlace, ...] = ()
-        more = True
-        while more:
-            try:
-                answer = await volume.process.ask(control.GiveUp, ASK_S)
-            except (ConnectionError, TimeoutError) as error:
-                what = f"volume {name} cannot be asked"
-                raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
-            given_up += answer.places if isinstance(answer, PlaceList) else ()
-            more = isinstance(answer, PlaceList) and answer.more
-        for place in given_up:
-            self._host.note(f"volume/{name}", "given up", views.given_up_told(place, volume.known.members))
-        return given_up
+    # ---- lenders ----
 
     def peers(self) -> tuple[LenderPeer, ...]:
         """The other hosts, as gossip shows them."""
@@ -448,7 +440,7 @@ class Borrowing:
                 tuple(slab.index for slab in mine),
                 next((why[slab.epoch] for slab in mine if why.get(slab.epoch)), ""),
             )
-            for lender, slabs in sorted(self._recovering().items())
+            for lender, slabs in sorted(self.unsure.slabs().items())
             if (mine := [slab for slab in slabs if slab.volume == volume.known.volume])
         )
 
@@ -473,7 +465,7 @@ class Borrowing:
         return {
             'covey_slabs{role="borrowed"}': sum(slab.is_served for slab in slabs),
             'covey_slabs{role="on_disk"}': sum(not slab.is_served for slab in slabs),
-            'covey_slabs{role="recovering"}': sum(map(len, self._recovering().values())),
+            'covey_slabs{role="recovering"}': sum(map(len, self.unsure.slabs().values())),
             "covey_volumes": len(self.volumes),
             'covey_page_bytes_total{op="read",from="remote"}': sum(counts.remote_read_bytes for counts in counted),
             'covey_page_bytes_total{op="read",from="disk"}': sum(counts.disk_read_bytes for counts in counted),

@@ -20,7 +20,9 @@ from plugins.memory.policy import mirroring, parity
 from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS
 from plugins.memory.policy.placement import LenderPeer
+from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import views
+from plugins.memory.service.earlier import Waits
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownVolume, SlabRecord
 
@@ -31,6 +33,8 @@ STUCK_S = 7.0
 LATE_S = 30.0
 """Who did not answer in time may have room for so long, unless he says no."""
 QUIET_S, LOOK_S = 1.0, 0.1
+LOOK_AT_S = 1.0
+"""Between two words to whoever waits, s."""
 
 
 class Payer(NamedTuple):
@@ -68,6 +72,20 @@ def refuse_over_budget(
             if account.kind == "job":
                 step = "submit it with more --remote-memory"
             raise Refused(4, what, why, f"detach one of its volumes (agentctl memory), or {step}")
+
+
+def refuse_too_many(settings: MemorySettings, volumes: Iterable[OpenVolume], by: Payer, what: str) -> None:
+    """Refused: this host has as many volumes as it may, or as one job may have here. Each is a process."""
+    mine = [volume.known for volume in volumes]
+    of_job = sum(1 for known in mine if by.job and known.job == by.job)
+    if by.job and of_job >= settings.volumes_per_job_max:
+        most = f"{settings.volumes_per_job_max} (volumes_per_job_max in [memory])"
+        why = f"job {by.job} has {of_job} volumes on this host, and may have {most}"
+        step = "use one volume for many steps, at offsets; detach() what is not needed, or raise it in agent.toml"
+        raise Refused(4, what, why, step)
+    if len(mine) >= settings.volumes_max:
+        why = f"this host has {len(mine)} volumes, and may have {settings.volumes_max} (volumes_max in [memory])"
+        raise Refused(4, what, why, "detach one (agentctl volumes, agentctl detach), or raise it in agent.toml")
 
 
 def checked_members(kind: Kind, what: str) -> tuple[int, bool]:
@@ -112,17 +130,22 @@ class Former:
             volume.settled, volume.refused = asyncio.Event(), None
             self._env.spawn(f"memory forms {volume.known.volume}", self._form(volume))
 
-    async def wait(self, volume: OpenVolume, began_s: float) -> None:
-        """Refused: there is no room (4), not yet (1). `began_s`: when somebody began to wait for the volume."""
+    async def wait(self, volume: OpenVolume, began_s: float, waits: Waits | None = None) -> None:
+        """Refused: there is no room (4), not yet (1). `began_s`: when somebody began to wait for the volume. With
+        `waits` he waits for as long as somebody looks for places."""
         self.begin(volume)
         what, settled = f"volume {volume.known.volume} is not ready", volume.settled
         assert settled is not None
-        try:
-            async with asyncio.timeout(began_s + FORMED_S - self._env.clock.now_s()):
-                await settled.wait()
-        except TimeoutError:
-            why = f"{volume.formed()} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far, and it goes on"
-            raise Refused(1, what, why, "try again in a few seconds") from None
+        while not settled.is_set():
+            left_s = LOOK_AT_S if waits is not None else began_s + FORMED_S - self._env.clock.now_s()
+            try:
+                async with asyncio.timeout(left_s):
+                    await settled.wait()
+            except TimeoutError:
+                why = f"{volume.formed()} of {volume.slabs} slabs have {hosts(volume.known)} hosts so far"
+                if waits is None:
+                    raise Refused(1, what, f"{why}, and it goes on", "try again in a few seconds") from None
+                waits(why)
         if volume.refused is not None:
             raise volume.refused
         if not volume.known.formed:

@@ -1,7 +1,7 @@
 """The lending half at work: feeds the `Lender` machine, keeps the slab process, publishes what this host can spare."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -15,11 +15,12 @@ from plugins.memory.datapath import control, slab_keeper
 from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
 from plugins.memory.datapath.slabd import SlabdConfig
 from plugins.memory.machine import lender_events as machine
+from plugins.memory.machine.earlier_volumes import EarlierVolumes
 from plugins.memory.machine.lender import Lender, react_s
-from plugins.memory.machine.lender_events import FreeSlab, LenderEvent, RegisterSlab
+from plugins.memory.machine.lender_events import FreeSlab, LenderAction, LenderEvent, RegisterSlab
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.messages import SlabRef
+from plugins.memory.messages import SlabRef, VolumeHeld, VolumeIsHeld
 from plugins.memory.policy import headroom
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.process import ByteProcess, ByteProgram
@@ -67,6 +68,7 @@ class Lending:
         """A slab process that was lending before goes on until its slabs are back, even if nothing is lent any more."""
         if why := self._env.probes.watch_memory(self._stalls):
             self._env.log.info("memory is looked at once a second", why=why)
+        self.machine.earlier = EarlierVolumes(self._record.now.earlier)
         known = self._record.now.lending
         if known is None and self.lend_bytes < self._settings.slab_bytes:
             self._publish()
@@ -150,7 +152,10 @@ class Lending:
     # ---- events and actions ----
 
     def dispatch(self, event: LenderEvent) -> None:
-        for action in self.machine.handle(event, self._env.clock.now_s()):
+        self._act(self.machine.handle(event, self._env.clock.now_s()))
+
+    def _act(self, actions: Iterable[LenderAction]) -> None:
+        for action in actions:
             match action:
                 case RegisterSlab():
                     self._env.spawn("register slab", self._register(action))
@@ -169,6 +174,26 @@ class Lending:
         leaves = is_drained(self._host.id, self._host.hosts())
         self.dispatch(machine.LenderTick(self._env.probes.memory(), self._touched_bytes, leaves))
         self._publish()
+        await self._remember_earlier()
+
+    async def _remember_earlier(self) -> None:
+        """Volumes of others whose slabs were freed here without a word of theirs."""
+        earlier = self.machine.earlier
+        if earlier.changed:
+            earlier.changed = False
+            try:
+                await self._record.set_earlier(earlier.all())
+            except OSError as error:
+                earlier.changed = True
+                self._env.log.warning("cannot record which volumes had slabs here", why=str(error))
+
+    def volume_held(self, borrower: HostId, question: VolumeHeld) -> VolumeIsHeld:
+        """What this host knows of a volume of which its borrower has no record."""
+        found = self.machine.earlier.of(borrower, question.volume, self.machine.lent.values())
+        known = self.process is None or bool(self.machine.address)
+        if question.forget:
+            self._act(self.machine.given_up(borrower, question.volume, question.since, question.boot))
+        return VolumeIsHeld(known, found)
 
     def _stalls(self) -> None:
         """Tasks of this host wait for memory."""

@@ -47,6 +47,8 @@ class OpenVolume:
     _opening: bool = False
     trouble: str = ""
     """What its event log says now about reading and writing it; empty: nothing is wrong."""
+    died: str = ""
+    """What its process died of last, as its event log says."""
 
     def opens(self, why: str) -> bool:
         """Why its process does not answer yet; empty: it does. Whether that is news for people."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from covey.ports import Env, ProcessId
+from covey.ports import Env, Process, ProcessId
 from plugins.memory.datapath.control import (
     Answer,
     No,
@@ -23,7 +23,7 @@ from plugins.memory.datapath.control import (
     Told,
 )
 from plugins.memory.datapath.control_ends import ControlClient
-from plugins.starting import LOOK_S, Pauses, StartPatience
+from plugins.starting import LOOK_S, Pauses, StartPatience, why_ended
 
 STOP_S = 5.0
 SIGKILL = 9
@@ -57,9 +57,15 @@ class ByteProcess:
         self.ready = asyncio.Event()
         """Set while it is connected and `up` has run."""
         self.starts = 0
+        self.died = ""
+        """Why it ended last, for people; empty: it has been reached since."""
+        self.deaths = 0
+        """How often it ended since it was reached last."""
         self._env, self._program, self._known = env, program, known
         self._remember, self._up, self._down, self._told = remember, up, down, told
         self._client: ControlClient | None = None
+        self._process: Process | None = None
+        """The one that was started here last."""
         self._stopping = False
         self._lived_s = 0.0
         """How long the last one was connected; 0 when it never was."""
@@ -78,6 +84,7 @@ class ByteProcess:
             why = await self._live()
             if self._stopping:
                 return
+            self.died, self.deaths = why, self.deaths + 1
             self._down(why)
             await asyncio.sleep(pauses.after(self._lived_s))
 
@@ -88,17 +95,21 @@ class ByteProcess:
             self._client = await self._connect() or await self._start()
             reached_s = self._env.clock.now_s()
             await self._up(self)
+            self.died, self.deaths = "", 0
             self.ready.set()
             await self._client.ended.wait()
-            return "the process ended"
+            return await self._reason() or "the process ended"
         except (OSError, TimeoutError) as error:
-            return str(error) or type(error).__name__
+            return await self._reason() or str(error) or type(error).__name__
         finally:
             self._lived_s = 0.0 if reached_s is None else self._env.clock.now_s() - reached_s
             self.ready.clear()
             if self._client is not None:
                 self._client.close()
                 self._client = None
+
+    async def _reason(self) -> str:
+        return await why_ended(self._env.processes, self._program.name, self._process)
 
     async def _connect(self) -> ControlClient | None:
         """To one that listens, or that lives and will; None when there is none."""
@@ -120,7 +131,7 @@ class ByteProcess:
         self.starts += 1
         program = self._program
         process = await self._env.processes.start_program(program.kind, program.name, program.config)
-        self._known = process.id
+        self._known, self._process = process.id, process
         await self._remember(process.id)
         client = await self._connect()
         if client is None:

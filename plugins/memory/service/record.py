@@ -9,6 +9,7 @@ import msgspec
 
 from covey import checked
 from covey.ports import Disk, ProcessId
+from plugins.memory.machine.earlier_volumes import EarlierVolume
 from plugins.memory.policy.budgets import lent_bytes
 
 FILE = "memory/agent"
@@ -77,6 +78,10 @@ class KnownVolume(msgspec.Struct, frozen=True):
 class SlabsOnDisk(msgspec.Struct, frozen=True):
     lending: KnownProcess | None = None
     volumes: tuple[KnownVolume, ...] = ()
+    since: int = 0
+    """The boot of the agent that began this record: it knows of every volume of later ones."""
+    earlier: tuple[EarlierVolume, ...] = ()
+    """Of which other hosts had slabs here that were freed without their word."""
 
 
 _remembered = msgspec.msgpack.Decoder(SlabsOnDisk)
@@ -90,9 +95,14 @@ class SlabRecord:
         self._disk = disk
         self._lock = asyncio.Lock()
 
-    async def load(self) -> None:
+    @property
+    def since(self) -> int:
+        return self.now.since
+
+    async def load(self, boot: int) -> None:
+        """`boot`: of this agent, under which a record begins that is not there."""
         try:
-            self.now = await checked.load(self._disk, FILE, _remembered) or SlabsOnDisk()
+            self.now = await checked.load(self._disk, FILE, _remembered) or SlabsOnDisk(since=boot)
         except checked.Damaged as error:
             what_then = "put it back from a copy; or end slabd and every vold of this host, and delete it"
             raise ValueError(f"{error}; {what_then}") from error
@@ -103,6 +113,9 @@ class SlabRecord:
     async def set_volume(self, volume: KnownVolume) -> None:
         others = tuple(known for known in self.now.volumes if known.volume != volume.volume)
         await self._write(msgspec.structs.replace(self.now, volumes=(*others, volume)))
+
+    async def set_earlier(self, earlier: tuple[EarlierVolume, ...]) -> None:
+        await self._write(msgspec.structs.replace(self.now, earlier=earlier))
 
     async def forget_volume(self, name: str) -> None:
         others = tuple(known for known in self.now.volumes if known.volume != name)

@@ -80,7 +80,7 @@ def volume_view(
         process_alive=volume.process.ready.is_set(),
         path=path,
         waits_for=waits_for,
-        trouble=volume.trouble,
+        trouble=volume.process.died or volume.trouble,
         tenant=known.tenant,
         job=known.job,
         taken_bytes=known.taken_bytes,

@@ -17,6 +17,7 @@ from agent.ports import processes as processes_module
 from agent.ports.processes import ProgramBase, RealProcesses, descendants, holding
 from agent.ports.procfs import is_alive, start_ticks
 from covey.ports import Command, ProcessId
+from plugins.starting import why_ended
 from tests.agent.here import both_loops, until
 
 
@@ -191,6 +192,19 @@ async def test_a_program_that_does_not_exist_ends_with_2_and_says_why_in_its_log
     assert not process.loaded
     assert await process.wait() == 2
     assert "program not started" in (tmp_path / "logs/x-1.log").read_text()
+
+
+async def test_last_words_are_not_those_of_an_earlier_start(port: RealProcesses) -> None:
+    first = await port.start_program("no-such-program", "x-1", Nothing())
+    await first.wait()
+    assert port.last_words("x-1") == "KeyError: 'no-such-program'"
+    assert await why_ended(port, "x-1", first) == "x-1 ended: KeyError: 'no-such-program'"
+    second = await port.start_program("no-such-program", "x-1", Nothing())
+    second.signal(9)  # it has not even read what it is to run
+    assert await second.wait() == -9
+    assert port.last_words("x-1") == ""
+    assert await why_ended(port, "x-1", second) == "x-1 was killed by signal 9 (SIGKILL); see logs/x-1.log"
+    assert port.last_words("another") == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run before others")

@@ -461,6 +461,7 @@ async def test_after_a_crash_a_no_over_tcp_is_no_proof_and_the_lenders_agents_wo
         await placed(volume, bench.register(0))
         await write(volume, 0, 1)
         await volume.flush()
+        await write(volume, 2, 1)
         await bench.die(volume)
         bench.store.free("h1", "data", 0, 1)
         again = await bench.volume()

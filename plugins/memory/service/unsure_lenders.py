@@ -1,0 +1,98 @@
+"""Lenders that have not said what they hold since a volume's process began anew: they are asked, or given up."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from covey.core import HostId
+from covey.errors import Refused
+from plugins.base import Host
+from plugins.memory.datapath import control
+from plugins.memory.datapath.control import OpenPlace, PlaceList
+from plugins.memory.machine.borrower import ANSWER_S
+from plugins.memory.machine.slab import BorrowedSlab
+from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
+from plugins.memory.service import views
+from plugins.memory.service.earlier import EarlierElsewhere
+from plugins.memory.service.open_volume import OpenVolume
+
+ASK_S = 5.0
+
+
+class UnsureLenders:
+    """Of this host's volumes. `slabs_of`: of a volume, as the machine knows them."""
+
+    def __init__(
+        self,
+        host: Host,
+        volumes: Mapping[str, OpenVolume],
+        slabs_of: Callable[[str], Iterable[BorrowedSlab]],
+        earlier: EarlierElsewhere,
+    ) -> None:
+        self._host, self._env, self._volumes = host, host.env, volumes
+        self._slabs_of, self._earlier = slabs_of, earlier
+        self._asked: set[HostId] = set()
+        """Lenders who are being asked what they hold."""
+
+    def slabs(self) -> dict[HostId, list[SlabRef]]:
+        """By lender: places of which a volume's process does not know what they hold, since it began anew."""
+        found: dict[HostId, list[SlabRef]] = {}
+        for name, volume in self._volumes.items():
+            epochs = {now.epoch for now in volume.recovering()}
+            for slab in self._slabs_of(name) if epochs else ():
+                held = {place.epoch: place.lender for place in slab.places}
+                for epoch, lender in (held | slab.left).items():
+                    if epoch in epochs:
+                        found.setdefault(lender, []).append(slab.ref(epoch))
+        return found
+
+    def ask(self) -> None:
+        """Whoever has lost them for certain is not waited for. One question at a time to each lender."""
+        for lender, slabs in sorted(self.slabs().items()):
+            if lender not in self._asked:
+                self._asked.add(lender)
+                self._env.spawn(f"ask {lender} about slabs", self._ask_lender(lender, slabs))
+
+    async def _ask_lender(self, lender: HostId, slabs: Sequence[SlabRef]) -> None:
+        try:
+            for part in in_parts(slabs):
+                answer = await self._host.ask("memory", lender, SlabsHeld(part), ANSWER_S)
+                if isinstance(answer, SlabsAreHeld) and answer.known:
+                    held = set(answer.slabs)
+                    for slab in part:
+                        if slab not in held:
+                            await self._tell_dead(lender, slab)
+        except (TimeoutError, ConnectionError, Refused):
+            pass  # asked again in a second
+        finally:
+            self._asked.discard(lender)
+
+    async def _tell_dead(self, lender: HostId, slab: SlabRef) -> None:
+        volume = self._volumes.get(slab.volume)
+        if volume is not None:
+            why = f"{lender} says that it does not hold it any more"
+            await volume.process.ask(lambda id: control.PlaceDead(id, slab.index, slab.epoch, why), ASK_S)
+
+    async def give_up(self, name: str) -> tuple[OpenPlace, ...]:
+        """Wait no longer for lenders of this volume that have not said what they hold; the places given up."""
+        volume = self._volumes.get(name)
+        if volume is None:
+            return await self._give_up_earlier(name)
+        given_up: tuple[OpenPlace, ...] = ()
+        more = True
+        while more:
+            try:
+                answer = await volume.process.ask(control.GiveUp, ASK_S)
+            except (ConnectionError, TimeoutError) as error:
+                what = f"volume {name} cannot be asked"
+                raise Refused(1, what, f"its process does not answer: {error}", "try again in a few seconds") from error
+            given_up += answer.places if isinstance(answer, PlaceList) else ()
+            more = isinstance(answer, PlaceList) and answer.more
+        for place in given_up:
+            self._host.note(f"volume/{name}", "given up", views.given_up_told(place, volume.known.members))
+        return given_up
+
+    async def _give_up_earlier(self, name: str) -> tuple[OpenPlace, ...]:
+        """Of a volume whose record this host has lost: its pages at other hosts. Refused when none knows of one."""
+        found = await self._earlier.forget(name)
+        if not found:
+            raise Refused(3, f"no volume {name}", "this host has none of that name", "agentctl volumes")
+        return tuple(OpenPlace(0, 0, host, "", b"") for host in found)

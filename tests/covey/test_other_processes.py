@@ -1,0 +1,347 @@
+"""Every object that a script gets from us, used in a thread, in a forked child, pickled, and in an interpreter of its
+own: it works there, to the byte, or says what to do. What it holds of the operating system is never shared."""
+
+import ast
+import functools
+import io
+import os
+import pickle  # noqa: TID251 - as multiprocessing and PyTorch do
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import covey
+from covey import remote, tensor_layout
+from covey.client import JobClient
+from covey.core import JobId
+from covey.errors import CoveyError, Refused
+from covey.job_state import begun
+from covey.remote import RemoteArray, RemoteMemory, RemoteMemoryError
+from covey.tensor_memory import TensorMemory
+from covey.tensor_moments import Moments
+from covey.tensors import TensorClient, TensorError
+from covey.this_process import OtherProcess, this_process
+from covey.units import MIB
+from tests.covey import used_elsewhere as used
+from tests.covey.live_volume import ROOT, LiveVolume
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+ENVIRON = {
+    "COVEY_SOCKET": "/nowhere/jobs.sock", "COVEY_JOB_ID": "j1", "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1",
+    "COVEY_EPOCH": "1", "COVEY_TOKEN": "t",
+}  # fmt: skip
+WORKERS = 4
+
+
+class Kind(NamedTuple):
+    """One of our classes, and what comes of it elsewhere."""
+
+    made: Callable[[LiveVolume], Any]
+    use: Callable[[Any], bytes]
+    right: bytes | None = None
+    """What `use` gives; None: what it gave where it was made."""
+    forked: str = ""
+    """What a forked child is told to do; empty: it works there."""
+    pickled: str = ""
+    """What whoever pickles it is told to do; empty: it works where it is unpickled."""
+
+
+def a_memory(volume: LiveVolume) -> RemoteMemory:
+    memory = RemoteMemory.at(volume.path)
+    for at in range(used.PAGES):
+        memory.write(at * used.PAGE, used.page(at))
+    return memory
+
+
+def an_array(volume: LiveVolume) -> RemoteArray:
+    array = RemoteArray(volume.path, (8, used.PAGE), "uint8", offset=16 * MIB, way="explicit", local_budget="1 MiB")
+    array[0:8] = np.frombuffer(used.page(7), np.uint8)
+    return array
+
+
+def tensors_of_one() -> TensorClient:
+    client = TensorClient(JobId("j1"), 0, 1, lambda epoch, why, table: None, undecided=True, say=io.StringIO())
+    client.memory_is(TensorMemory(tensor_layout.make(1), 0, 1))
+    return client
+
+
+def a_handle(_: LiveVolume) -> Any:
+    return tensors_of_one().push("h", np.ones(4, np.float32))
+
+
+def a_state(_: LiveVolume) -> Any:
+    client = TensorClient(JobId("j1"), 0, 1, lambda epoch, why, table: None, say=io.StringIO())
+    return begun(client, range(1), 0, dict, lambda arrays, own: None, None, 0, lambda step: None)
+
+
+SUMS = np.arange(4, dtype=np.float32).tobytes()
+AGAIN = "open it again in th"
+KINDS = {
+    "RemoteMemory": Kind(a_memory, used.of_memory, b"all pages"),
+    "RemoteArray": Kind(an_array, used.of_array, used.page(7), AGAIN, AGAIN),
+    "Job": Kind(lambda _: JobClient(ENVIRON), used.of_job, b"j1", "covey.join()", "covey.join()"),
+    "TensorClient": Kind(lambda _: tensors_of_one(), used.of_tensors, SUMS, "covey.join()", "covey.join()"),
+    "TensorHandle": Kind(a_handle, lambda handle: bytes(handle.wait()), None, "covey.join()", "covey.join()"),
+    "JobState": Kind(a_state, used.of_state, b"a step", "job.state", "job.state"),
+    "Moments": Kind(lambda _: Moments(3, (np.ones(2),)), used.of_value),
+    "SGD": Kind(lambda _: covey.SGD(rate=0.5), used.of_value),
+    "Adam": Kind(lambda _: covey.Adam(rate=0.5), used.of_value),
+    "CoveyError": Kind(lambda _: CoveyError("a", "b", "c"), used.of_error),
+    "OtherProcess": Kind(lambda _: OtherProcess("a", "b", "c"), used.of_error),
+    "RemoteMemoryError": Kind(lambda _: RemoteMemoryError("a", "b", "c"), used.of_error),
+    "Refused": Kind(lambda _: Refused(4, "a", "b", "c"), used.of_error),
+    "TensorError": Kind(lambda _: TensorError("shapes differ"), used.of_value),
+}
+HELD = {
+    "AggregatorRounds": "TensorClient", "FaultedMemory": "RemoteArray", "Healing": "JobState", "JobClient": "Job",
+    "PagePipe": "TensorClient", "Poster": "TensorClient", "RoundEnds": "TensorClient", "SharedRounds": "TensorClient",
+    "VolumeLink": "RemoteMemory", "WakePipe": "Job",
+    "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
+    "QueuedWaits": "of ShareControl",
+}  # fmt: skip
+"""Who holds a socket, a thread or shared memory, and by whom a script gets at it."""
+
+
+@pytest.fixture(scope="module")
+def volume() -> Iterator[LiveVolume]:
+    with LiveVolume(lent=False) as live:
+        yield live
+
+
+@pytest.fixture
+def made(volume: LiveVolume, request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Any]]:
+    kind = KINDS[request.param]
+    thing = kind.made(volume)
+    yield kind, thing
+    if hasattr(thing, "close"):
+        thing.close()
+
+
+every_kind = pytest.mark.parametrize("made", KINDS, indirect=True)
+
+
+def in_children(*works: Callable[[], bytes]) -> list[bytes]:
+    """What each of these said in a child of its own; all begin at once."""
+    begin_read, begin = os.pipe()
+    reads, children = [], []
+    for work in works:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(begin)
+                os.read(begin_read, 1)
+                os.write(write, work())
+            finally:
+                os._exit(0)
+        os.close(write)
+        reads.append(read)
+        children.append(child)
+    os.close(begin)
+    os.close(begin_read)
+    said = [_all_of(read) for read in reads]
+    for child in children:
+        os.waitpid(child, 0)
+    return said
+
+
+def _all_of(read: int) -> bytes:
+    with os.fdopen(read, "rb") as pipe:
+        return pipe.read()
+
+
+def in_a_thread(work: Callable[[], bytes]) -> bytes:
+    said: list[bytes] = []
+    thread = threading.Thread(target=lambda: said.append(work()))
+    thread.start()
+    thread.join(30.0)
+    return said[0]
+
+
+def in_an_interpreter(use: Callable[[Any], bytes], pickled: bytes) -> bytes:
+    argv = (sys.executable, "-P", "-m", "tests.covey.used_elsewhere", use.__name__)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(argv, input=pickled, stdout=subprocess.PIPE, env=environ, check=True, timeout=60).stdout
+
+
+def test_every_public_class_is_here() -> None:
+    public = {name for name in (*covey.__all__, *remote.__all__) if isinstance(_public(name), type)}
+    assert public - KINDS.keys() == set()
+
+
+def _public(name: str) -> Any:
+    return getattr(covey, name, None) or getattr(remote, name)
+
+
+def test_whatever_holds_something_of_the_system_is_known_here() -> None:
+    """A class that begins to hold a thread, a socket or mapped memory is to say what becomes of it after a fork."""
+    holding = {
+        "Thread",
+        "socket",
+        "socketpair",
+        "mmap",
+        "ArrayMemory",
+        "pipe",
+        "eventfd",
+        "memfd_create",
+        "dial",
+        "greet",
+    }
+    found = set()
+    for path in (Path(covey.__file__).parent).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in holding
+                for call in ast.walk(node)
+            ):
+                found.add(node.name)
+    assert found - HELD.keys() == set()
+
+
+@every_kind
+def test_a_thread_uses_it(made: tuple[Kind, Any]) -> None:
+    kind, thing = made
+    right = kind.right if kind.right is not None else used.tried(kind.use, thing)
+    assert in_a_thread(functools.partial(used.tried, kind.use, thing)) == right
+
+
+@every_kind
+def test_forked_children_have_right_contents_or_are_told(made: tuple[Kind, Any]) -> None:
+    kind, thing = made
+    here = kind.right
+    if here is None and not kind.forked:
+        here = used.tried(kind.use, thing)
+    for said in in_children(*[functools.partial(_many, kind.use, thing)] * WORKERS):
+        if kind.forked:
+            assert b"fork" in said and kind.forked.encode() in said, said
+        else:
+            assert said == here
+    right = used.tried(kind.use, thing)
+    assert right == here or (here is None and b"fork" not in right), "where it was made, it goes on"
+
+
+def _many(use: Callable[[Any], bytes], thing: Any) -> bytes:
+    """Several times, so that what two processes share shows: the first answer that differs, else the answer."""
+    said = [used.tried(use, thing) for _ in range(20)]
+    return next((other for other in said if other != said[0]), said[0])
+
+
+@every_kind
+def test_pickled_it_works_or_says_what_to_do(made: tuple[Kind, Any]) -> None:
+    kind, thing = made
+    if kind.pickled:
+        with pytest.raises(TypeError, match=r"cannot be pickled.*; next: ") as refused:
+            pickle.dumps(thing)
+        assert kind.pickled in str(refused.value)
+        return
+    pickled = pickle.dumps(thing)
+    right = used.tried(kind.use, thing)
+    again = pickle.loads(pickled)  # noqa: S301
+    assert used.tried(kind.use, again) == right
+    if hasattr(again, "close"):
+        again.close()
+    assert in_an_interpreter(kind.use, pickled) == right
+    assert used.tried(kind.use, thing) == right
+
+
+def test_children_of_a_memory_read_and_write_beside_their_parent(volume: LiveVolume) -> None:
+    """Each in its part: what it wrote is what it reads, and afterwards everybody reads all of it."""
+    with a_memory(volume) as memory:
+        memory.read(0, 1)
+        part = used.PAGES // WORKERS
+
+        def work(worker: int) -> bytes:
+            for turn in range(10):
+                for at in range(worker * part, (worker + 1) * part):
+                    memory.write(at * used.PAGE, b"%d %d " % (at, turn) * 8)
+                    if not memory.read(at * used.PAGE, 64).startswith(b"%d %d " % (at, turn)):
+                        return b"wrong"
+            memory.flush()
+            return b"right"
+
+        assert in_children(*(functools.partial(work, worker) for worker in range(WORKERS))) == [b"right"] * WORKERS
+        assert all(memory.read(at * used.PAGE, 64).startswith(b"%d 9 " % at) for at in range(used.PAGES))
+
+
+def test_a_fork_in_the_middle_of_a_request_fails_it_in_the_child_alone(volume: LiveVolume) -> None:
+    """By a handler of a signal, say: the answer goes to the parent, so the child is never given one."""
+    with a_memory(volume) as memory:
+        link, step = memory._link, memory._link.step
+        children: list[int] = []
+
+        def forks() -> None:
+            if not children and link.busy:
+                children.append(os.fork())
+            step()
+
+        link.step = forks  # type: ignore[method-assign]
+        try:
+            got = memory.read(0, used.PAGE)
+        except RemoteMemoryError as error:
+            os._exit(0 if "forked" in error.why else 1)
+        if children[0] == 0:
+            os._exit(2)
+        assert got == used.page(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+
+
+def test_a_lock_that_a_thread_held_at_the_fork_is_free_in_the_child(volume: LiveVolume) -> None:
+    with a_memory(volume) as memory:
+        held, forked = threading.Event(), threading.Event()
+
+        def holds() -> None:
+            with memory._turn():
+                held.set()
+                forked.wait(30.0)
+
+        thread = threading.Thread(target=holds)
+        thread.start()
+        assert held.wait(30.0)
+
+        def work() -> bytes:
+            return used.of_memory(memory) if memory._turn().acquire(blocking=False) else b"it is held"
+
+        said = in_children(work)
+        forked.set()
+        thread.join()
+        assert said == [b"all pages"]
+
+
+def test_a_child_that_has_its_parents_pid_is_another_process() -> None:
+    """In a pid namespace of its own, the first process of a container forks another first one."""
+    pid = os.getpid()
+
+    def work() -> bytes:
+        os.getpid = lambda: pid
+        return str(this_process()[0] == here[0] and this_process() != here).encode()
+
+    here = this_process()
+    assert in_children(work) == [b"True"]
+
+
+def test_a_child_closes_its_own_and_leaves_its_parents_connection(volume: LiveVolume) -> None:
+    with a_memory(volume) as memory:
+        before = memory._link.fileno()
+
+        def work() -> bytes:
+            held = memory._link.fileno()
+            memory.close()
+            return f"{held} {used.tried(used.of_memory, memory).decode()}".encode()
+
+        (said,) = in_children(work)
+        assert said == b"-1 ValueError: volume data was closed here"
+        assert (memory._link.fileno(), used.of_memory(memory)) == (before, b"all pages")
+
+
+def test_a_pickle_has_no_secret_and_one_that_was_closed_is_refused(volume: LiveVolume) -> None:
+    memory = a_memory(volume)
+    assert memory._at.token not in pickle.dumps(memory) or not any(memory._at.token)
+    memory.close()
+    with pytest.raises(ValueError, match="was closed here"):
+        pickle.dumps(memory)

@@ -1,0 +1,63 @@
+"""What a script does with each of our objects, in whatever process it is: the bytes that it got, or the error. Imported
+by interpreters that a test starts, so it imports little."""
+
+import pickle  # noqa: TID251 - as multiprocessing and PyTorch do
+import sys
+from collections.abc import Callable
+from typing import Any
+
+PAGES, PAGE, RUN = 64, 4096, 8
+
+
+def page(number: int) -> bytes:
+    return (b"page %d " % number).ljust(PAGE, b".")
+
+
+def of_memory(memory: Any) -> bytes:
+    """Every page, in runs of a size that several processes ask for at once."""
+    wrong = [
+        at for at in range(0, PAGES, 8) if memory.read(at * PAGE, 8 * PAGE) != b"".join(map(page, range(at, at + 8)))
+    ]
+    return b"wrong from page %d" % wrong[0] if wrong else b"all pages"
+
+
+def of_array(array: Any) -> bytes:
+    rows = array[0:4]
+    return bytes(rows.reshape(-1)[:PAGE])
+
+
+def of_job(job: Any) -> bytes:
+    job.step(loss=0.5)
+    return str(job.id).encode()
+
+
+def of_tensors(tensors: Any) -> bytes:
+    import numpy
+
+    return bytes(tensors.push_pull("g", numpy.arange(4, dtype=numpy.float32)).tobytes())
+
+
+def of_state(state: Any) -> bytes:
+    state.done()
+    return b"a step"
+
+
+def of_value(value: Any) -> bytes:
+    return repr(value).encode()
+
+
+def of_error(error: Any) -> bytes:
+    return "|".join((type(error).__name__, str(error), error.next)).encode()
+
+
+def tried(use: Callable[[Any], bytes], given: Any) -> bytes:
+    """What came of it, or what a person would read."""
+    try:
+        return use(given)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".encode()
+
+
+if __name__ == "__main__":
+    chosen = globals()[sys.argv[1]]
+    sys.stdout.buffer.write(tried(chosen, pickle.load(sys.stdin.buffer)))  # noqa: S301
