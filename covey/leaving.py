@@ -89,6 +89,10 @@ class GoneRanks:
                 return who(rank, gone.host, gone.step, True)
         return ""
 
+    def words(self, job: JobId) -> dict[int, str]:
+        """Of each that has ended, what is wrong, and what to do."""
+        return {rank: in_vain(self.of([rank]), job) for rank in self.ended}
+
     def awaited(self, round: SharedRound, memory: SaysWhoLeft) -> str:
         """Which rank has left for which a round waits, in memory that shows who has pushed, and who is in `leave()`:
         that one still adds what it has pushed."""

@@ -219,8 +219,7 @@ class TensorClient(OfOneProcess):
 
     @property
     def not_finite(self) -> int:
-        """How many numbers of sums were NaN or infinite by now, of those that this rank has added in memory that ranks
-        share. `agentctl tensors` says what aggregators found."""
+        """Numbers of sums that were NaN or infinite, of those that this rank has added in memory that ranks share."""
         return sum(way.not_finite for way in list(self._ways.values()) if way is not None)
 
     def heal(
@@ -234,6 +233,7 @@ class TensorClient(OfOneProcess):
             self._healing, self._own = healing, _ = make(self._far), own
             if self._closed:
                 healing.close()
+        healing.gone(self._gone.words(self._job))
         self._far.heal(healing.told)
         return healing, self._far
 
@@ -262,8 +262,7 @@ class TensorClient(OfOneProcess):
 
     def reaches(self) -> bool:
         """Whether those that add for it are connected, as far as anybody is needed."""
-        alone = all(way is not None and way.whole_job for way in list(self._ways.values()))
-        return alone or self._far.connected
+        return self._far.connected or all(way is not None and way.whole_job for way in list(self._ways.values()))
 
     def barrier(self) -> None:
         """Blocks until every rank called it. Errors as of `push_pull`."""
@@ -337,13 +336,12 @@ class TensorClient(OfOneProcess):
             self._changed.notify_all()
         self._far_heard()
         if self._healing is not None:
-            self._healing.gone({rank: in_vain(self._gone.of([rank]), self._job) for rank in ranks})
+            self._healing.gone(self._gone.words(self._job))
 
     # ---- from a link thread ----
 
     def _far_heard(self) -> None:
-        shared = self._shared
-        if shared is not None:
+        if (shared := self._shared) is not None:
             shared.memory.ring_here()
 
     # ---- script side ----
@@ -469,10 +467,10 @@ class TensorClient(OfOneProcess):
 
     def raise_in_vain(self, name: str) -> None:
         """RankLeft when a rank of this host has left, for whose part of this tensor this one waits."""
-        way, shared, gone = self._ways.get(name), self._shared, self._gone
-        left = gone.of(gone.ended, here=True) if self._undecided else ""
+        way, shared = self._ways.get(name), self._shared
+        left = self._gone.of(self._gone.ended, here=True) if self._undecided else ""
         if way is not None and shared is not None:
-            left = gone.awaited(way, shared.memory)
+            left = self._gone.awaited(way, shared.memory)
         if left:
             self._far.leave(left.encode())  # other hosts wait for what this one speaks for
             raise RankLeft(in_vain(left, self._job))
@@ -490,6 +488,7 @@ class TensorClient(OfOneProcess):
             print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
 
     def raise_if_over(self) -> None:
+        """When nothing is added any more."""
         if self._far.fatal is not None:
             raise self._far.fatal
         if self._closed:

@@ -10,6 +10,7 @@ import covey
 MODULES = (
     "covey",
     "covey.client",
+    "covey.errors",
     "covey.remote",
     "covey.tensor_moments",
     "covey.tensors",

@@ -13,9 +13,10 @@ import covey
 ROOT = Path(__file__).parents[2]
 API = {
     "covey/client.py": {"CoveyError", "JobClient", "join"},
+    "covey/errors.py": {"CoveyError", "RankLeft", "TensorError"},
     "covey/remote.py": {"RemoteMemory", "RemoteMemoryError"},
     "covey/tensor_moments.py": {"Moments"},
-    "covey/tensors.py": {"TensorClient", "TensorError"},
+    "covey/tensors.py": {"TensorClient"},
     "covey/updates.py": {"SGD", "Adam"},
     "plugins/base.py": None,
 }
