@@ -20,7 +20,7 @@ import covey
 from covey import remote, tensor_layout
 from covey.client import JobClient
 from covey.core import JobId
-from covey.errors import CoveyError, Refused
+from covey.errors import CoveyError, RankLeft, Refused
 from covey.job_state import begun
 from covey.remote import RemoteArray, RemoteMemory, RemoteMemoryError
 from covey.tensor_memory import TensorMemory
@@ -34,7 +34,7 @@ from tests.covey.live_volume import ROOT, LiveVolume
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 ENVIRON = {
     "COVEY_SOCKET": "/nowhere/jobs.sock", "COVEY_JOB_ID": "j1", "COVEY_RANK": "0", "COVEY_WORLD_SIZE": "1",
-    "COVEY_EPOCH": "1", "COVEY_TOKEN": "t",
+    "COVEY_EPOCH": "1", "COVEY_TOKEN": "t", "COVEY_TABLES": "1",
 }  # fmt: skip
 WORKERS = 4
 
@@ -97,6 +97,7 @@ KINDS = {
     "RemoteMemoryError": Kind(lambda _: RemoteMemoryError("a", "b", "c"), used.of_error),
     "Refused": Kind(lambda _: Refused(4, "a", "b", "c"), used.of_error),
     "TensorError": Kind(lambda _: TensorError("shapes differ"), used.of_value),
+    "RankLeft": Kind(lambda _: RankLeft("rank 1 has ended"), used.of_value),
 }
 HELD = {
     "AggregatorRounds": "TensorClient", "FaultedMemory": "RemoteArray", "Healing": "JobState", "JobClient": "Job",
