@@ -136,6 +136,8 @@ def note(host: dict[str, Any]) -> str:
     if host.get("drained_by") is not None:
         rest = left(host)
         parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")
+    if no_room := host.get("no_room"):
+        parts.append(no_room)
     if host["state"] == "away":
         parts.append(f"back within {format_seconds(float(str(host.get('away_s', 0))))}")
     if isinstance(failed, list) and failed:

@@ -39,6 +39,8 @@ class HostRow(msgspec.Struct, frozen=True):
     aggregator_jobs: int | None = None
     suspected_by: HostId | None = None
     plugins_failed: tuple[str, ...] = ()
+    no_room: str = ""
+    """What its full disk keeps it from; empty: nothing."""
     away_s: float = 0.0
     """Of one that is away: seconds within which it announced to be back."""
     late: tuple[LateHost, ...] = ()

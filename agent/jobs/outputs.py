@@ -13,6 +13,12 @@ from covey.units import format_size, parse_size
 
 LOOK_S = 5.0
 """Between two looks at the free room."""
+KEEP_SHARE = 2
+"""Ranks that run may print until one over this of `disk_free_min` is free: only then their oldest output goes."""
+PLENTY_BYTES = 1 << 62
+"""Free where nobody has looked, or can."""
+FULL_LOOK_S = 0.5
+"""The same while this host refuses ranks for want of room."""
 SWEEP_EVERY = 12
 """Looks between two sweeps of ended jobs' output."""
 
@@ -20,6 +26,9 @@ SWEEP_EVERY = 12
 @runtime_checkable
 class Roomy(Protocol):
     """A disk that knows how much fits on it."""
+
+    kept_free_bytes: int
+    """Of its last room, what bulk and ranks' output leave to the log and to records."""
 
     async def free_bytes(self) -> int: ...
 
@@ -38,11 +47,16 @@ class Outputs:
     def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
         self._env, self._settings, self._live = env, settings, live
         self._free_min = parse_size(settings.disk_free_min)
+        kept = env.disk.kept_free_bytes if isinstance(env.disk, Roomy) else 0
+        self.keep_free = max(self._free_min // KEEP_SHARE, kept)
+        """What ranks that run print leaves so many bytes of the disk free."""
+        self._free = PLENTY_BYTES
+        """Free bytes when last looked."""
         self.refusal = ""
         """Why this host takes no submissions and no ranks now."""
 
     def rank_bytes_max(self, promised_bytes: int, ranks: int) -> int:
-        return rank_bytes_max(self._settings, promised_bytes, ranks)
+        return rank_bytes_max(self._settings, promised_bytes, ranks, self._free - self.keep_free)
 
     async def run(self, fences: Callable[[], Mapping[JobId, Fence]], unfence: Callable[[JobId], None]) -> None:
         looks = 0
@@ -54,17 +68,17 @@ class Outputs:
                 except OSError as error:
                     self._env.log.error("output of ended jobs cannot be removed", why=str(error))
             looks += 1
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FULL_LOOK_S if self.refusal else LOOK_S)
 
     async def look(self) -> None:
         """Whether there is room for more."""
         disk = self._env.disk
         try:
-            free = await disk.free_bytes() if isinstance(disk, Roomy) else self._free_min
+            free = await disk.free_bytes() if isinstance(disk, Roomy) else PLENTY_BYTES
         except OSError as error:
             self._env.log.error("the free room cannot be read", why=str(error))
             return
-        before, self.refusal = self.refusal, ""
+        self._free, before, self.refusal = free, self.refusal, ""
         if free < self._free_min:
             # Without the number of free bytes, which changes with every look: the text goes to other hosts.
             self.refusal = f"less than {format_size(self._free_min)} is free in {disk.path('jobs')} of {self._env.host}"

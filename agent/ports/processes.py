@@ -42,6 +42,8 @@ RACK_MARK = "COVEY_RACK"
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 """systemd's variables for the agent, not for its programs."""
 
+LOG_BYTES_MAX = 8 << 20
+"""A program that starts begins another log when its last one is longer: one of before is kept, as NAME.log.old."""
 LOADED_FD = "COVEY_LOADED_FD"
 """File descriptor of a pipe through which a program tells that its code is loaded."""
 
@@ -219,7 +221,7 @@ class RealProcesses:
         base = msgspec.structs.replace(self._base, program=program, instance=name)
         start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
         try:
-            output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
+            output = _open_log(os.path.join(base.state_dir, "logs", f"{name}.log"))
         except OSError:
             output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # a program starts although the disk takes no log
         handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
@@ -396,6 +398,14 @@ def _make_ordinary(pid: int) -> None:
 
 def _pid(process: ProcessId) -> int:
     return process.pid
+
+
+def _open_log(path: str) -> int:
+    """A program's log. One that has grown long begins anew beside the one before it."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size > LOG_BYTES_MAX:
+            os.replace(path, f"{path}.old")
+    return _open_output(path)
 
 
 def _open_output(path: str) -> int:

@@ -96,8 +96,8 @@ class QueueLog:
             try:
                 result = await self.propose(command)
             except NoLeader as error:
-                why = f"no leader is known here now ({error})" if str(error) else "no leader is known here now"
-                raise Refused(75, f"{what}: not done", why, "try again in a few seconds (agentctl leader)") from error
+                why = str(error) or "no leader is known here now"
+                raise Refused(75, f"{what}: not done", why, "try again in a few seconds (agentctl status)") from error
             except OutcomeUnknown as error:
                 if attempt == tries:
                     why = "the leader did not confirm it in time; it may still happen"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.jobs.output import RANK_BYTES_MIN, JobsSettings, KeptOutput, output_of, rank_bytes_max, read_log, to_remove
 from agent.jobs.runner import SupervisedRunner
 from agent.ports import shim
-from agent.ports.disk import RESERVE, DirectoryDisk
+from agent.ports.disk import DirectoryDisk
 from covey.core import JobId
 from plugins.base import LogRead
 from plugins.facts import RanksEnded, RanksStarted
@@ -141,10 +141,23 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("promised", "count", "each"), [(0, 1, 8), (0, 4, 8), (0, 8, 4), (24, 1, 8), (28, 2, 2), (32, 4, 1), (99, 4, 1)]
+    ("promised", "count", "room", "each"),
+    [
+        (0, 1, 999, 8),
+        (0, 4, 999, 8),
+        (0, 8, 999, 4),
+        (24, 1, 999, 8),
+        (28, 2, 999, 2),
+        (32, 4, 999, 1),
+        (99, 4, 999, 1),
+        (0, 4, 32, 4),
+        (0, 4, -5, 1),
+    ],
 )
-def test_ranks_that_start_share_what_others_were_not_promised(promised: int, count: int, each: int) -> None:
-    assert rank_bytes_max(SETTINGS, promised * MIB, count) == each * MIB
+def test_ranks_that_start_share_what_others_were_not_promised_and_half_of_what_is_free(
+    promised: int, count: int, room: int, each: int
+) -> None:
+    assert rank_bytes_max(SETTINGS, promised * MIB, count, room * MIB) == each * MIB
     assert each * MIB >= RANK_BYTES_MIN
 
 
@@ -186,30 +199,3 @@ def test_whatever_there_is_the_budget_holds_for_all_that_may_go(found: list[tupl
 def test_settings_that_keep_nothing_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, JobsSettings)
-
-
-# ---- room that was set aside ----
-
-
-async def test_the_log_is_written_on_a_full_disk_in_the_room_set_aside_and_nothing_else_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = DirectoryDisk(str(tmp_path), reserve_bytes=1 << 20)
-    reserve = tmp_path / RESERVE
-    assert reserve.stat().st_blocks * 512 >= 1 << 20
-    real = os.pwrite
-
-    def full(file: int, data: bytes, offset: int) -> int:
-        if reserve.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space"):
-        await disk.append("scheduler/state", b"x")
-    assert reserve.exists(), "only the log may have it"
-    await disk.append("consensus/log-00000001", b"entry")
-    assert await disk.read("consensus/log-00000001") == b"entry" and not reserve.exists()
-    assert await disk.free_bytes() > 0
-    assert reserve.exists(), "there is room again"
-    disk.close()
