@@ -44,6 +44,7 @@ from gossip.service import (
     MemberSuspected,
     NameConflict,
 )
+from gossip.types import identity as known_as
 from plugins import facts
 from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
@@ -112,7 +113,16 @@ class HostAgent:
         who = self._identity_now = await self._identity()
         self.boot = who.boot
         await self.event_log.load()
-        self.messenger = Messenger(self.env, self.boot, self._boot_of, self.on_message, self._answer, self._raw)
+        self.messenger = Messenger(
+            self.env,
+            known_as(self.id, who.uuid),
+            self.boot,
+            self._boot_of,
+            lambda host: self.gossip.holder(host),
+            self.on_message,
+            self._answer,
+            self._raw,
+        )
         await self.env.links.open(self.config.control.bind, self.messenger.received)
         settings = self.config.gossip
         settings = msgspec.structs.replace(settings, advertise=settings.advertise or self.config.advertise)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from agent.ports.last_room import BULK, FULL, RESERVED, Reserve, free_in, kept_free
+from agent.ports.last_room import BULK, FULL, RESERVED, DiskReserve, free_in, kept_free
 from covey.units import format_size
 
 R = TypeVar("R")
@@ -48,7 +48,7 @@ class DirectoryDisk:
         self._root = os.path.realpath(directory)
         self.kept_free_bytes = kept_free(self._root)
         """What bulk leaves free here."""
-        self._reserve = Reserve(self._root, reserve_bytes)
+        self._reserve = DiskReserve(self._root, reserve_bytes)
         self._reserve.set_aside()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._open: OrderedDict[str, int] = OrderedDict()

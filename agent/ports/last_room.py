@@ -61,7 +61,7 @@ def free_in(directory: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-class Reserve:
+class DiskReserve:
     """The file `reserve` in `directory`, of `size` bytes; 0: this process sets nothing aside, and may give up what
     another one did."""
 

@@ -148,7 +148,7 @@ def test_what_ranks_print_and_a_volume_has_leaves_room_for_the_log(host: OnSmall
         host.ctl("cancel", job)
 
 
-def test_on_a_disk_that_takes_nothing_an_agent_lives_starts_says_so_and_goes_on_by_itself(host: OnSmallDisk) -> None:
+def test_on_a_disk_that_takes_nothing_an_agent_lives_starts_and_says_so(host: OnSmallDisk) -> None:
     """Every writer of the host is at work: the log, records, event logs, logs of programs, a rank, a volume's log."""
     assert host.quota(1)
     memory = host.until(host.volume, "a volume")

@@ -154,7 +154,7 @@ MIB = 1 << 20
         (0, 4, -5, 1),
     ],
 )
-def test_ranks_that_start_share_what_others_were_not_promised_and_half_of_what_is_free(
+def test_ranks_that_start_share_what_others_were_not_promised_or_half_of_the_disk(
     promised: int, count: int, room: int, each: int
 ) -> None:
     assert rank_bytes_max(SETTINGS, promised * MIB, count, room * MIB) == each * MIB

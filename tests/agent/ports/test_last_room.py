@@ -61,7 +61,7 @@ def printing(disk: DirectoryDisk, name: str = OUTPUT) -> shim.Output:
     return shim.Output(disk.path(name), 1 << 30, disk.kept_free_bytes)
 
 
-async def test_log_and_records_are_written_on_a_full_disk_in_pieces_of_the_reserve_and_bulk_is_not(
+async def test_log_and_records_get_pieces_of_the_reserve_on_a_full_disk_and_bulk_none(
     place: Path, disk: DirectoryDisk
 ) -> None:
     assert reserved(place) == reserve_of(str(place)) == DISK_BYTES // 8
@@ -83,7 +83,7 @@ async def test_log_and_records_are_written_on_a_full_disk_in_pieces_of_the_reser
     assert reserved(place) == DISK_BYTES // 8, "set aside again"
 
 
-async def test_the_reserve_is_used_to_its_end_though_somebody_takes_each_piece_that_he_can(
+async def test_the_reserve_is_used_to_its_end_though_somebody_takes_what_he_can(
     place: Path, disk: DirectoryDisk
 ) -> None:
     fill(place)
@@ -98,7 +98,7 @@ async def test_the_reserve_is_used_to_its_end_though_somebody_takes_each_piece_t
     assert len(await disk.read("consensus/log-00000001") or b"") == 1 + 4096 * (entries - 1), "and nothing is torn"
 
 
-async def test_what_ranks_print_leaves_the_last_room_and_keeps_their_beginning_and_the_newest(
+async def test_what_ranks_print_leaves_the_last_room_and_keeps_beginning_and_newest(
     place: Path, disk: DirectoryDisk
 ) -> None:
     """The limits are far beyond the disk: 1 GiB each."""
@@ -117,7 +117,7 @@ async def test_what_ranks_print_leaves_the_last_room_and_keeps_their_beginning_a
     assert (await read_log(disk, "jobs/j1/rank1.log", 0, 10)).data == b"it begins\n", "whoever comes later is heard too"
 
 
-async def test_a_rank_that_has_nothing_old_loses_what_is_new_and_both_ends_of_the_gap_are_said(
+async def test_a_rank_that_has_nothing_old_loses_what_is_new_and_both_ends_are_said(
     place: Path, disk: DirectoryDisk
 ) -> None:
     output = printing(disk)
@@ -144,7 +144,7 @@ async def test_a_rank_that_has_nothing_old_loses_what_is_new_and_both_ends_of_th
     assert b"500 bytes of output were lost here" in (await read_log(disk, OUTPUT, -200, 200)).data, "also at the end"
 
 
-async def test_what_the_log_frees_of_the_reserve_is_not_taken_by_what_prints_or_by_volumes(
+async def test_what_the_log_frees_of_the_reserve_is_taken_by_no_rank_and_no_volume(
     place: Path, disk: DirectoryDisk
 ) -> None:
     output = printing(disk)
@@ -182,7 +182,7 @@ async def test_an_agent_has_a_new_boot_on_a_disk_that_takes_nothing_at_all(place
     lock.release()
 
 
-async def test_event_logs_wait_in_bounded_memory_and_are_all_written_once_there_is_room(
+async def test_event_logs_wait_in_bounded_memory_and_are_written_once_there_is_room(
     place: Path, disk: DirectoryDisk
 ) -> None:
     log = EventLog(HostId("h1"), RealClock(), disk)
@@ -200,7 +200,7 @@ async def test_event_logs_wait_in_bounded_memory_and_are_all_written_once_there_
 
 
 @pytest.mark.parametrize("left", [0, 2 * MIB])
-def test_a_log_of_ours_loses_lines_instead_of_whoever_writes_them_and_counts_them(place: Path, left: int) -> None:
+def test_a_log_of_ours_loses_and_counts_lines_and_ends_nobody_who_writes_them(place: Path, left: int) -> None:
     path = place / "vold.log"
     with path.open("w", buffering=1) as out:
         log = LastingLog(out)

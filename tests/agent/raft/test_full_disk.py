@@ -40,7 +40,7 @@ class FullDisk(MemoryDisk):
         await super().append(name, data)
 
 
-def test_an_append_that_was_refused_half_way_is_tried_again_and_everything_is_there() -> None:
+def test_an_append_that_was_refused_half_way_is_tried_again_and_all_is_there() -> None:
     disk = FullDisk(random.Random(1))
     files = opened(disk)
     run(files.append([persist(1, *log_of(1))]))
@@ -131,7 +131,7 @@ async def test_nothing_is_acknowledged_while_a_majority_has_no_room() -> None:
 
 
 @virtual
-async def test_a_host_alone_starts_without_room_says_why_it_takes_nothing_and_leads_once_it_has_some() -> None:
+async def test_a_host_alone_starts_without_room_says_why_and_leads_once_it_has_some() -> None:
     async with Rack("a", voters=0) as rack:
         member = rack.members["a"]
         await member.log.propose(b"x")
