@@ -86,7 +86,7 @@ class HostAgent:
         self, env: Env, config: Config, gossip_keys: Sequence[bytes], plugins: Sequence[Plugin] = PLUGINS
     ) -> None:
         self.env, self.config, self.id = env, config, config.name
-        self.started_wall_s = env.clock.wall_s()
+        self.started_wall_s, self._started_s = env.clock.wall_s(), env.clock.now_s()
         self.boot = 0
         self.bus = Bus()
         self.event_log = EventLog(self.id, env.clock, env.disk)
@@ -434,6 +434,7 @@ class HostAgent:
             "host": self.id,
             "boot": self.boot,
             "started_wall_s": self.started_wall_s,
+            "up_s": self.env.clock.now_s() - self._started_s,
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,

@@ -153,6 +153,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_wall_s: float
     started_wall_s: float | None = None
     ended_wall_s: float | None = None
+    for_s: float = 0.0
+    """How long it has waited, or has run since its first start, or took: by clocks that do not step, so it need not be
+    the difference of the times above. It leaves out what passed while no agent of the rack ran."""
     queue: int = 0
     """2DAS queue, 0 is the highest."""
     attained_gpu_s: float = 0.0

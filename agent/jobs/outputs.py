@@ -17,6 +17,9 @@ KEEP_SHARE = 2
 """Ranks that run may print until one over this of `disk_free_min` is free: only then their oldest output goes."""
 PLENTY_BYTES = 1 << 62
 """Free where nobody has looked, or can."""
+MESSAGES_S = 600.0
+"""A fence stays at least so long after this agent saw it first, whatever the wall clock was set to meanwhile: far
+longer than any message about a job is repeated."""
 FULL_LOOK_S = 0.5
 """The same while this host refuses ranks for want of room."""
 SWEEP_EVERY = 12
@@ -50,6 +53,8 @@ class Outputs:
         kept = env.disk.kept_free_bytes if isinstance(env.disk, Roomy) else 0
         self.keep_free = max(self._free_min // KEEP_SHARE, kept)
         """What ranks that run print leaves so many bytes of the disk free."""
+        self._fenced_s: dict[JobId, float] = {}
+        """When each fence was first seen here, on this agent's clock."""
         self._free = PLENTY_BYTES
         """Free bytes when last looked."""
         self.refusal = ""
@@ -88,13 +93,16 @@ class Outputs:
     async def sweep(self, fences: Mapping[JobId, Fence], unfence: Callable[[JobId], None]) -> None:
         """Remove output of ended jobs that is too old, too much or of too many, and in the end their fences too."""
         live, found, wall_s = set(self._live()), await output_of(self._env.disk), self._env.clock.wall_s()
+        now_s = self._env.clock.now_s()
+        self._fenced_s = {job: seen_s for job, seen_s in self._fenced_s.items() if job in fences}
         kept = [KeptOutput(job, sum(files.values()), self._ended_s(job, live, fences)) for job, files in found.items()]
         for job in to_remove(self._settings, kept, wall_s):
             for name in found.pop(job):
                 await self._env.disk.delete(name)
             self._env.log.info("output of an ended job removed", job=job)
         for job, fence in sorted(fences.items()):
-            if job not in live and job not in found and wall_s - fence.wall_s > FENCE_S:
+            seen_for_s = now_s - self._fenced_s.setdefault(job, now_s)
+            if job not in live and job not in found and wall_s - fence.wall_s > FENCE_S and seen_for_s > MESSAGES_S:
                 await self._env.disk.delete(forgotten_of(job))
                 unfence(job)
                 if isinstance(self._env.disk, Foldered):

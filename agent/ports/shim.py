@@ -18,8 +18,8 @@ the versions), then a ring of twelve parts with the newest of the rest:
 
 So offsets never change their meaning, and what was dropped is the gap between head and first part.
 
-What is printed leaves the last room of the disk to others (`keep_free`; `agent/ports/last_room.py`): the oldest part
-goes, as at the limit, and where there is none what is new is lost, with a line that says so.
+What is printed leaves the last room of the disk to others (`agent/ports/last_room.py`): the oldest part goes, or where
+there is none what is new is lost, and a line says so.
 
 A *spare* (`config["control"]`, a socket of whoever keeps it) is a process that waits before it does anything of its
 script (`covey.attach.warm`). It has no record and no output until it is taken for a rank: what it is then comes over
@@ -94,12 +94,10 @@ class Output:
     def __init__(self, path: str, limit_bytes: int, keep_free: int = 0) -> None:
         self.path, self.part_bytes, self.keep_free = path, limit_bytes // PART_SHARE, keep_free
         self.head_bytes = limit_bytes // HEAD_SHARE - LINE_BYTES
-        self.dropped = 0
-        self.why = ""
+        self.dropped, self.why = 0, ""
         self.file = -1
         self.parts = self._parts()
-        self.start = self.parts[-1] if self.parts else 0
-        self.end = self.start
+        self.start = self.end = self.parts[-1] if self.parts else 0
         self._open()
 
     def _name(self, start: int) -> str:
@@ -119,16 +117,12 @@ class Output:
         self.end = self.start + os.fstat(self.file).st_size
 
     def take(self, data: bytes) -> None:
-        if self.dropped:
-            if self._is_short(len(data)) or self._put(self._lost()):
-                self.dropped += len(data)
-                return
+        short = self._is_short(len(data))
+        if self.dropped and not (short or self._put(self._lost())):
             self.dropped = 0
-        if self._is_short(len(data)):
-            self.dropped = len(data)
+        if short and not self.dropped:
             self._put(f"\n[covey: output is lost from here on: {self.why}]\n".encode())
-        else:
-            self.dropped = self._put(data)
+        self.dropped += len(data) if short or self.dropped else self._put(data)
 
     def close(self) -> None:
         """The rank and all that it left behind are over: what was lost at the end is said too."""
@@ -185,8 +179,7 @@ class Output:
 
 def free_at(file: int) -> int:
     """Bytes that any user may still write on the file system of an open file."""
-    found = os.fstatvfs(file)
-    return found.f_bavail * found.f_frsize
+    return (found := os.fstatvfs(file)).f_bavail * found.f_frsize
 
 
 def started(pid: int) -> int:

@@ -185,6 +185,17 @@ async def test_a_host_installed_anew_is_heard_under_a_lower_boot_and_its_former_
     assert await wire.messengers[GPU1].send("memory", GPU2, b"its next life", 1.0)
 
 
+async def test_an_answer_to_a_former_life_is_none_to_a_message_of_the_same_number(wire: Wire) -> None:
+    wire.boots[GPU1] = 2
+    wire.add(GPU1)
+    wire.silent.add(GPU2)
+    sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"map", 0.05))
+    await asyncio.sleep(0.01)
+    wire.messengers[GPU1].received(GPU2, msgspec.msgpack.encode(Envelope("ack", 1, 1, 0, 0, "memory", b"")))
+    assert not await sending, "GPU2 acknowledged what GPU1 had sent before it began anew"
+    assert wire.messengers[GPU1].counters["late_replies"] == 1
+
+
 async def test_a_sender_that_gossip_does_not_know_keeps_the_name_it_was_heard_under(wire: Wire) -> None:
     wire.holds[GPU1] = 0
     assert await wire.messengers[GPU1].send("memory", GPU2, b"one", 1.0)

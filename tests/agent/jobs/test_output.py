@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.jobs.output import RANK_BYTES_MIN, JobsSettings, KeptOutput, output_of, rank_bytes_max, read_log, to_remove
 from agent.jobs.runner import SupervisedRunner
-from agent.ports import shim
+from agent.ports import shim, shims
 from agent.ports.disk import DirectoryDisk
 from covey.core import JobId
 from plugins.base import LogRead
@@ -199,3 +199,40 @@ def test_whatever_there_is_the_budget_holds_for_all_that_may_go(found: list[tupl
 def test_settings_that_keep_nothing_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(wrong, JobsSettings)
+
+
+# ---- what a shim writes at the end ----
+
+
+def test_a_shim_says_at_the_end_what_was_lost_and_syncs_an_exit_status_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, ended = shim.Output(str(tmp_path / "rank0.log"), LIMIT), shim.ExitFile(str(tmp_path / "1.rank0.exit"))
+    output.dropped, output.why = 77, "no room"
+    calls: list[str] = []
+    for name in ("fsync", "rename"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, real=real, name=name: (calls.append(name), real(*given)))
+    pipe, into = os.pipe()
+    os.set_blocking(pipe, False)
+    before = signal.getsignal(signal.SIGCHLD)
+    rank = os.fork()
+    if rank == 0:
+        os._exit(3)
+    os.close(into)
+    try:
+        assert shim.keep(rank, pipe, output, ended) == 3
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(pipe)
+    assert calls == ["fsync", "rename", "fsync"], "the content, its name, and that the name is there"
+    assert shims.unsealed((tmp_path / "1.rank0.exit").read_bytes(), "exit") == "3"
+    assert "[covey: 77 bytes of output were lost here: no room]" in (tmp_path / "rank0.log").read_text()
+
+
+def test_a_line_of_a_shim_that_is_torn_or_changed_says_nothing() -> None:
+    line = shim.sealed("exit 1 3")
+    assert shims.unsealed(line, "exit") == "3"
+    for wrong in (line.replace(b" 3 ", b" 0 "), line[:-4], b"", b"exit 1 3\n", shim.sealed("run 1 3")):
+        assert shims.unsealed(wrong, "exit") is None

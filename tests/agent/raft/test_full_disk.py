@@ -7,6 +7,7 @@ import random
 import pytest
 
 from agent.raft.disk import NO_ROOM
+from agent.raft.messages import ID_BYTES, ProposeEntry, ProposeReply, decode_asked, encode_asked
 from agent.raft.service.consensus import WAITS
 from agent.raft.service.writer import RETRY_S
 from chaos.crowds.memory_disk import MemoryDisk, run
@@ -69,6 +70,7 @@ def test_a_snapshot_that_was_refused_changes_nothing_until_there_is_room(refused
     disk.full_from = None
     assert reread(disk).entries == log_of(1, 1, 1) and not reread(disk).hard.lost
     run(files.append([persist(4, *log_of(1, 1, 1, 1)[3:])]))
+    assert reread(disk).entries == log_of(1, 1, 1, 1), "it goes on behind the head that is there"
     run(files.checkpoint(snapshot(2, 1, log_of(1, 1, 1, 1)[1:])))
     saved = reread(disk)
     assert (saved.base_index, len(saved.entries), saved.hard.lost) == (1, 3, False)
@@ -89,6 +91,9 @@ async def test_a_leader_without_room_gives_way_and_follows_once_it_has_some() ->
         leader.disk.refuses = errno.ENOSPC
         others = [member for member in rack.members.values() if member is not leader]
         assert await others[0].log.propose(b"y") == b"2", "two disks are a majority"
+        asked = ProposeEntry(leader.log.rack, b"i" * ID_BYTES, 1, 0, b"forwarded")
+        reply = decode_asked(await leader.log.answer(others[0].name, encode_asked(asked)))
+        assert isinstance(reply, ProposeReply) and reply.outcome == "busy", "what others forward does not wait for room"
         end_s = asyncio.get_running_loop().time() + 8
         while rack.leader() not in others:
             assert asyncio.get_running_loop().time() < end_s, "it keeps the lead"
