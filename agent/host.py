@@ -118,7 +118,7 @@ class HostAgent:
             known_as(self.id, who.uuid),
             self.boot,
             self._boot_of,
-            lambda host: self.gossip.holder(host),
+            self._holder,
             self.on_message,
             self._answer,
             self._raw,
@@ -308,6 +308,9 @@ class HostAgent:
         peer = self.gossip.peer(host)
         endpoints = None if peer is None else _endpoints_in(peer.values.get("endpoints"))
         return 0 if endpoints is None else endpoints.boot
+
+    def _holder(self, host: HostId) -> int:
+        return self.gossip.holder(host)
 
     def _meet_now(self) -> None:
         """Tell the links the address and key of every host, and the log which hosts are alive."""

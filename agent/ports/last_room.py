@@ -99,11 +99,12 @@ class DiskReserve:
             os.close(file)
 
 
-class LastingLog(io.TextIOBase):
+class LastingLog(io.StringIO):
     """The stream of a log of ours. A disk that is full, or fails, loses lines of it and ends nobody who writes them; a
     line says how many were lost once there is room."""
 
     def __init__(self, out: TextIO) -> None:
+        super().__init__()
         self._out = out
         self._lost = 0
 

@@ -133,8 +133,8 @@ class Post:
         if kind in ("kill", "install") and host.agent is not None:
             host.agent.signal(signal.SIGKILL)
             if kind == "install":
-                self.installed[host.name] += 1
-                self.boots[host.name] += self.rng.choice((-500, 0, 500))
+                self.installed[HostId(host.name)] += 1
+                self.boots[HostId(host.name)] += self.rng.choice((-500, 0, 500))
             self.world.at(self.world.now + self.rng.uniform(0.0, 2.0), host.revive)
         elif kind == "break":
             self.broken()

@@ -19,7 +19,8 @@ import pytest
 from agent.ports.last_room import RESERVE, free_in, kept_free
 from agent.ports.procfs import environment, pids
 from cli.client import TRY_AGAIN, Agent, AgentctlError
-from covey.remote_memory import RemoteMemory, RemoteMemoryError
+from covey.remote_memory import RemoteMemory
+from covey.volume_link import RemoteMemoryError
 
 BIN = Path(sys.executable).parent
 MIB = 1 << 20
@@ -45,7 +46,7 @@ class OnSmallDisk:
 
     def start(self) -> None:
         self.log = (self.place / "log").open("ab")
-        command = [BIN / "agentd", "--config", self.place / "agent.toml"]
+        command: list[str | Path] = [BIN / "agentd", "--config", self.place / "agent.toml"]
         self.process = subprocess.Popen(command, env=self.environ, stderr=self.log, stdout=self.log)
         self.until(self.answers, "it answers")
 
@@ -70,7 +71,7 @@ class OnSmallDisk:
         self.process.wait()
 
     def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [BIN / "agentctl", "--agent", f"unix:{self.place}/run/agent.sock", *words]
+        command: list[str | Path] = [BIN / "agentctl", "--agent", f"unix:{self.place}/run/agent.sock", *words]
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60, check=False)
 
     def volume(self) -> RemoteMemory | None:
@@ -112,7 +113,7 @@ class OnSmallDisk:
 def host() -> Iterator[OnSmallDisk]:
     place = Path(tempfile.mkdtemp(prefix="covey-"))
     (place / "state").mkdir()
-    mounted = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", place / "state"]
+    mounted: list[str | Path] = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", place / "state"]
     if subprocess.run(mounted, check=False).returncode:
         pytest.skip("mounting a small disk needs root")
     found = OnSmallDisk(place)

@@ -204,15 +204,24 @@ def test_settings_that_keep_nothing_are_refused(wrong: dict[str, object]) -> Non
 # ---- what a shim writes at the end ----
 
 
-def test_a_shim_says_at_the_end_what_was_lost_and_syncs_an_exit_status_before_its_name(
+def test_a_shim_says_at_its_end_what_was_lost_and_syncs_before_it_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, ended = shim.Output(str(tmp_path / "rank0.log"), LIMIT), shim.ExitFile(str(tmp_path / "1.rank0.exit"))
     output.dropped, output.why = 77, "no room"
     calls: list[str] = []
-    for name in ("fsync", "rename"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *given, real=real, name=name: (calls.append(name), real(*given)))
+    sync, rename = os.fsync, os.rename
+
+    def synced(file: int) -> None:
+        calls.append("fsync")
+        sync(file)
+
+    def renamed(old: str, new: str) -> None:
+        calls.append("rename")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
     pipe, into = os.pipe()
     os.set_blocking(pipe, False)
     before = signal.getsignal(signal.SIGCHLD)

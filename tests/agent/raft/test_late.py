@@ -90,7 +90,7 @@ def test_the_term_of_the_last_entry_comes_before_how_many_there_are() -> None:
 
 
 def test_pieces_of_two_snapshots_of_one_length_are_not_put_together() -> None:
-    old, new = b"a" * 8, b"b" * 8
+    old, new = b"a" * 12, b"b" * 12
 
     def piece(data: bytes, offset: int, index: int) -> InstallSnapshot:
         return InstallSnapshot(2, index, 1, 0, len(data), crc(data), offset, data[offset : offset + 4])
@@ -98,8 +98,8 @@ def test_pieces_of_two_snapshots_of_one_length_are_not_put_together() -> None:
     receiver = SnapshotReceiver()
     assert receiver.add(A, piece(old, 0, 5)) is None
     assert receiver.add(A, piece(new, 4, 9)) is None and receiver.length == 0, "a new one is received from its start"
-    assert receiver.add(A, piece(new, 0, 9)) is None
-    whole = receiver.add(A, piece(new, 4, 9))
+    assert receiver.add(A, piece(new, 0, 9)) is receiver.add(A, piece(new, 4, 9)) is None
+    whole = receiver.add(A, piece(new, 8, 9))
     assert whole is not None and (whole.index, whole.data) == (9, new)
 
 
