@@ -31,6 +31,9 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     """Of an answer, and of the question that asks for it."""
     pages: Annotated[int, msgspec.Meta(ge=1, le=PAGES_MAX)] = 1
     """Of an answer: how many it has."""
+    who: Count = 0
+    """Of a `send`: the sender's identity (`gossip.types.identity`): another installation under the same name has
+    another, and its boots say nothing of this one's."""
 
 
 class RefusedBody(msgspec.Struct, frozen=True):

@@ -100,8 +100,8 @@ class EventLog:
                 await self._disk.append(FILE, data)
                 self._file_bytes += len(data)
         except OSError:
-            self._unwritten = batch + self._unwritten
-            self._file_bytes = FILE_BYTES_MAX  # forces a rewrite: reading stops at half a line
+            self._unwritten = [*batch, *self._unwritten][-1:]  # the next write writes all that is remembered, since
+            self._file_bytes = FILE_BYTES_MAX  # reading stops at half a line
             raise
 
     def lines_of(self, subjects: Sequence[str], prefix: str = "") -> list[EventLine]:

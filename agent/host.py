@@ -15,12 +15,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from agent import identity
 from agent.api.metrics import counted
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.bus import Bus
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
+from agent.identity import Identity
 from agent.jobs.jobs_socket import JobSocket
 from agent.jobs.runner import SupervisedRunner
 from agent.plugin_runtime import PluginRuntime
@@ -30,7 +32,6 @@ from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
 from agent.retained_facts import RetainedFacts, facts_of_hosts
 from agent.rpc import Messenger
-from covey import checked
 from covey.addresses import reached_at
 from covey.core import Fact, HostId, Message
 from covey.errors import Refused
@@ -47,6 +48,7 @@ from gossip.service import (
     NameConflict,
     TableFull,
 )
+from gossip.types import identity as known_as
 from plugins import facts
 from plugins.base import Command, JobPeer, Plugin, PluginService
 from plugins.facts import Endpoints, HostView
@@ -80,14 +82,6 @@ class CountedDevices(Protocol):
     def counters(self) -> Mapping[str, int]: ...
 
 
-class Identity(msgspec.Struct, frozen=True):
-    """What identifies this host across restarts."""
-
-    uuid: bytes
-    boot: int
-
-
-_identity = msgspec.msgpack.Decoder(Identity)
 _endpoints = msgspec.msgpack.Decoder(Endpoints)
 
 
@@ -98,7 +92,7 @@ class HostAgent:
         self, env: Env, config: Config, gossip_keys: Sequence[bytes], plugins: Sequence[Plugin] = PLUGINS
     ) -> None:
         self.env, self.config, self.id = env, config, config.name
-        self.started_wall_s = env.clock.wall_s()
+        self.started_wall_s, self._started_s = env.clock.wall_s(), env.clock.now_s()
         self.boot = 0
         self.bus = Bus()
         self.event_log = EventLog(self.id, env.clock, env.disk)
@@ -110,6 +104,9 @@ class HostAgent:
         self._decoders = {plugin.name: msgspec.msgpack.Decoder(plugin.messages) for plugin in plugins}
         self._identity_now = Identity(b"", 0)
         self._said_of_voters: dict[HostId, str] = {}
+        self._events_unwritten = ""
+        """Why event logs cannot be written now."""
+        self._said_of_room = ""
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
         self.installation = ""
@@ -120,14 +117,23 @@ class HostAgent:
     async def start(self) -> None:
         """OSError or ValueError when this host cannot be an agent (address taken, disk error), StateRefused when its
         identity or log cannot be trusted; a failing plugin does not matter here."""
-        identity = self._identity_now = await self._identity()
-        self.boot = identity.boot
+        who = self._identity_now = await self._identity()
+        self.boot = who.boot
         await self.event_log.load()
-        self.messenger = Messenger(self.env, self.boot, self._boot_of, self.on_message, self._answer, self._raw)
+        self.messenger = Messenger(
+            self.env,
+            known_as(self.id, who.uuid),
+            self.boot,
+            self._boot_of,
+            self._holder,
+            self.on_message,
+            self._answer,
+            self._raw,
+        )
         await self.env.links.open(self.config.control.bind, self.messenger.received)
         settings = self.config.gossip
         settings = msgspec.structs.replace(settings, advertise=settings.advertise or self.config.advertise)
-        self.gossip = GossipService(self.env, settings, self._keys, identity.uuid, identity.boot, self._gossiped)
+        self.gossip = GossipService(self.env, settings, self._keys, who.uuid, who.boot, self._gossiped)
         self.log = Consensus(
             self.env, self.id, self.config.leader, self._raft_send, self._ask_log, self._leader_changed
         )
@@ -167,13 +173,13 @@ class HostAgent:
         await self.env.links.close()
 
     async def _identity(self) -> Identity:
-        known = await self._known_identity()
+        known = await identity.load(self.env.disk)
         if known is None:
-            identity = Identity(self.env.entropy(16), self._boot_after(0))
+            now = Identity(self.env.entropy(16), self._boot_after(0))
         else:
-            identity = Identity(known.uuid, self._boot_after(known.boot))
-        await checked.save(self.env.disk, "identity", identity)
-        return identity
+            now = Identity(known.uuid, self._boot_after(known.boot))
+        await identity.save(self.env.disk, now)
+        return now
 
     def _boot_after(self, known: int) -> int:
         """A boot number above every earlier one, also when the identity file is an old copy or is missing: other hosts
@@ -181,33 +187,19 @@ class HostAgent:
         later."""
         return max(known + 1, int(self.env.clock.wall_s()))
 
-    async def _known_identity(self) -> Identity | None:
-        """StateRefused for a damaged file: under a boot number that was used before, other hosts would take new
-        messages of this host for repeats."""
-        try:
-            return await checked.load(self.env.disk, "identity", _identity)
-        except checked.Damaged as error:
-            path = self.env.disk.path("identity")
-            raise checked.StateRefused(
-                "the identity of this host cannot be read",
-                str(error),
-                f"put {path} back from a copy; or delete it and start again: it is a new host under its old name then",
-            ) from error
-
     async def _begin_after(self, boot: int) -> None:
         """Others know this boot of ours: the identity file is an older copy, and the wall clock was ahead when a newer
         one was written. Nobody hears this life, so it ends, and the next one comes after all of before. OSError."""
         later = max(boot, self._identity_now.boot)
-        await checked.save(self.env.disk, "identity", msgspec.structs.replace(self._identity_now, boot=later))
+        await identity.save(self.env.disk, msgspec.structs.replace(self._identity_now, boot=later))
         why = f"an older copy: other hosts know this host under boot number {boot}, and it began under {self.boot}"
         raise OSError(errno.ESTALE, f"{why}; it starts again", self.env.disk.path("identity"))
 
     async def next_boot(self) -> int:
         """A boot number above every one before, durable on return: a plugin begins anew under it. OSError."""
-        identity = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
-        self._identity_now = identity
-        await checked.save(self.env.disk, "identity", identity)
-        return identity.boot
+        self._identity_now = now = msgspec.structs.replace(self._identity_now, boot=self._identity_now.boot + 1)
+        await identity.save(self.env.disk, now)
+        return now.boot
 
     # ---- plugins ----
 
@@ -321,6 +313,9 @@ class HostAgent:
         endpoints = None if peer is None else _endpoints_in(peer.values.get("endpoints"))
         return 0 if endpoints is None else endpoints.boot
 
+    def _holder(self, host: HostId) -> int:
+        return self.gossip.holder(host)
+
     def _meet_now(self) -> None:
         """Tell the links the address and key of every host, and the log which hosts are alive."""
         alive, away = [], []
@@ -343,10 +338,34 @@ class HostAgent:
             await asyncio.sleep(1.0)
             self.bus.publish(facts.SecondPassed(self.env.clock.now_s()))
             self._look()
-            try:
-                await self.event_log.write()
-            except OSError as error:
-                self.env.log.error("event logs cannot be written", why=str(error))
+            self._note_room()
+            await self._write_events()
+
+    @property
+    def no_room(self) -> str:
+        """What a full disk keeps this host from; empty: nothing."""
+        return f"{self.log.no_room}: its log waits for room" if self.log.no_room else self.runner.refusal
+
+    def _note_room(self) -> None:
+        """In the event log and by gossip, when it begins, changes or ends."""
+        before, now = self._said_of_room, self.no_room
+        if now != before:
+            self._said_of_room = now
+            self.event_log.note(f"host/{self.id}", "disk full" if now else "disk has room again", now or before)
+            self.plugin_runtime.publish_health()
+
+    async def _write_events(self) -> None:
+        """The log says once that it fails, and once that it works again."""
+        failed = self._events_unwritten
+        try:
+            await self.event_log.write()
+            self._events_unwritten = ""
+        except OSError as error:
+            self._events_unwritten = str(error)
+        if self._events_unwritten and not failed:
+            self.env.log.error("event logs cannot be written", why=self._events_unwritten)
+        elif failed and not self._events_unwritten:
+            self.env.log.info("event logs are written again")
 
     def _look(self) -> None:
         """What is wrong with hosts now; and what the others are told of this one."""
@@ -439,6 +458,7 @@ class HostAgent:
             "host": self.id,
             "boot": self.boot,
             "started_wall_s": self.started_wall_s,
+            "up_s": self.env.clock.now_s() - self._started_s,
             "leader": self.log.leader,
             "hosts_alive": sum(view.state == "alive" for view in self.hosts()),
             "voters": self.log.voters,

@@ -1,5 +1,6 @@
 """One agent per state directory: a lock that the kernel gives back when its holder dies, however it dies."""
 
+import contextlib
 import fcntl
 import os
 
@@ -35,8 +36,9 @@ class StateLock:
             if self._is_current(file):
                 break
             os.close(file)  # its holder removed it between our open and our lock: take the new one
-        os.ftruncate(file, 0)
-        os.pwrite(file, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, and another one is not told by whom
+            os.ftruncate(file, 0)
+            os.pwrite(file, b"%d\n" % os.getpid(), 0)
         self._file: int | None = file
 
     def _is_current(self, file: int) -> bool:

@@ -7,6 +7,8 @@ import sys
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
+from agent.ports.last_room import LastingLog
+
 SECRETS = ("key", "secret", "token", "password")
 """A field whose name contains one of these is never written."""
 
@@ -32,7 +34,7 @@ def configure(level: str = "info") -> None:
             render,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(LastingLog(sys.stderr)),
     )
 
 

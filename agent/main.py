@@ -26,6 +26,7 @@ from agent.ports.clock import RealClock
 from agent.ports.datagrams import UdpDatagrams
 from agent.ports.devices.choice import backend
 from agent.ports.disk import DirectoryDisk
+from agent.ports.last_room import FULL, RESERVE_BYTES_MAX
 from agent.ports.links import ZmqLinks
 from agent.ports.pages import MemfdPages
 from agent.ports.probes import RealProbes
@@ -41,8 +42,8 @@ from covey.version import VERSION
 
 FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
-LOG_RESERVE_BYTES = 32 << 20
-"""Set aside on disk for the log: enough for hours, in which an operator can make room."""
+LOG_RESERVE_BYTES = RESERVE_BYTES_MAX
+"""Set aside on disk for the log and records: enough for hours, in which an operator can make room."""
 LEAVE_S = FORCED_EXIT_S - 1
 """Of that, for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the plugins
 (`agent.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has a limit
@@ -98,7 +99,7 @@ class Daemon:
             await agent.start()
             await http.start()
         except OSError as error:
-            _complain("cannot start", str(error), f"see who holds it, or change {self._config.source}")
+            _cannot_start(error, self._config)
             return 1
         except StateRefused as refused:
             return _refuse(refused)
@@ -229,6 +230,14 @@ def _refuse(refused: StateRefused) -> int:
     return refused.status
 
 
+def _cannot_start(error: OSError, config: Config) -> None:
+    if error.errno in FULL:
+        next_step = f"free some, then start it again: df -h {config.state_dir}; du -xh {config.state_dir} | sort -h"
+        _complain("cannot start: the disk of its state directory is full", str(error), next_step)
+    else:
+        _complain("cannot start", str(error), f"see who holds it, or change {config.source}")
+
+
 def _complain(what: str, why: str, next: str) -> None:
     print(f"agentd: {what}\n  why: {why}\n  next: {next}", file=sys.stderr)
 
@@ -271,7 +280,9 @@ def main() -> None:
         _complain(error.what, error.why, error.next)
         sys.exit(2)
     except OSError as error:
-        _complain(f"cannot use {error.filename}", error.strerror or str(error), "change state_dir or run_dir")
+        what = error.filename or config.state_dir
+        next_step = f"df -h {what}" if error.errno in FULL else "change state_dir or run_dir"
+        _complain(f"cannot use {what}", error.strerror or str(error), next_step)
         sys.exit(2)
     logs.configure(config.log.level)
 

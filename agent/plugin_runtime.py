@@ -58,6 +58,10 @@ class PluginsAgent(Protocol):
     def id(self) -> HostId: ...
     @property
     def boot(self) -> int: ...
+    @property
+    def no_room(self) -> str:
+        """What a full disk keeps this host from; empty: nothing."""
+
     async def next_boot(self) -> int:
         """A boot number above every one before, durable on return. OSError."""
 
@@ -276,7 +280,7 @@ class PluginRuntime:
         self.health[name] = PluginHealth("failed", why, self.restarts.get(name, 0), again_s)
         then = "restart the agent once that is corrected" if again_s is None else f"starts again in {again_s:g} s"
         agent.event_log.note(f"host/{agent.id}", f"plugin {name} failed", f"{why}; {then}")
-        self._publish()
+        self.publish_health()
         if not self._stopping:
             agent.env.spawn(f"agent: plugin {name} failed", self._after(life, again_s))
 
@@ -309,11 +313,12 @@ class PluginRuntime:
         await self._begin(PluginInstance(self._agent, life.plugin, self._agent.config.plugins[name], boot))
         if name in self._lives:
             self._agent.event_log.note(f"host/{self._agent.id}", f"plugin {name} is on again", self.health[name].why)
-            self._publish()
+            self.publish_health()
 
-    def _publish(self) -> None:
+    def publish_health(self) -> None:
+        """Gossip which plugins have failed, and what the disk of this host keeps it from."""
         failed = tuple(name for name, health in self.health.items() if health.state == "failed")
-        self._agent.spread("health", PluginsFailed(failed))
+        self._agent.spread("health", PluginsFailed(failed, self._agent.no_room))
 
     def metrics(self) -> Mapping[str, float]:
         return {

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import Any, TextIO
 
 import msgspec
 
@@ -28,6 +28,7 @@ from agent.ports.datagrams import UdpDatagrams
 from agent.ports.devices.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
 from agent.ports.inheritance import unblock_signals
+from agent.ports.last_room import LastingLog
 from agent.ports.pages import MemfdPages
 from agent.ports.probes import RealProbes
 from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
@@ -92,7 +93,7 @@ def program_named(name: str) -> Program:
 class JsonLog(LineLog):
     """`covey.ports.Logger` without structlog, whose import takes longer than everything else a supervisor does."""
 
-    def __init__(self, out: IO[str], level: str = "info", **bound: Any) -> None:
+    def __init__(self, out: TextIO, level: str = "info", **bound: Any) -> None:
         self._out, self._from, self._bound = out, LEVELS.index(level), bound
 
     def _line(self, level: str, event: str, fields: dict[str, Any]) -> None:
@@ -212,7 +213,7 @@ def main() -> None:
         sys.exit(2)
     unblock_signals()
     base = start.base
-    log = JsonLog(sys.stderr, base.log_level, host=base.host, program=base.program, instance=base.instance)
+    log = JsonLog(LastingLog(sys.stderr), base.log_level, host=base.host, program=base.program, instance=base.instance)
     compiled = use_compiled(base.program)
     try:
         program = program_named(base.program)

@@ -10,6 +10,11 @@ Each envelope names the sender's boot and the boot of the receiver it was meant 
 its table of duplicates, therefore it refuses envelopes for an earlier boot (`stale`) instead of handling one of them
 twice; the sender then reports "not acknowledged", which its plugin must handle anyway. An envelope for a plugin that is
 not on now is not acknowledged either: the sender repeats it, and the plugin may be on by then.
+
+Who has a name is decided by gossip alone (`holder`). Boots order the lives of one installation; a machine that was
+installed anew is another one, whose boots may be lower (its clock was ahead before). A `send` of an installation that
+gossip does not hold for this name is dropped: of one that had it before, or of one that gossip is about to hear of,
+which sends it again.
 """
 
 import asyncio
@@ -34,10 +39,11 @@ refused as `full`, and the sender repeats it."""
 
 
 class Duplicates:
-    """Which ids of one sender's boot were handled or are being handled. Bounded by what the sender settled."""
+    """Which ids of one life of a sender (installation and boot) were handled or are being handled. Bounded by what the
+    sender settled."""
 
-    def __init__(self, boot: int, most: int) -> None:
-        self.boot, self._most = boot, most
+    def __init__(self, who: int, boot: int, most: int) -> None:
+        self.who, self.boot, self._most = who, boot, most
         self.settled = 0
         self.handled: set[int] = set()
         self.handling: set[int] = set()
@@ -58,19 +64,24 @@ class Duplicates:
 
 
 class Messenger:
-    """One per agent. `hear(sender, plugin, body) -> bool` handles a send: False when it cannot now, Refused when it
-    failed; `answer(sender, plugin, body) -> bytes` handles a question, `raw(sender, plugin, body)` the rest."""
+    """One per agent. `who`: this host's identity in gossip; `boot_of` and `holder`: the boot and the identity of a host
+    as gossip knows it, 0 while it does not. `hear(sender, plugin, body) -> bool` handles a send: False when it cannot
+    now, Refused when it failed; `answer(sender, plugin, body) -> bytes` handles a question, `raw(sender, plugin, body)`
+    the rest."""
 
     def __init__(
         self,
         env: Env,
+        who: int,
         boot: int,
         boot_of: Callable[[HostId], int],
+        holder: Callable[[HostId], int],
         hear: Callable[[HostId, str, bytes], Awaitable[bool]],
         answer: Callable[[HostId, str, bytes], Awaitable[bytes]],
         raw: Callable[[HostId, str, bytes], None],
     ) -> None:
-        self._env, self._boot, self._boot_of = env, boot, boot_of
+        self._env, self._who, self._boot = env, who, boot
+        self._boot_of, self._holder = boot_of, holder
         self._hear, self._raw = hear, raw
         self.remembered_max = HANDLED_MAX
         self._next_id = 1
@@ -132,7 +143,10 @@ class Messenger:
                 to_boot = to_boot or self._boot_of(to)
                 if to_boot or kind == "ask":
                     self._post(
-                        to, Envelope(kind, envelope_id, self._boot, to_boot, self._settled(to), plugin, body, page)
+                        to,
+                        Envelope(
+                            kind, envelope_id, self._boot, to_boot, self._settled(to), plugin, body, page, who=self._who
+                        ),
                     )
                 pause_s = min(RETRY_S[min(tries, len(RETRY_S) - 1)], left_s)
                 tries += 1
@@ -178,8 +192,12 @@ class Messenger:
 
     def _handle_once(self, sender: HostId, envelope: Envelope) -> None:
         known = self._senders.get(sender)
-        if known is None or envelope.boot > known.boot:
-            known = self._senders[sender] = Duplicates(envelope.boot, self.remembered_max)
+        holder = self._holder(sender) or (known.who if known else envelope.who)
+        if envelope.who != holder:
+            self.counters["of_another_installation"] += 1
+            return
+        if known is None or known.who != holder or envelope.boot > known.boot:
+            known = self._senders[sender] = Duplicates(envelope.who, envelope.boot, self.remembered_max)
         if envelope.boot < known.boot:
             self.counters["old_boot"] += 1
             return

@@ -122,6 +122,8 @@ def _of_host(host: Mapping[str, Any], answers: bool) -> Iterator[Finding]:
         yield Finding(f"host {name}", "wrong", f"{what} ({why})", f"agentctl why host/{name}")
     for trouble in host.get("troubles") or ():
         yield Finding(f"host {name}", "wrong", trouble["what"], trouble["next"])
+    if no_room := host.get("no_room"):
+        yield Finding(f"host {name}", "wrong", no_room, f"agentctl why host/{name}")
     for plugin in () if answers else host.get("plugins_failed", ()):
         yield Finding(f"host {name}", "wrong", f"its plugin {plugin} has failed", f"agentctl why host/{name}")
 

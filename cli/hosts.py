@@ -143,6 +143,8 @@ def note(host: dict[str, Any]) -> str:
     if why := host.get("gpus_why"):
         out = host.get("gpus_out", 0)
         parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)
+    if no_room := host.get("no_room"):
+        parts.append(no_room)
     if host["state"] == "away":
         parts.append(f"back within {format_seconds(float(str(host.get('away_s', 0))))}")
     if isinstance(failed, list) and failed:

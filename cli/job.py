@@ -34,7 +34,7 @@ def run(context: Context) -> int:
         context.say_json(answer.whole)
         return code
     job["waits"] = waits(context, job)
-    context.say(pairs(facts(job, answer.as_of_wall_s), context.paint))
+    context.say(pairs(facts(job), context.paint))
     if job["ranks"]:
         context.say()
         rows = [
@@ -59,7 +59,7 @@ def waits(context: Context, job: dict[str, Any]) -> str:
     return silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})
 
 
-def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
+def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
     metrics = "  ".join(f"{name} {value:.6g}" for name, value in sorted(job["metrics"].items()))
     started, ended = job["started_wall_s"], job["ended_wall_s"]
     gpus = f"{job['gpus'] // max(1, job['workers'])} GPU each" if job["gpus"] else "without GPU"
@@ -72,7 +72,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("step", job["step"]),
         ("step takes", step_takes(job)),
         ("waits", job.get("waits")),
-        ("seen by", seen_by(job) or unseen(job, now_wall_s)),
+        ("seen by", seen_by(job) or unseen(job)),
         ("metrics", metrics),
         ("exit code", job["exit_code"]),
         ("tenant", f"{job['tenant']}, {class_of(job)}"),
@@ -83,7 +83,7 @@ def facts(job: dict[str, Any], now_wall_s: float) -> list[tuple[str, object]]:
         ("submitted", clock(job["submitted_wall_s"])),
         ("started", "" if started is None else clock(started)),
         ("ended", "" if ended is None else clock(ended)),
-        ("time", how_long(job, now_wall_s)),
+        ("time", how_long(job)),
         ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
         ("coordinator", job["coordinator"]),
         ("sums at", job["aggregator"]),
@@ -135,16 +135,15 @@ def seen_by(job: dict[str, Any]) -> str:
     return "; ".join(f"{ranks_of(ranks)}: {what}" for what, ranks in by_what.items())
 
 
-def unseen(job: dict[str, Any], now_wall_s: float) -> str:
+def unseen(job: dict[str, Any]) -> str:
     """Why nothing sees the steps of a Python script that has run for a while; empty when something does."""
     interpreter, *words = job["argv"]
-    running_s = now_wall_s - (job["started_wall_s"] or now_wall_s)
     if job["state"] != "running" or job["step"] is not None or not Path(interpreter).name.startswith("python"):
         return ""
     options = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words)
     if hiding := [word for word in options if word[1:2] not in "-WX" and set(word) & set("IES")]:
         return f"nothing: Python reads no PYTHONPATH with {hiding[0]}; next: covey.join() in the script, or without it"
-    return "nothing so far: it has imported neither PyTorch nor JAX (or --no-attach)" if running_s > UNSEEN_S else ""
+    return "nothing so far: it has imported neither PyTorch nor JAX (or --no-attach)" if job["for_s"] > UNSEEN_S else ""
 
 
 def with_whom(job: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from cli.context import Context
-from cli.table import plural, since, table
+from cli.table import plural, table
 from covey.units import format_seconds, format_size
 
 TITLES = (
@@ -44,7 +44,7 @@ def run(context: Context) -> int:
             job["gpus"],
             job["step"],
             *timed(job),
-            how_long(job, answer.as_of_wall_s),
+            how_long(job),
             " ".join(place["host"] for place in job["places"]),
             job["reason"],
         )
@@ -86,9 +86,6 @@ def class_of(job: dict[str, Any]) -> str:
     return asked if asked == now else f"{now} (was {asked})"
 
 
-def how_long(job: dict[str, Any], now_wall_s: float) -> str:
+def how_long(job: dict[str, Any]) -> str:
     """Time waited, time running, or time it took."""
-    start, end = job["started_wall_s"], job["ended_wall_s"]
-    if end is not None:
-        return format_seconds(max(0.0, end - (job["submitted_wall_s"] if start is None else start)))
-    return since(job["submitted_wall_s"] if start is None else start, now_wall_s)
+    return format_seconds(job["for_s"])

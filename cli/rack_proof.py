@@ -105,7 +105,7 @@ def run(rack: Sequence[RackHost], timer: Any) -> int:
             timer.say("one host alone has no lender of memory: that part is left out")
         view = watch.until_ended(time.monotonic() + JOB_S)
         progress.clear()
-        timer.say(f"{job} {view['state']} after {how_long(view, view['ended_wall_s'])}: {view['reason']}")
+        timer.say(f"{job} {view['state']} after {how_long(view)}: {view['reason']}")
         text, outcome.sequential_s = finish()
     judge_job(agent, view, text, outcome)
     if not outcome.failures:

@@ -28,7 +28,7 @@ def summary(
     rows.append(("leader", f"{leader['leader']} (term {leader['term']}){held}" if leader["leader"] else "none now"))
     answer = agent.get("jobs", all=1)
     for view in [view for view in answer.data if job in (None, view["id"])][-3:]:
-        rows += job_rows(view, answer.as_of_wall_s)
+        rows += job_rows(view)
     rows += [tensor_row(row) for row in ([tensors] if tensors else agent.get("tensors").data)]
     rows += memory_rows(agent)
     width = max(len(name) for name, _ in rows)
@@ -36,9 +36,9 @@ def summary(
         say(f"{paint(name.ljust(width), DIM)}  {value}")
 
 
-def job_rows(view: Mapping[str, Any], now_wall_s: float) -> list[tuple[str, str]]:
+def job_rows(view: Mapping[str, Any]) -> list[tuple[str, str]]:
     places = ", ".join(f"{place['host']} (ranks {' '.join(map(str, place['ranks']))})" for place in view["places"])
-    facts = [f"{view['id']} {view['name']}: {view['state']}", how_long(dict(view), now_wall_s)]
+    facts = [f"{view['id']} {view['name']}: {view['state']}", how_long(dict(view))]
     if view["step"] is not None:
         facts.append(f"step {view['step']}")
     facts += [f"{name} {value:.4g}" for name, value in sorted(view["metrics"].items())]

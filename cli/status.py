@@ -1,11 +1,12 @@
-"""The answering agent: since when it runs, whether its plugins work, and whether it knows a leader."""
+"""The answering agent: how long it has run, whether its plugins work, and whether it knows a leader."""
 
 import argparse
 from collections.abc import Mapping
 from typing import Any
 
 from cli.context import Context
-from cli.table import pairs, since, table
+from cli.table import pairs, table
+from covey.units import format_seconds
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,12 +22,12 @@ def run(context: Context) -> int:
     if context.json:
         context.say_json(answer.whole)
         return int(failed)
-    started = answer.data.get("started_wall_s")
+    up_s = answer.data.get("up_s")
     rows = [
         ("agent", answer.host),
         ("answers at", context.agent.address),
         ("found by", context.agent.found_by),
-        ("up", "" if started is None else since(started, answer.as_of_wall_s)),
+        ("up", "" if up_s is None else format_seconds(up_s)),
         ("boot", answer.data.get("boot")),
         ("leader", answer.data.get("leader") or "none now"),
         ("hosts alive", answer.data.get("hosts_alive")),

@@ -98,11 +98,6 @@ def ago(seconds: float | None) -> str:
     return "now" if seconds < 0.05 else f"{format_seconds(seconds)} ago"
 
 
-def since(wall_s: float | None, now_wall_s: float) -> str:
-    """How long ago a wall clock time was; clocks of two hosts may differ, so never negative."""
-    return "-" if wall_s is None else format_seconds(max(0.0, now_wall_s - wall_s))
-
-
 def clock(wall_s: float) -> str:
     """Local time of day to the millisecond; with the date when it was not today."""
     moment = time.localtime(wall_s)

@@ -298,6 +298,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     `Processes.resume` finds it again. Empty: it cannot be resumed."""
     output_bytes_max: int = 0
     """Of a process with `run`: its output keeps its first quarter, then the newest of the rest. 0: no limit."""
+    output_keep_free: int = 0
+    """Of a process with `run`: bytes of the disk that its output leaves free, whatever it may hold."""
     cores: tuple[int, ...] = ()
     """Of a process with `run`: it and what it starts run on these alone; empty: on any."""
     held_back: bool = False

@@ -185,6 +185,11 @@ class GossipService:
         """One host, or None when it is not known."""
         return self._gossip.peer(host, self._env.clock.now_s())
 
+    def holder(self, host: HostId) -> int:
+        """The identity of the installation that has this name; 0 while none is known. The one place that decides it."""
+        member = self._gossip.membership.members.get(host)
+        return 0 if member is None else member.identity
+
     def said(self, key: str) -> Sequence[tuple[HostId, HostState, bytes | None]]:
         """Every other host, its state, and the value it published under this key in its present boot, by name."""
         return self._gossip.said(key, self._env.clock.now_s())

@@ -53,6 +53,8 @@ class HostRow(msgspec.Struct, frozen=True):
     aggregator_jobs: int | None = None
     suspected_by: HostId | None = None
     plugins_failed: tuple[str, ...] = ()
+    no_room: str = ""
+    """What its full disk keeps it from; empty: nothing."""
     away_s: float = 0.0
     """Of one that is away: seconds within which it announced to be back."""
     late: tuple[LateHost, ...] = ()
@@ -172,6 +174,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_wall_s: float
     started_wall_s: float | None = None
     ended_wall_s: float | None = None
+    for_s: float = 0.0
+    """How long it has waited, or has run since its first start, or took: by clocks that do not step, so it need not be
+    the difference of the times above. It leaves out what passed while no agent of the rack ran."""
     queue: int = 0
     """2DAS queue, 0 is the highest."""
     attained_gpu_s: float = 0.0

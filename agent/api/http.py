@@ -301,8 +301,9 @@ class HttpApi:
             response = await handler(request)
         except Refused as refusal:
             response = _error(refusal.code, refusal.what, refusal.why, refusal.next)
-        except NoLeader:
-            response = _error(75, "nothing was changed", "no leader is known now", "try again in a few seconds")
+        except NoLeader as none:
+            why = str(none) or "no leader is known now"
+            response = _error(75, "nothing was changed", why, "try again in a few seconds (agentctl status)")
         except OutcomeUnknown:
             response = _error(75, "the outcome is not known", "the leader was lost half way", "look: agentctl jobs -a")
         except web.HTTPException as refusal:

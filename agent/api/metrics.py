@@ -150,6 +150,7 @@ COUNTED: Mapping[str, Mapping[str, str]] = {
         "votes_of_another_log": "Votes not counted because the voter's log is not the one that votes.",
         "votes_of_strangers": "Votes of hosts that do not vote.",
         "votes_refused_leader_alive": "Votes refused because a leader is alive.",
+        "waits_for_room": "Times the log began to wait since its disk was full.",
         "writes": "Writes of the log, each with a sync.",
     },
     "rpc": {
@@ -163,6 +164,7 @@ COUNTED: Mapping[str, Mapping[str, str]] = {
         "malformed": "Envelopes that could not be understood.",
         "malformed_bodies": "Messages whose body their plugin does not know.",
         "not_gossiped": "Times that the state of the log here did not fit into what a host gossips.",
+        "of_another_installation": "Messages of a machine that has not the name it gives, by gossip.",
         "old_boot": "Messages of an earlier start of their sender.",
         "pages_not_kept": "Pages of answers asked for after they were forgotten.",
         "questions_refused": "Questions refused because one host asked too many at once.",

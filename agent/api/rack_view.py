@@ -50,9 +50,11 @@ class ViewAnswer(Message, frozen=True, tag="Answer"):
 
 
 class PluginsFailed(msgspec.Struct, frozen=True):
-    """Published under `health`: plugins of this host that are stopped because they failed."""
+    """Published under `health`: plugins of this host that are stopped because they failed, and what its disk lacks."""
 
     plugins: tuple[str, ...]
+    no_room: str = ""
+    """What this host's full disk keeps it from; empty: nothing."""
 
 
 class GpuHolders(msgspec.Struct):
@@ -167,6 +169,7 @@ class RackView:
             drained_jobs=leaves.jobs if leaves else 0,
             plugins_failed=failed.plugins if isinstance(failed, PluginsFailed) else (),
             troubles=tuple(self._agent.troubles.get(view.host, ())),
+            no_room=failed.no_room if isinstance(failed, PluginsFailed) else "",
         )
 
     async def _leader(self, _arguments: Mapping[str, Any]) -> LeaderView:

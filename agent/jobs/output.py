@@ -117,9 +117,10 @@ class KeptOutput(msgspec.Struct, frozen=True):
     """By the wall clock; None: it runs, or its end is not in the log yet."""
 
 
-def rank_bytes_max(settings: JobsSettings, promised_bytes: int, ranks: int) -> int:
-    """What each of `ranks` ranks that start now may keep, when others that run here were promised so much."""
-    left = parse_size(settings.output_host_max) - promised_bytes
+def rank_bytes_max(settings: JobsSettings, promised_bytes: int, ranks: int, room_bytes: int) -> int:
+    """What each of `ranks` ranks that start now may keep, when others that run here were promised so much, and so much
+    of the disk may be printed full: half of that for these, so that ranks that start later keep something too."""
+    left = min(parse_size(settings.output_host_max) - promised_bytes, room_bytes // 2)
     return max(RANK_BYTES_MIN, min(parse_size(settings.output_rank_max), left // max(1, ranks)))
 
 

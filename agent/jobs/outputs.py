@@ -13,6 +13,15 @@ from covey.units import format_size, parse_size
 
 LOOK_S = 5.0
 """Between two looks at the free room."""
+KEEP_SHARE = 2
+"""Ranks that run may print until one over this of `disk_free_min` is free: only then their oldest output goes."""
+PLENTY_BYTES = 1 << 62
+"""Free where nobody has looked, or can."""
+MESSAGES_S = 600.0
+"""A fence stays at least so long after this agent saw it first, whatever the wall clock was set to meanwhile: far
+longer than any message about a job is repeated."""
+FULL_LOOK_S = 0.5
+"""The same while this host refuses ranks for want of room."""
 SWEEP_EVERY = 12
 """Looks between two sweeps of ended jobs' output."""
 
@@ -20,6 +29,9 @@ SWEEP_EVERY = 12
 @runtime_checkable
 class Roomy(Protocol):
     """A disk that knows how much fits on it."""
+
+    kept_free_bytes: int
+    """Of its last room, what bulk and ranks' output leave to the log and to records."""
 
     async def free_bytes(self) -> int: ...
 
@@ -38,11 +50,18 @@ class Outputs:
     def __init__(self, env: Env, settings: JobsSettings, live: Callable[[], Collection[JobId]]) -> None:
         self._env, self._settings, self._live = env, settings, live
         self._free_min = parse_size(settings.disk_free_min)
+        kept = env.disk.kept_free_bytes if isinstance(env.disk, Roomy) else 0
+        self.keep_free = max(self._free_min // KEEP_SHARE, kept)
+        """What ranks that run print leaves so many bytes of the disk free."""
+        self._fenced_s: dict[JobId, float] = {}
+        """When each fence was first seen here, on this agent's clock."""
+        self._free = PLENTY_BYTES
+        """Free bytes when last looked."""
         self.refusal = ""
         """Why this host takes no submissions and no ranks now."""
 
     def rank_bytes_max(self, promised_bytes: int, ranks: int) -> int:
-        return rank_bytes_max(self._settings, promised_bytes, ranks)
+        return rank_bytes_max(self._settings, promised_bytes, ranks, self._free - self.keep_free)
 
     async def run(self, fences: Callable[[], Mapping[JobId, Fence]], unfence: Callable[[JobId], None]) -> None:
         looks = 0
@@ -54,17 +73,17 @@ class Outputs:
                 except OSError as error:
                     self._env.log.error("output of ended jobs cannot be removed", why=str(error))
             looks += 1
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(FULL_LOOK_S if self.refusal else LOOK_S)
 
     async def look(self) -> None:
         """Whether there is room for more."""
         disk = self._env.disk
         try:
-            free = await disk.free_bytes() if isinstance(disk, Roomy) else self._free_min
+            free = await disk.free_bytes() if isinstance(disk, Roomy) else PLENTY_BYTES
         except OSError as error:
             self._env.log.error("the free room cannot be read", why=str(error))
             return
-        before, self.refusal = self.refusal, ""
+        self._free, before, self.refusal = free, self.refusal, ""
         if free < self._free_min:
             # Without the number of free bytes, which changes with every look: the text goes to other hosts.
             self.refusal = f"less than {format_size(self._free_min)} is free in {disk.path('jobs')} of {self._env.host}"
@@ -74,13 +93,16 @@ class Outputs:
     async def sweep(self, fences: Mapping[JobId, Fence], unfence: Callable[[JobId], None]) -> None:
         """Remove output of ended jobs that is too old, too much or of too many, and in the end their fences too."""
         live, found, wall_s = set(self._live()), await output_of(self._env.disk), self._env.clock.wall_s()
+        now_s = self._env.clock.now_s()
+        self._fenced_s = {job: seen_s for job, seen_s in self._fenced_s.items() if job in fences}
         kept = [KeptOutput(job, sum(files.values()), self._ended_s(job, live, fences)) for job, files in found.items()]
         for job in to_remove(self._settings, kept, wall_s):
             for name in found.pop(job):
                 await self._env.disk.delete(name)
             self._env.log.info("output of an ended job removed", job=job)
         for job, fence in sorted(fences.items()):
-            if job not in live and job not in found and wall_s - fence.wall_s > FENCE_S:
+            seen_for_s = now_s - self._fenced_s.setdefault(job, now_s)
+            if job not in live and job not in found and wall_s - fence.wall_s > FENCE_S and seen_for_s > MESSAGES_S:
                 await self._env.disk.delete(forgotten_of(job))
                 unfence(job)
                 if isinstance(self._env.disk, Foldered):

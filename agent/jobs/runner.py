@@ -52,10 +52,10 @@ class SupervisedRunner:
         hide_gpus: bool = True,
     ) -> None:
         self._env = env
-        self._launching = Launching(env, socket_path, hide_gpus)
         self._epochs: dict[Key, Epoch] = {}
         self._forgotten: dict[JobId, records.Fence] = {}
         self._outputs = Outputs(env, settings or JobsSettings(), lambda: {job for job, _ in self._epochs})
+        self._launching = Launching(env, socket_path, hide_gpus, self._outputs.keep_free)
         self._ports = HeldPorts(env, advertise)
         self._spares = KeptSpares(env, self._launching, tell)
         self._tell = tell

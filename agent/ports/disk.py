@@ -6,6 +6,7 @@
 
 All work happens in one thread, in the order it was asked for: the event loop never waits for a disk, and two operations
 never overtake one another. A name is checked before it becomes a path; links are not followed out of the directory.
+Who may use the last room of the disk: `agent/ports/last_room.py`.
 """
 
 import asyncio
@@ -19,6 +20,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from agent.ports.last_room import BULK, FULL, RESERVED, DiskReserve, free_in, kept_free
+from covey.units import format_size
+
 R = TypeVar("R")
 DIRECT_BYTES = 4096
 """What is written past the page cache begins and ends at multiples of this: no disk has longer sectors."""
@@ -26,9 +30,6 @@ PARTS_MAX = 64
 """Parts of one `pwritev`."""
 NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
 """Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
-RESERVE, RESERVED = "reserve", "consensus/"
-"""The file that holds disk space in reserve, and the folder whose files may use it: without its log a host leaves the
-rack, and with a full disk it could not come back."""
 _PUNCH = 3
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 _libc = ctypes.CDLL(None)
@@ -41,11 +42,14 @@ class DirectoryDisk:
     """`covey.ports.Disk` rooted at `directory`, which is made with mode 0700."""
 
     def __init__(self, directory: str, reserve_bytes: int = 0) -> None:
-        """`reserve_bytes`: set aside now, and given up when files in `RESERVED` find the disk full."""
+        """`reserve_bytes`: set aside now, as far as the disk is large enough, and given up when files in `RESERVED`
+        find it full."""
         os.makedirs(directory, mode=0o700, exist_ok=True)
         self._root = os.path.realpath(directory)
-        self._reserve_bytes = reserve_bytes
-        self._set_aside()
+        self.kept_free_bytes = kept_free(self._root)
+        """What bulk leaves free here."""
+        self._reserve = DiskReserve(self._root, reserve_bytes)
+        self._reserve.set_aside()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
         self._open: OrderedDict[str, int] = OrderedDict()
 
@@ -63,22 +67,24 @@ class DirectoryDisk:
 
     async def replace(self, name: str, data: bytes) -> None:
         path = self.path(name)
-        await self._do(self._roomier, path, lambda: self._replace(path, data))
+        await self._do(self._in_room, name, len(data), lambda: self._replace(path, data))
 
     async def append(self, name: str, data: bytes) -> None:
         path = self.path(name)
-        await self._do(self._roomier, path, lambda: self._append(path, data))
+        await self._do(self._in_room, name, len(data), lambda: self._append(path, data))
 
     async def truncate(self, name: str, size: int) -> None:
         await self._do(self._truncate, self.path(name), size)
 
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
-        await self._do(self._write_at, self.path(name), offset, data)
+        path, end = self.path(name), offset + len(data)
+        await self._do(self._in_room, name, len(data), lambda: self._write_at(path, offset, data), end)
 
     async def write_parts_at(self, name: str, offset: int, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         """`write_at` of parts that follow one another, past the page cache where all is aligned for it and the file
         system permits: then it costs neither copying nor memory. OSError: any of it may be written."""
-        await self._do(self._write_parts_at, self.path(name), offset, parts)
+        path, size = self.path(name), sum([len(part) for part in parts])
+        await self._do(self._in_room, name, size, lambda: self._write_parts_at(path, offset, parts), offset + size)
 
     async def read_at(self, name: str, offset: int, size: int) -> bytes:
         return await self._do(self._read_at, self.path(name), offset, size)
@@ -131,37 +137,33 @@ class DirectoryDisk:
     # ---- in the thread ----
 
     def _free(self) -> int:
-        """Free bytes. Called often: a reserve that had to be given up is set aside again when there is room."""
-        self._set_aside()
-        found = os.statvfs(self._root)
-        return found.f_bavail * found.f_frsize
+        """Free bytes. Called often: what was given up of the reserve is set aside again when there is room."""
+        self._reserve.set_aside()
+        return free_in(self._root)
 
-    def _set_aside(self) -> None:
-        found = os.statvfs(self._root)
-        path = os.path.join(self._root, RESERVE)
-        if not self._reserve_bytes or found.f_bavail * found.f_frsize < 4 * self._reserve_bytes or os.path.exists(path):
-            return
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(file, 0, self._reserve_bytes)
-        except OSError:  # not on this file system, or the room is gone: as if there had been none
-            os.unlink(path)
-        finally:
-            os.close(file)
-
-    def _roomier(self, path: str, work: Callable[[], None]) -> None:
-        """Do `work`; on a full disk, for the log's files, once more after the reserve was given up."""
-        try:
-            work()
-        except OSError as error:
-            reserved = path.startswith(os.path.join(self._root, RESERVED))
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not reserved:
-                raise
+    def _in_room(self, name: str, size: int, work: Callable[[], None], end: int = 0) -> None:
+        """Do `work`, which writes `size` bytes, as far as the last room of the disk is for this file. `end`: where it
+        ends, if it writes into a file that may be that long already."""
+        if name.startswith(BULK):
+            self._leave_room(name, size, end)
+        while True:
             try:
-                os.unlink(os.path.join(self._root, RESERVE))
-            except FileNotFoundError:
-                raise error from None
-            work()
+                work()
+            except OSError as error:
+                if error.errno in FULL and name.startswith(RESERVED) and self._reserve.give_up(size):
+                    continue
+                raise
+            return
+
+    def _leave_room(self, name: str, size: int, end: int) -> None:
+        """OSError when less would stay free than bulk leaves to others. What grows no file is written all the same."""
+        path = os.path.join(self._root, name)
+        with contextlib.suppress(OSError):
+            if end and os.stat(path).st_size >= end:
+                return
+        if free_in(self._root) - size < self.kept_free_bytes:
+            why = f"less than {format_size(self.kept_free_bytes)} is free, which the log of this host may need"
+            raise OSError(errno.ENOSPC, why, path)
 
     def _file(self, path: str, make: bool = True) -> int:
         """An open descriptor; a file that is new has its directory entry made durable first."""

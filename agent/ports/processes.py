@@ -42,6 +42,8 @@ SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
 """Of its rank's variables a shim gets those by which it is found, and what an interpreter may need to start."""
 RACK_MARK = "COVEY_RACK"
 """By which covey-rack finds what it started and whatever that started: a shim has it from us, not from its rank."""
+LOG_BYTES_MAX = 8 << 20
+"""A program that starts begins another log when its last one is longer: one of before is kept, as NAME.log.old."""
 LOADED_FD = "COVEY_LOADED_FD"
 """File descriptor of a pipe through which a program tells that its code is loaded."""
 
@@ -238,7 +240,7 @@ class RealProcesses:
             os.unlink(words_path(base.run_dir, name))
         start = ProgramStart(base, msgspec.Raw(msgspec.msgpack.encode(config)))
         try:
-            output = _open_output(os.path.join(base.state_dir, "logs", f"{name}.log"))
+            output = _open_log(os.path.join(base.state_dir, "logs", f"{name}.log"))
         except OSError:
             output = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)  # a program starts although the disk takes no log
         handed = os.memfd_create(f"covey-{program}", os.MFD_CLOEXEC)
@@ -413,6 +415,14 @@ class RealProcesses:
 
 def _pid(process: ProcessId) -> int:
     return process.pid
+
+
+def _open_log(path: str) -> int:
+    """A program's log. One that has grown long begins anew beside the one before it."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size > LOG_BYTES_MAX:
+            os.replace(path, f"{path}.old")
+    return _open_output(path)
 
 
 def _open_output(path: str) -> int:

@@ -18,6 +18,9 @@ the versions), then a ring of twelve parts with the newest of the rest:
 
 So offsets never change their meaning, and what was dropped is the gap between head and first part.
 
+What is printed leaves the last room of the disk to others (`agent/ports/last_room.py`): the oldest part goes, or where
+there is none what is new is lost, and a line says so.
+
 A *spare* (`config["control"]`, a socket of whoever keeps it) is a process that waits before it does anything of its
 script (`covey.attach.warm`). It has no record and no output until it is taken for a rank: what it is then comes over
 that socket, and from there on it is a rank like any other. Its shim ends it once nobody holds the other end.
@@ -68,6 +71,8 @@ HEAD_SHARE, PARTS, PART_SHARE = 4, 12, 16
 PART_DIGITS = 15
 LINE_BYTES = 200
 """Room for the line at the end of the head."""
+FIRST_BYTES = 1 << 20
+"""How a rank began is of use to everybody: so much of its output need only leave half as much free."""
 WRITE_TRIES, RETRY_MS = 30, 1000
 """How often, and how far apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
@@ -89,15 +94,13 @@ def sealed(text: str) -> bytes:
 class Output:
     """The head and the ring. Nothing here raises: what cannot be written is dropped, and a line says how much."""
 
-    def __init__(self, path: str, limit_bytes: int) -> None:
-        self.path, self.part_bytes = path, limit_bytes // PART_SHARE
+    def __init__(self, path: str, limit_bytes: int, keep_free: int = 0) -> None:
+        self.path, self.part_bytes, self.keep_free = path, limit_bytes // PART_SHARE, keep_free
         self.head_bytes = limit_bytes // HEAD_SHARE - LINE_BYTES
-        self.dropped = 0
-        self.why = ""
+        self.dropped, self.why = 0, ""
         self.file = -1
         self.parts = self._parts()
-        self.start = self.parts[-1] if self.parts else 0
-        self.end = self.start
+        self.start = self.end = self.parts[-1] if self.parts else 0
         self._open()
 
     def _name(self, start: int) -> str:
@@ -117,13 +120,34 @@ class Output:
         self.end = self.start + os.fstat(self.file).st_size
 
     def take(self, data: bytes) -> None:
-        if self.dropped:
-            note = f"\n[covey: {self.dropped} bytes of output were lost here: {self.why}]\n".encode()
-            if self._put(note):
-                self.dropped += len(data)
-                return
+        short = self._is_short(len(data))
+        if self.dropped and not (short or self._put(self._lost())):
             self.dropped = 0
-        self.dropped += self._put(data)
+        if short and not self.dropped:
+            self._put(f"\n[covey: output is lost from here on: {self.why}]\n".encode())
+        self.dropped += len(data) if short or self.dropped else self._put(data)
+
+    def close(self) -> None:
+        """The rank and all that it left behind are over: what was lost at the end is said too."""
+        if self.dropped:
+            self._put(self._lost())
+
+    def _lost(self) -> bytes:
+        return f"\n[covey: {self.dropped} bytes of output were lost here: {self.why}]\n".encode()
+
+    def _is_short(self, size: int) -> bool:
+        """Whether so much more would leave too little free; one old part goes then, if there is one."""
+        least = self.keep_free if self.end + size > FIRST_BYTES else self.keep_free // 2
+        try:
+            if not least or free_at(self.file) - size >= least:
+                return False
+            self.why = f"less than {least >> 20} MiB would be free on this host"
+            if len(self.parts) > 1:
+                os.unlink(self._name(self.parts.pop(0)))
+            return free_at(self.file) - size < least
+        except OSError as error:
+            self.why = error.strerror or str(error)
+            return True
 
     def _put(self, data: bytes) -> int:
         """How many bytes of it could not be written."""
@@ -154,6 +178,11 @@ class Output:
         self.start = self.end
         self._open()
         self.parts.append(self.start)
+
+
+def free_at(file: int) -> int:
+    """Bytes that any user may still write on the file system of an open file."""
+    return (found := os.fstatvfs(file)).f_bavail * found.f_frsize
 
 
 def started(pid: int) -> int:
@@ -331,6 +360,7 @@ def keep(rank: int, pipe: int, output: Output, ended: ExitFile) -> int:
             tries = 0 if tries >= WRITE_TRIES or ended.write(code) else tries + 1
     while pump(pipe, output) > 0:
         continue
+    output.close()
     return 255 if code is None else code
 
 
@@ -404,7 +434,8 @@ def keep_spare(config: dict[str, Any]) -> int:
         end_spare(spare)
     try:
         os.makedirs(os.path.dirname(taken["output"]), mode=0o700, exist_ok=True)
-        output, ended = Output(taken["output"], taken["limit_bytes"]), ExitFile(f"{taken['run']}.exit")
+        output = Output(taken["output"], taken["limit_bytes"], taken["keep_free"])
+        ended = ExitFile(f"{taken['run']}.exit")
         for task in os.listdir(f"/proc/{spare}/task") if taken["cores"] else ():
             os.sched_setaffinity(int(task), taken["cores"])
         score(spare, ORDINARY)
@@ -465,7 +496,7 @@ def keep_rank(config: dict[str, Any]) -> int:
     rank, wrong = 0, ""
     try:
         os.makedirs(os.path.dirname(config["output"]), mode=0o700, exist_ok=True)
-        output = Output(config["output"], config["limit_bytes"])
+        output = Output(config["output"], config["limit_bytes"], config["keep_free"])
         ended = ExitFile(f"{config['run']}.exit")
         pipe, pipe_in = output_pipe()
         rank, wrong = begin(config, pipe_in)

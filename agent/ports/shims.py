@@ -173,6 +173,7 @@ def _config(command: Command) -> dict[str, object]:
         "env": for_processes(command.env),
         "output": command.output,
         "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
+        "keep_free": command.output_keep_free,
         "run": command.run,
         "cores": command.cores,
         "held_back": command.held_back,

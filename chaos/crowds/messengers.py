@@ -1,9 +1,10 @@
 """Messages between agents that are nothing but a messenger (`agent.rpc`), by seed: connections break, agents die and
-start again, plugins are off for a while, one host is dead and messages for it wait. Receivers remember few of them.
+start again, hosts are installed anew under boots that may be lower, plugins are off for a while, one host is dead and
+messages for it wait. Receivers remember few of them.
 
-What must hold: no boot of an agent handles a message twice, or one that was meant for another; an acknowledged message
-was handled. And once nothing fails any more, every message arrives in time, also while others wait for a plugin that is
-off, or for the dead host.
+What must hold: no life of an agent handles a message twice, or one that was meant for another, or one of an
+installation that lost its name; an acknowledged message was handled. And once nothing fails any more, every message
+arrives in time, also while others wait for a plugin that is off, or for the dead host.
 """
 
 import asyncio
@@ -36,10 +37,14 @@ class Post:
         self.world = world
         self.rng = world.chance
         self.faults = 0
-        self.boots: Counter[HostId] = Counter({DEAD: 1})
+        self.boots: Counter[HostId] = Counter(dict.fromkeys((*LIVE, DEAD), 1000))
+        self.installed: Counter[HostId] = Counter(dict.fromkeys((*LIVE, DEAD), 1))
+        """How often each host was installed: who it is."""
+        self.holds: dict[HostId, int] = {}
+        """The same as gossip knows it, which is later."""
         self.known: dict[HostId, tuple[str, bytes]] = {}
-        self.handled: dict[tuple[HostId, int], list[bytes]] = {}
-        """Host and boot -> bodies of messages."""
+        self.handled: dict[tuple[HostId, int, int], list[bytes]] = {}
+        """Host, installation and boot -> bodies of messages."""
         self.left: Counter[HostId] = Counter(dict.fromkeys(LIVE, MANY * 1000))
         """Messages that each host still sends."""
         self.written = self.arrived = 0
@@ -58,12 +63,14 @@ class Post:
     async def _agent(self, env: Env) -> int:
         me = env.host
         self.boots[me] += 1
-        boot = self.boots[me]
-        handled = self.handled.setdefault((me, boot), [])
+        boot, who = self.boots[me], self.installed[me]
+        handled = self.handled.setdefault((me, who, boot), [])
+        self.world.at(self.world.now + self.rng.uniform(0.0, 1.0), lambda: self._gossiped(me, who))
 
         async def hear(sender: HostId, plugin: str, body: bytes) -> bool:
             if plugin == "late" and self.world.now < self.off_until_s:
                 return False
+            assert int(body.split()[2]) >= self.holds.get(sender, 0), f"{me} hears {body!r} of a former {sender}"
             await asyncio.sleep(env.rng.choice((0.0, 0.01, 0.3)))
             to = body.split()[1].decode()
             assert (to, body.split()[0].decode()) == (me, sender), (
@@ -73,14 +80,26 @@ class Post:
             handled.append(body)
             return True
 
-        messenger = Messenger(env, boot, lambda to: self.boots[to], hear, _nothing, lambda *_: None)
+        messenger = Messenger(
+            env,
+            who,
+            boot,
+            lambda to: self.boots[to],
+            lambda host: self.holds.get(host, 0),
+            hear,
+            _nothing,
+            lambda *_: None,
+        )
         messenger.remembered_max = self.remembered
         await env.links.open("0.0.0.0:7947", messenger.received)
         self.known[me] = (env.links.address.replace("0.0.0.0", self.world.hosts[me].ip), env.links.public_key)
-        await self._write(env, messenger, boot)
+        await self._write(env, messenger, f"{who} {boot}")
         return 0
 
-    async def _write(self, env: Env, messenger: Messenger, boot: int) -> None:
+    def _gossiped(self, host: HostId, who: int) -> None:
+        self.holds[host] = max(who, self.holds.get(host, 0))
+
+    async def _write(self, env: Env, messenger: Messenger, life: str) -> None:
         """One of many messages is for the dead host, one for the plugin that may be off; at the end the first two."""
         to_others = [host for host in LIVE if host != env.host]
         for number in itertools.count():
@@ -93,7 +112,7 @@ class Post:
             kind = self.left[env.host] % MANY
             self.left[env.host] -= 1
             to = DEAD if kind == 0 else to_others[0]
-            body = f"{env.host} {to} {boot} {number}".encode()
+            body = f"{env.host} {to} {life} {number}".encode()
             env.spawn("message", self._send(messenger, "late" if kind == MANY - 1 else "memory", to, body))
 
     async def _send(self, messenger: Messenger, plugin: str, to: HostId, body: bytes) -> None:
@@ -110,9 +129,12 @@ class Post:
     def fault(self) -> None:
         self.faults += 1
         host = self.world.hosts[self.rng.choice(LIVE)]
-        kind = self.rng.choice(("kill", "break", "cut", "plugin off"))
-        if kind == "kill" and host.agent is not None:
+        kind = self.rng.choice(("kill", "install", "break", "cut", "plugin off"))
+        if kind in ("kill", "install") and host.agent is not None:
             host.agent.signal(signal.SIGKILL)
+            if kind == "install":
+                self.installed[HostId(host.name)] += 1
+                self.boots[HostId(host.name)] += self.rng.choice((-500, 0, 500))
             self.world.at(self.world.now + self.rng.uniform(0.0, 2.0), host.revive)
         elif kind == "break":
             self.broken()

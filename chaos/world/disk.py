@@ -308,6 +308,9 @@ class SimDisk:
 class ProcessDisk:
     """The `Disk` port of one process: its operations happen one after the other, in the order they were asked for."""
 
+    kept_free_bytes = 0
+    """A full disk of this world has nothing left for anybody, as after others took also what was kept free."""
+
     def __init__(self, process: "SimProcess", disk: SimDisk) -> None:
         self._process, self._disk = process, disk
         self._busy_until = 0.0

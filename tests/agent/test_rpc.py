@@ -40,6 +40,9 @@ class Wire:
         self.answers: dict[str, bytes] = {}
         """Plugin -> what it answers; `wrong` raises, `never` never returns, others repeat the question."""
         self.boots = {GPU1: 1, GPU2: 1}
+        self.who = {GPU1: 101, GPU2: 102}
+        self.holds: dict[HostId, int] = {}
+        """Who has a name by gossip, where that is somebody else."""
         self.heard: list[bytes] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.log: list[tuple[HostId, bytes]] = []
@@ -96,7 +99,16 @@ class Wire:
         def raw(_sender: HostId, _plugin: str, body: bytes) -> None:
             self.heard.append(b"raw " + body)
 
-        self.messengers[host] = Messenger(Env(), self.boots[host], lambda to: self.boots[to], hear, answer, raw)  # type: ignore[arg-type]
+        self.messengers[host] = Messenger(
+            Env(),  # type: ignore[arg-type]
+            self.who[host],
+            self.boots[host],
+            lambda to: self.boots[to],
+            lambda sender: self.holds.get(sender, self.who[sender]),
+            hear,
+            answer,
+            raw,
+        )
 
 
 @pytest.fixture
@@ -144,10 +156,54 @@ async def test_a_restarted_sender_starts_a_new_table(wire: Wire) -> None:
     wire.add(GPU1)
     assert await wire.messengers[GPU1].send("memory", GPU2, b"two", 1.0)
     assert wire.heard == [b"one", b"two"]
-    old = msgspec.msgpack.encode(Envelope("send", 9, 1, 1, 0, "memory", b"ghost"))
+    old = msgspec.msgpack.encode(Envelope("send", 9, 1, 1, 0, "memory", b"ghost", who=101))
     wire.messengers[GPU2].received(GPU1, old)
     await quiet()
     assert b"ghost" not in wire.heard, "the former boot's messages are stale"
+
+
+async def test_a_host_installed_anew_is_heard_under_a_lower_boot_and_its_former_self_not(
+    wire: Wire,
+) -> None:
+    """Its clock was ahead when it was installed first."""
+    wire.boots[GPU1] = 30_000
+    wire.add(GPU1)
+    assert await wire.messengers[GPU1].send("memory", GPU2, b"before", 1.0)
+    before = [data for to, data in wire.log if to == GPU2]
+    wire.boots[GPU1], wire.who[GPU1], wire.holds[GPU1] = 7, 201, 101
+    wire.add(GPU1)
+    assert not await wire.messengers[GPU1].send("memory", GPU2, b"early", 0.03), "gossip holds the other one for gpu1"
+    wire.holds[GPU1] = 201
+    assert await wire.messengers[GPU1].send("memory", GPU2, b"after", 1.0)
+    late = msgspec.msgpack.encode(Envelope("send", 99, 30_000, 1, 0, "memory", b"ghost", who=101))
+    after = [data for to, data in wire.log if to == GPU2]
+    for data in (late, *before, *after):
+        wire.messengers[GPU2].received(GPU1, data)
+    await asyncio.sleep(0.01)
+    assert wire.heard == [b"before", b"after"], "once each, and nothing of who had the name before"
+    wire.boots[GPU1] = 8
+    wire.add(GPU1)
+    assert await wire.messengers[GPU1].send("memory", GPU2, b"its next life", 1.0)
+
+
+async def test_an_answer_to_a_former_life_is_none_to_a_message_of_the_same_number(wire: Wire) -> None:
+    wire.boots[GPU1] = 2
+    wire.add(GPU1)
+    wire.silent.add(GPU2)
+    sending = asyncio.create_task(wire.messengers[GPU1].send("memory", GPU2, b"map", 0.05))
+    await asyncio.sleep(0.01)
+    wire.messengers[GPU1].received(GPU2, msgspec.msgpack.encode(Envelope("ack", 1, 1, 0, 0, "memory", b"")))
+    assert not await sending, "GPU2 acknowledged what GPU1 had sent before it began anew"
+    assert wire.messengers[GPU1].counters["late_replies"] == 1
+
+
+async def test_a_sender_that_gossip_does_not_know_keeps_the_name_it_was_heard_under(wire: Wire) -> None:
+    wire.holds[GPU1] = 0
+    assert await wire.messengers[GPU1].send("memory", GPU2, b"one", 1.0)
+    stranger = msgspec.msgpack.encode(Envelope("send", 1, 9, 1, 0, "memory", b"stranger", who=666))
+    wire.messengers[GPU2].received(GPU1, stranger)
+    await asyncio.sleep(0.01)
+    assert wire.heard == [b"one"]
 
 
 async def test_a_replayed_letter_is_not_handled_again(wire: Wire) -> None:
@@ -209,7 +265,7 @@ async def test_an_answer_from_somebody_else_is_ignored(wire: Wire) -> None:
 
 
 def test_what_one_sender_makes_us_remember_is_bounded() -> None:
-    table = agent.rpc.Duplicates(1, 100)
+    table = agent.rpc.Duplicates(1, 1, 100)
     for number in itertools.count():
         if number > 10_000:
             break

@@ -116,6 +116,7 @@ def job_view(**changes: Any) -> dict[str, Any]:
         "submitted_wall_s": 900.0,
         "started_wall_s": 940.0,
         "ended_wall_s": None,
+        "for_s": 60.0,
         "queue": 0,
         "attained_gpu_s": 12.0,
         "epoch": 5,

@@ -161,7 +161,7 @@ def answers(agent: FakeAgent, job: Job) -> None:
             "age_s": 0.2,
             "voters": [],
         },
-        "GET /v1/status": {"boot": 2, "started_wall_s": 400.0, "plugins": {"memory": {"state": "on", "why": ""}}},
+        "GET /v1/status": {"boot": 2, "up_s": 600.0, "plugins": {"memory": {"state": "on", "why": ""}}},
         "GET /v1/why/j1": [STORY],
         "GET /v1/quotas": [{"tenant": "ann", "gpus": None, "used": 2, "queued_jobs": 1}],
     }
@@ -262,7 +262,7 @@ def test_what_a_jax_job_waits_for_its_device_is_shown(
 def test_why_nothing_sees_a_script_is_said(
     argv: list[str], ago_s: float, said: str, job: Callable[..., dict[str, Any]]
 ) -> None:
-    seen = dict(facts(job(argv=argv, step=None, attached={}, timing=None, started_wall_s=100.0), 100.0 + ago_s))
+    seen = dict(facts(job(argv=argv, step=None, attached={}, timing=None, for_s=ago_s)))
     assert str(seen["seen by"]).startswith(said) and bool(seen["seen by"]) == bool(said)
 
 

@@ -72,8 +72,9 @@ def test_hosts_that_are_missing_or_have_lost_a_plugin_are_named() -> None:
     gone = {"host": "gpu2", "state": "gone", "plugins_failed": []}
     away = {"host": "gpu3", "state": "away", "plugins_failed": []}
     lame = {"host": "gpu4", "state": "alive", "plugins_failed": ["memory"]}
-    found = {(each.what, each.state) for each in at_rack(gone, away, lame)}
-    assert found >= {("host gpu2", "wrong"), ("host gpu3", "lacking"), ("host gpu4", "wrong")}
+    full = {"host": "gpu5", "state": "alive", "plugins_failed": [], "no_room": "its log waits for room"}
+    found = {(each.what, each.state) for each in at_rack(gone, away, lame, full)}
+    assert found >= {("host gpu2", "wrong"), ("host gpu3", "lacking"), ("host gpu4", "wrong"), ("host gpu5", "wrong")}
 
 
 def test_what_is_wrong_with_a_host_that_is_alive_is_found_with_what_to_type() -> None:

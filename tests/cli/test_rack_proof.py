@@ -40,7 +40,7 @@ def judged(agent: FakeAgent, view: dict[str, Any], text: str, sequential: str) -
 
 @pytest.fixture
 def done(job: Job) -> dict[str, Any]:
-    return job(state="done", exit_code=0, workers=4, places=PLACES)
+    return job(state="done", exit_code=0, workers=4, places=PLACES, for_s=10.0)
 
 
 def test_a_good_run_has_nothing_against_it(agent: FakeAgent, done: dict[str, Any]) -> None:

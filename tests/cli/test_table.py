@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.table import Paint, ago, clock, epoch_text, of, pairs, plural, shown, since, table
+from cli.table import Paint, ago, clock, epoch_text, of, pairs, plural, shown, table
 
 PLAIN = Paint("never")
 
@@ -97,7 +97,6 @@ def test_pairs_leave_out_what_is_not_known() -> None:
 
 def test_ages_are_relative() -> None:
     assert [ago(None), ago(0.0), ago(3.2), ago(90)] == ["-", "now", "3.2 s ago", "1 min 30 s ago"]
-    assert [since(None, 5), since(95.0, 100.0), since(101.0, 100.0)] == ["-", "5.0 s", "0.0 s"]
 
 
 def test_a_time_of_another_day_has_its_date() -> None:

@@ -4,6 +4,6 @@ acknowledged  how far the log went when it last acknowledged: tells a lost log f
 store         one generation file of checksummed frames, and the snapshot before them
 """
 
-from agent.raft.disk.store import FOLDER, VERSION, Contradicted, DiskRefused, Store, write_length
+from agent.raft.disk.store import FOLDER, NO_ROOM, VERSION, Contradicted, DiskRefused, Store, write_length
 
-__all__ = ["FOLDER", "VERSION", "Contradicted", "DiskRefused", "Store", "write_length"]
+__all__ = ["FOLDER", "NO_ROOM", "VERSION", "Contradicted", "DiskRefused", "Store", "write_length"]

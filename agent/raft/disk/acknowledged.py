@@ -1,6 +1,6 @@
 """How far this host's log went when it last acknowledged entries: a second record, outside the log's folder.
 
-    acknowledged   two slots of 512 bytes, written in turn:   body | crc32 of the body
+    acknowledged   two slots of 512 bytes, written in turn, in place:   body | crc32 of the body
 
 The log alone cannot tell a torn tail, which was not acknowledged, from a tail that was cut off, rotted, or replaced by
 an older copy after it was acknowledged. So after each write that is durable, and before it is acknowledged, its
@@ -53,6 +53,8 @@ class Acknowledged:
         self._disk = disk
         self._number = 0
         self._unsynced = 0
+        self._has_slots = False
+        """The file is there, whole: a record of it takes no room on the disk."""
 
     async def load(self) -> AcknowledgedRecord | None:
         """The newest record; None where there never was one. Of a file that is damaged as a whole: a record of nothing
@@ -60,15 +62,21 @@ class Acknowledged:
         data = await self._disk.read(FILE)
         if data is None:
             return None
+        self._has_slots = len(data) == 2 * SLOT_BYTES
         found = [record for at in (0, SLOT_BYTES) if (record := _read(data[at : at + SLOT_BYTES]))]
         newest = max(found, key=lambda record: record.number, default=AcknowledgedRecord(0, NO_RACK, b"", 0, 0))
         self._number = newest.number
         return newest
 
     async def begin(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
-        """The first record since the start, durable on return."""
+        """The first record since the start or of a generation, durable on return."""
+        if self._has_slots:
+            await self.note(rack, identity, generation, size)
+            await self._sync()
+            return
         self._number += 1
         await self._disk.replace(FILE, _slot(AcknowledgedRecord(self._number, rack, identity, generation, size)) * 2)
+        self._has_slots = True
 
     async def note(self, rack: bytes, identity: bytes, generation: int, size: int) -> None:
         self._number += 1
@@ -76,8 +84,11 @@ class Acknowledged:
         await self._disk.write_at(FILE, self._number % 2 * SLOT_BYTES, slot)
         self._unsynced += 1
         if self._unsynced >= SYNC_EVERY:
-            await self._disk.sync(FILE)
-            self._unsynced = 0
+            await self._sync()
+
+    async def _sync(self) -> None:
+        await self._disk.sync(FILE)
+        self._unsynced = 0
 
 
 def _slot(record: AcknowledgedRecord) -> bytes:

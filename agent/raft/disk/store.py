@@ -17,8 +17,12 @@ under a new identity and marked as `lost`: it does not vote until a leader has b
 
 A snapshot begins a new generation: the snapshot file, then the log file with all that is left of the log, each
 written whole or not at all; then the old generation is deleted. After a crash in between the newest log file wins.
+
+What a disk without room refuses (`NO_ROOM`) may be tried again: nothing counts as written before it is, and an append
+first cuts off what one that was refused may have left.
 """
 
+import contextlib
 import errno
 import re
 import struct
@@ -40,6 +44,9 @@ VERSION = 2
 LOG_MAGIC, SNAPSHOT_MAGIC = b"COVEYLOG", b"COVEYSNP"
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 """Command bytes that one write joins (group commit), unless a single request is longer."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a disk, or of a quota on it, that is full."""
 
 _HEADER = struct.Struct(">8sHI")
 _FRAME = struct.Struct(">III")
@@ -112,6 +119,8 @@ class Store:
         self._salt = 0
         self._size = 0
         """Of the log file, as far as it is durable."""
+        self._torn = False
+        """The last append was refused, and may have left a part of itself behind what is durable."""
         self._hard = HardState()
 
     async def load(self, alone: bool = False) -> Saved:
@@ -143,7 +152,7 @@ class Store:
         try:
             await self._disk.replace(name, data[:size])
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in NO_ROOM:
                 raise
             if size < len(data):
                 await self._disk.truncate(name, size)
@@ -197,31 +206,49 @@ class Store:
         return msgspec.structs.replace(saved, hard=hard)
 
     async def append(self, requests: Sequence[Persist]) -> None:
-        """Durable on return: all of these requests, as one frame."""
+        """Durable on return: all of these requests, as one frame. OSError: none of them is."""
         blocks = [WrittenEntries(request.hard, request.first, request.entries) for request in requests]
         written = frame(_encode(blocks), self._salt)
+        if self._torn:
+            await self._disk.truncate(self._name("log"), self._size)
+        self._torn = True
         await self._disk.append(self._name("log"), written)
+        self._torn = False
         self._size, self._hard = self._size + len(written), requests[-1].hard
         await self._acknowledged.note(self._hard.rack, self._hard.identity, self._generation, self._size)
 
     async def checkpoint(self, request: SaveSnapshot) -> None:
-        """Durable on return: the snapshot and what is left of the log, as a new generation."""
+        """Durable on return: the snapshot and what is left of the log, as a new generation. OSError: the one before it
+        still counts, or both hold the same."""
         old = await self._disk.names(f"{FOLDER}/") if self._generation else []
-        image = request.image
-        self._generation += 1
-        if image.index:
-            body = SnapshotBody(image.index, image.term, image.crc, image.data, image.configuration)
-            salt = int.from_bytes(self._entropy(4), "big")
-            await self._disk.replace(self._name("snapshot"), header(SNAPSHOT_MAGIC, salt) + frame(_encode(body), salt))
-        self._salt = int.from_bytes(self._entropy(4), "big")
+        image, generation = request.image, self._generation + 1
+        salt = int.from_bytes(self._entropy(4), "big")
         head = Head(request.base_index, request.base_term, image.index, 1, request.configuration)
         block = WrittenEntries(request.hard, request.base_index + 1, request.entries)
-        parts = (frame(_encode(head), self._salt), frame(_encode([block]), self._salt))
-        whole = header(LOG_MAGIC, self._salt) + b"".join(parts)
-        await self._disk.replace(self._name("log"), whole)
+        whole = header(LOG_MAGIC, salt) + frame(_encode(head), salt) + frame(_encode([block]), salt)
+        try:
+            await self._write_image(generation, image)
+            await self._disk.replace(_name_of("log", generation), whole)
+        except OSError:
+            await self._drop_image(generation)
+            raise
+        self._generation, self._salt, self._torn = generation, salt, False
         self._size, self._hard = len(whole), request.hard
         await self._acknowledged.begin(self._hard.rack, self._hard.identity, self._generation, self._size)
         await self._sweep(old)
+
+    async def _write_image(self, generation: int, image: Snapshot) -> None:
+        if image.index:
+            body = SnapshotBody(image.index, image.term, image.crc, image.data, image.configuration)
+            salt = int.from_bytes(self._entropy(4), "big")
+            whole = header(SNAPSHOT_MAGIC, salt) + frame(_encode(body), salt)
+            await self._disk.replace(_name_of("snapshot", generation), whole)
+
+    async def _drop_image(self, generation: int) -> None:
+        """Give its room back, unless the log that needs it has its name already."""
+        with contextlib.suppress(OSError):
+            if not await self._disk.names(_name_of("log", generation)):
+                await self._disk.delete(_name_of("snapshot", generation))
 
     async def _sweep(self, names: Sequence[str]) -> None:
         """Delete files of older generations."""
@@ -230,7 +257,7 @@ class Store:
                 await self._disk.delete(name)
 
     def _name(self, kind: str) -> str:
-        return f"{FOLDER}/{kind}-{self._generation:08d}"
+        return _name_of(kind, self._generation)
 
     def _refused(self, name: str, why: str) -> DiskRefused:
         folder = self._disk.path(FOLDER)
@@ -339,6 +366,10 @@ def _alone(saved: Saved, alone: bool) -> bool:
 def _newest(saved: Saved) -> Configuration:
     found = [each for entry in saved.entries if (each := configuration_of(entry))]
     return found[-1] if found else saved.configuration
+
+
+def _name_of(kind: str, generation: int) -> str:
+    return f"{FOLDER}/{kind}-{generation:08d}"
 
 
 def header(magic: bytes, salt: int) -> bytes:

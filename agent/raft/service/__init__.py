@@ -4,7 +4,8 @@ settings    [leader] of agent.toml
 proposals   a command on its way to the leader and its result on the way back
 voters      the leader's decision about a change of voters
 changes     a change of voters on its way to the leader
-consensus   timers, messages, group commit, the state that is applied
+writer      the disk: group commit, a full disk
+consensus   timers, messages, the state that is applied
 """
 
 from agent.raft.service.consensus import Consensus

@@ -1,11 +1,11 @@
 """The log of one host: the core with its timer, its messages, its disk and the applied state.
 
-Writes. One task performs them in order. While one write is under way further requests gather and become the next one
-(group commit). What the core promised to others leaves only after `Persisted`.
+Writes. One task performs them in order (`service.writer`). While one write is under way further requests gather and
+become the next one (group commit). What the core promised to others leaves only after `Persisted`.
 
-Trouble. When the disk fails, or the state cannot apply a committed command, this host's part in the log ends: what an
-interrupted write left there is unknown until a restart reads it back. The agent goes on and answers reads with their
-age.
+Trouble. A full disk is waited for. When it fails otherwise, or the state cannot apply a committed command, this host's
+part in the log ends: what an interrupted write left there is unknown until a restart reads it back. The agent goes on
+and answers reads with their age.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import assert_never
 
 import msgspec
 
-from agent.raft.disk import Store, write_length
+from agent.raft.disk import Store
 from agent.raft.machine import Contradiction, Raft, SessionTable
 from agent.raft.machine.session_table import AppliedRequest
 from agent.raft.machine.types import (
@@ -54,6 +54,7 @@ from agent.raft.service.changes import Changes
 from agent.raft.service.growth import LogGrowth
 from agent.raft.service.proposals import Proposals
 from agent.raft.service.settings import LeaderSettings
+from agent.raft.service.writer import LogWriter
 from covey.core import Heard, HostId
 from covey.errors import Refused
 from covey.ports import Env
@@ -63,6 +64,10 @@ FORGOTTEN = (
     "where a majority of the other voters is"
 )
 UNCOUNTED = "its log is new, or holds less than it acknowledged; it counts once the other voters have committed that"
+WAITS = (
+    "the log of this host waits for room on its disk, and until then acknowledges nothing, gives no vote and leads no "
+    "longer than it must; next: free some in its state directory"
+)
 TIMER_S_MIN = 0.002
 """uvloop's timers may fire a millisecond early."""
 HAND_OVER_S = 0.7
@@ -122,8 +127,7 @@ class Consensus:
         self._events: deque[Event] = deque()
         self._draining = self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._writes: deque[Persist | SaveSnapshot] = deque()
-        self._work, self._written = asyncio.Event(), asyncio.Event()
+        self._writer = LogWriter(env, self._store, self.counters, self._durable, self._break)
         self._turned = asyncio.Event()
         """The leader changed."""
         self._broken: BaseException | None = None
@@ -185,14 +189,21 @@ class Consensus:
 
     @property
     def trouble(self) -> str:
-        """For people: why this host's log has no vote although it should have one, or, on the leader, which voters do
-        not count; empty when all is well."""
+        """For people: why this host's log cannot be written, or has no vote although it should have one, or, on the
+        leader, which voters do not count; empty when all is well."""
         if self._raft is None or self._broken:
             return ""
+        if self._writer.no_room:
+            return f"{self._writer.no_room}: {WAITS}"
         if self._raft.forgotten:
             return FORGOTTEN
         others = ", ".join(self._raft.uncounted)
         return f"{others}: {UNCOUNTED}" if others else ""
+
+    @property
+    def no_room(self) -> str:
+        """Why the log cannot be written now; empty when it can, or when this host's part in it has ended."""
+        return self._writer.no_room
 
     @property
     def counted(self) -> Mapping[str, int]:
@@ -267,13 +278,12 @@ class Consensus:
         saved = await self._store.load(alone=self.founders == (self._me,))
         self._started_s = self._leader_since_s = self._leaderless_since_s = self._env.clock.now_s()
         self._raft = Raft(self._me, self.founders, saved, self._settings.timing(), self._env.rng, self._started_s)
-        self._env.spawn("log writer", self._write_all())
+        self._env.spawn("log writer", self._writer.run())
         self.dispatch(RaftStarted())
         if self.changes.alive:
             self.dispatch(RaftHostsChanged(self.changes.alive))
-        while self.voters == (self._me,) and not self.is_leader and self.open:
-            self._written.clear()
-            await self._written.wait()
+        while self.voters == (self._me,) and not self.is_leader and self.open and not self._writer.no_room:
+            await self._writer.turned()
         if self._broken:
             raise self._broken
 
@@ -283,12 +293,10 @@ class Consensus:
         self._stopping = True
         if self._timer:
             self._timer.cancel()
-        self._work.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
-                while self._writes and self._broken is None:
-                    self._written.clear()
-                    await self._written.wait()
+                await self._writer.idle()
+        self._writer.end()
         self._leader = None
         self._proposals.leader_changed()
 
@@ -377,8 +385,7 @@ class Consensus:
                 if not self._send(action.to, encode(self.rack, action.message)):
                     self.counters["not_sent"] += 1
             case Persist() | SaveSnapshot():
-                self._writes.append(action)
-                self._work.set()
+                self._writer.ask(action)
             case Apply():
                 self._apply_all(action)
             case Restore():
@@ -422,47 +429,12 @@ class Consensus:
                 self._leaderless_since_s = self._env.clock.now_s()
             self._broken, self._leader = error, None
             self._env.log.error("the log stopped on this host", why=repr(error), next="fix it, then restart the agent")
-            self._written.set()
-            self._work.set()
+            self._writer.end(error)
             self._proposals.leader_changed()
             self._changed(self.term, None)
 
-    # ---- the disk ----
-
-    async def _write_all(self) -> None:
-        """The only writer: requests in order, those that gathered meanwhile as one write."""
-        try:
-            while not self._stopping or self._writes:
-                await self._work.wait()
-                self._work.clear()
-                while self._writes and self._broken is None:
-                    self.dispatch(Persisted(await self._write_some()))
-                    self._written.set()
-                if self._broken:
-                    raise self._broken
-        except OSError as error:
-            self._break(error)
-            raise
-
-    async def _write_some(self) -> int:
-        """The number up to which everything is durable now."""
-        first = self._writes[0]
-        if isinstance(first, SaveSnapshot):
-            await self._store.checkpoint(first)
-            self._writes.popleft()
-            self.counters["snapshots_saved"] += 1
-            return first.number
-        ready: list[Persist] = []
-        for request in self._writes:
-            if not isinstance(request, Persist):
-                break
-            ready.append(request)
-        ready = ready[: write_length(ready)]
-        await self._store.append(ready)
-        for _ in ready:
-            self._writes.popleft()
-        self.counters["writes"] += 1
-        return ready[-1].number
+    def _durable(self, number: int) -> None:
+        self.dispatch(Persisted(number))
 
     # ---- the state ----
 

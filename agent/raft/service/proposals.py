@@ -66,6 +66,10 @@ class ProposalLog(Protocol):
     def under_way(self) -> int:
         """Entries appended and not committed."""
 
+    @property
+    def no_room(self) -> str:
+        """Why the log cannot be written now; empty when it can."""
+
     def dispatch(self, event: Proposed) -> None: ...
 
 
@@ -133,6 +137,8 @@ class Proposals:
         while self._desk.open and (left_s := end_s - self._env.clock.now_s()) > 0:
             attempt += 1
             leader = self._desk.leader
+            if leader == self._me and self._desk.no_room and not tried:
+                raise NoLeader(f"{leader} leads and cannot write its log: {self._desk.no_room}")
             if leader is None:
                 await self.turning(left_s, result)
             elif leader == self._me:
@@ -176,10 +182,11 @@ class Proposals:
         return self._results[proposal]
 
     def _append(self, proposal: Proposal) -> bool:
-        """Queue it for the core, once while the same leader leads. False when too much is under way."""
+        """Queue it for the core, once while the same leader leads. False when too much is under way, or cannot be
+        written."""
         if proposal.id in self._appended:
             return True
-        if self._desk.under_way + len(self._queued) > UNDER_WAY_MAX:
+        if self._desk.no_room or self._desk.under_way + len(self._queued) > UNDER_WAY_MAX:
             self._counters["busy"] += 1
             return False
         self._appended.add(proposal.id)

@@ -67,7 +67,7 @@ class JobEndings(JobTable):
         if job.state in HOLDING:
             self._use(job, -1)
         self._give_back(job)
-        job.exit_code, job.ended_wall_s = code, wall_s
+        job.exit_code, job.ended_wall_s, job.ended_rack_s = code, wall_s, self.rack_s
         job.spec = msgspec.structs.replace(job.spec, env={})
         job.env = SealedEnv(job.env.digest) if job.env is not None else None
         self._enter(job, state, state, reason)

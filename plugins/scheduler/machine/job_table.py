@@ -55,6 +55,7 @@ class QueueState(msgspec.Struct, frozen=True):
     pairs: dict[str, dict[str, float]] = {}
     pauses_over_s: float = 0.0
     drained: dict[HostId, Drain] = {}
+    rack_s: float = 0.0
 
 
 FEED_MAX = 200_000
@@ -106,6 +107,8 @@ class JobTable:
         self.ended: list[JobId] = []
         self.clock_s = 0.0
         """Seconds during which any job waited, as far as leaders wrote them into the log."""
+        self.rack_s = 0.0
+        """The rack's clock, as far as commands told it. It only grows, whatever wall clocks do."""
         self.keeper: JobId | None = None
         """The gang that fits its quota and not yet the rack."""
         self.kept: dict[HostId, int] = {}
@@ -251,6 +254,7 @@ class JobTable:
             self.models.pairs,
             self.pauses_over_s,
             self.drained,
+            self.rack_s,
         )
         return msgspec.msgpack.encode(state)
 
@@ -267,7 +271,7 @@ class JobTable:
         self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
-        self.pauses_over_s, self.drained = state.pauses_over_s, state.drained
+        self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
         self._rebuild()
 
     def check(self) -> None:

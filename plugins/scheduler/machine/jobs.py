@@ -83,6 +83,10 @@ class Job(msgspec.Struct, kw_only=True):
     started_wall_s: float | None = None
     """First start."""
     ended_wall_s: float | None = None
+    submitted_rack_s: float = 0.0
+    started_rack_s: float | None = None
+    """First start. These three are the same moments by the rack's clock (`Queue.rack_s`)."""
+    ended_rack_s: float | None = None
     epoch: int = 0
     """Of the newest grant; the fencing token."""
     attempt: int = 0

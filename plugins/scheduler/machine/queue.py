@@ -94,7 +94,7 @@ class Queue(ReplacingJobs):
 
     def apply(self, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
         """The command at `index` of the log. Each change is noted once in the event log of its job."""
-        self.index = index
+        self.index, self.rack_s = index, max(self.rack_s, command.rack_s)
         self._notes = []
         result = self._dispatch(command)
         touched = answers.touched(command, result)
@@ -187,7 +187,7 @@ class Queue(ReplacingJobs):
         self.next_number = max(self.next_number, command.numbers)
         id = JobId(f"j{self.next_number}")
         job = Job(id=id, number=self.next_number, key=command.key, spec=spec, submitted_wall_s=command.wall_s)
-        job.queued_s, job.env = self.clock_s, command.env
+        job.queued_s, job.env, job.submitted_rack_s = self.clock_s, command.env, self.rack_s
         self.next_number += 1
         self.models.time_passed(command.wall_s)
         self.jobs[id] = job
@@ -221,7 +221,8 @@ class Queue(ReplacingJobs):
         job.waited_s += max(0.0, self.clock_s - job.queued_s)
         job.step, job.metrics, job.step_s, job.timings = None, {}, None, {}
         job.first = self.index if job.first is None else job.first
-        job.started_wall_s = command.wall_s if job.started_wall_s is None else job.started_wall_s
+        if job.started_wall_s is None:
+            job.started_wall_s, job.started_rack_s = command.wall_s, self.rack_s
         for place in job.places:
             self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
         self._give_back(job)

@@ -37,6 +37,8 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     wall_s: Wall
     """Proposer's wall clock, for people."""
+    rack_s: Seconds = 0.0
+    """The rack's clock at the proposer (`service.rack_clock`), which does not step: durations are counted by it."""
 
 
 class Submitted(CommandBase, frozen=True, kw_only=True, tag="Submitted"):

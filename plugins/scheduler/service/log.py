@@ -25,6 +25,7 @@ from plugins.scheduler.messages.commands import (
     open_result,
     pack,
 )
+from plugins.scheduler.service.rack_clock import RackClock
 
 RETRY_S = 0.5
 """Pause before something that must reach the log is proposed again."""
@@ -42,6 +43,7 @@ class QueueLog:
         """Own commands on their way through the log, whose coming out proves that this copy is current."""
         self._caught_up = False
         self._names = itertools.count(1)
+        self.rack_clock = RackClock(host.env.clock)
         host.log.bind(self._apply, queue.snapshot, self._restore)
 
     @property
@@ -55,6 +57,7 @@ class QueueLog:
             self.malformed += 1
             return pack(NotApplied(2, "a command was not understood", str(error)[:500], "upgrade the older agents"))
         result, notes = self.queue.apply(index, command)
+        self.rack_clock.heard(self.queue.rack_s)
         if isinstance(command, Attained) and command.barrier in self._barriers:
             del self._barriers[command.barrier]
             self._caught_up = True
@@ -65,6 +68,7 @@ class QueueLog:
 
     def _restore(self, data: bytes) -> None:
         self.queue.restore(data)
+        self.rack_clock.heard(self.queue.rack_s)
         self.wake()
 
     def wake(self) -> None:
@@ -74,7 +78,8 @@ class QueueLog:
 
     async def propose(self, command: Command, timeout_s: float = 5.0) -> Result:
         """What the log says to `command`, stamped with the time now. NoLeader, OutcomeUnknown."""
-        stamped = msgspec.structs.replace(command, wall_s=max(0.0, self.host.env.clock.wall_s()))
+        wall_s, rack_s = max(0.0, self.host.env.clock.wall_s()), round(self.rack_clock.now_s(), 3)
+        stamped = msgspec.structs.replace(command, wall_s=wall_s, rack_s=rack_s)
         data = pack(stamped)
         if len(data) > COMMAND_BYTES_MAX:
             why = f"it takes {len(data)} bytes and the log takes at most {COMMAND_BYTES_MAX}"
@@ -96,8 +101,8 @@ class QueueLog:
             try:
                 result = await self.propose(command)
             except NoLeader as error:
-                why = f"no leader is known here now ({error})" if str(error) else "no leader is known here now"
-                raise Refused(75, f"{what}: not done", why, "try again in a few seconds (agentctl leader)") from error
+                why = str(error) or "no leader is known here now"
+                raise Refused(75, f"{what}: not done", why, "try again in a few seconds (agentctl status)") from error
             except OutcomeUnknown as error:
                 if attempt == tries:
                     why = "the leader did not confirm it in time; it may still happen"

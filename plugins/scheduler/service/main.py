@@ -382,7 +382,7 @@ class SchedulerService(PluginService):
     def _seen(self) -> views.Seen:
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s())
         gone = {host.host: host.gone_s for host in rack if host.gone_s is not None}
-        return views.Seen(gone, self.host.log.leader is not None)
+        return views.Seen(gone, self.host.log.leader is not None, self.queue_log.rack_clock.now_s())
 
     async def _jobs(self, given: Mapping[str, Any]) -> list[JobView]:
         """Jobs that wait or run, in order of admission; with `all` also the ended ones that are remembered."""

@@ -235,9 +235,17 @@ class Seen(msgspec.Struct, frozen=True):
     """Hosts that are gone, and for how many seconds."""
     leads: bool
     """Somebody leads."""
+    rack_s: float
+    """The rack's clock."""
 
 
 CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
+
+
+def _for_s(job: Job, rack_s: float) -> float:
+    """Seconds that it has waited, or has run since its first start, or took."""
+    began_s = job.submitted_rack_s if job.started_rack_s is None else job.started_rack_s
+    return max(0.0, (rack_s if job.ended_rack_s is None else job.ended_rack_s) - began_s)
 
 
 def heals(job: Job) -> bool:
@@ -272,6 +280,7 @@ def job_view(
         submitted_wall_s=job.submitted_wall_s,
         started_wall_s=job.started_wall_s,
         ended_wall_s=job.ended_wall_s,
+        for_s=_for_s(job, seen.rack_s),
         queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
         attained_gpu_s=job.attained_gpu_s,
         epoch=job.epoch,

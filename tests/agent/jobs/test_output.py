@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from agent.jobs.output import RANK_BYTES_MIN, JobsSettings, KeptOutput, output_of, rank_bytes_max, read_log, to_remove
 from agent.jobs.runner import SupervisedRunner
-from agent.ports import shim
-from agent.ports.disk import RESERVE, DirectoryDisk
+from agent.ports import shim, shims
+from agent.ports.disk import DirectoryDisk
 from covey.core import JobId
 from plugins.base import LogRead
 from plugins.facts import RanksEnded, RanksStarted
@@ -141,10 +141,23 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("promised", "count", "each"), [(0, 1, 8), (0, 4, 8), (0, 8, 4), (24, 1, 8), (28, 2, 2), (32, 4, 1), (99, 4, 1)]
+    ("promised", "count", "room", "each"),
+    [
+        (0, 1, 999, 8),
+        (0, 4, 999, 8),
+        (0, 8, 999, 4),
+        (24, 1, 999, 8),
+        (28, 2, 999, 2),
+        (32, 4, 999, 1),
+        (99, 4, 999, 1),
+        (0, 4, 32, 4),
+        (0, 4, -5, 1),
+    ],
 )
-def test_ranks_that_start_share_what_others_were_not_promised(promised: int, count: int, each: int) -> None:
-    assert rank_bytes_max(SETTINGS, promised * MIB, count) == each * MIB
+def test_ranks_that_start_share_what_others_were_not_promised_or_half_of_the_disk(
+    promised: int, count: int, room: int, each: int
+) -> None:
+    assert rank_bytes_max(SETTINGS, promised * MIB, count, room * MIB) == each * MIB
     assert each * MIB >= RANK_BYTES_MIN
 
 
@@ -188,28 +201,47 @@ def test_settings_that_keep_nothing_are_refused(wrong: dict[str, object]) -> Non
         msgspec.convert(wrong, JobsSettings)
 
 
-# ---- room that was set aside ----
+# ---- what a shim writes at the end ----
 
 
-async def test_the_log_is_written_on_a_full_disk_in_the_room_set_aside_and_nothing_else_is(
+def test_a_shim_says_at_its_end_what_was_lost_and_syncs_before_it_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = DirectoryDisk(str(tmp_path), reserve_bytes=1 << 20)
-    reserve = tmp_path / RESERVE
-    assert reserve.stat().st_blocks * 512 >= 1 << 20
-    real = os.pwrite
+    output, ended = shim.Output(str(tmp_path / "rank0.log"), LIMIT), shim.ExitFile(str(tmp_path / "1.rank0.exit"))
+    output.dropped, output.why = 77, "no room"
+    calls: list[str] = []
+    sync, rename = os.fsync, os.rename
 
-    def full(file: int, data: bytes, offset: int) -> int:
-        if reserve.exists():
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(file, data, offset)
+    def synced(file: int) -> None:
+        calls.append("fsync")
+        sync(file)
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space"):
-        await disk.append("scheduler/state", b"x")
-    assert reserve.exists(), "only the log may have it"
-    await disk.append("consensus/log-00000001", b"entry")
-    assert await disk.read("consensus/log-00000001") == b"entry" and not reserve.exists()
-    assert await disk.free_bytes() > 0
-    assert reserve.exists(), "there is room again"
-    disk.close()
+    def renamed(old: str, new: str) -> None:
+        calls.append("rename")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    pipe, into = os.pipe()
+    os.set_blocking(pipe, False)
+    before = signal.getsignal(signal.SIGCHLD)
+    rank = os.fork()
+    if rank == 0:
+        os._exit(3)
+    os.close(into)
+    try:
+        assert shim.keep(rank, pipe, output, ended) == 3
+    finally:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(pipe)
+    assert calls == ["fsync", "rename", "fsync"], "the content, its name, and that the name is there"
+    assert shims.unsealed((tmp_path / "1.rank0.exit").read_bytes(), "exit") == "3"
+    assert "[covey: 77 bytes of output were lost here: no room]" in (tmp_path / "rank0.log").read_text()
+
+
+def test_a_line_of_a_shim_that_is_torn_or_changed_says_nothing() -> None:
+    line = shim.sealed("exit 1 3")
+    assert shims.unsealed(line, "exit") == "3"
+    for wrong in (line.replace(b" 3 ", b" 0 "), line[:-4], b"", b"exit 1 3\n", shim.sealed("run 1 3")):
+        assert shims.unsealed(wrong, "exit") is None

@@ -596,7 +596,7 @@ class SickDisk:
 
     def __getattr__(self, operation: str) -> Any:
         real = getattr(self._disk, operation)
-        if operation == "path":
+        if operation in ("path", "kept_free_bytes"):
             return real
 
         async def tried(name: str = "", *arguments: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import os
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -45,16 +46,20 @@ class Quiet:
 class TimedDisk(MemoryDisk):
     """A write takes a few milliseconds, and happens when it is over."""
 
-    sick = False
+    refuses = 0
+    """With which error number; 0: nothing. A refused append leaves a part of itself behind."""
 
     async def append(self, name: str, data: bytes) -> None:
         await asyncio.sleep(0.001 + self.rng.random() * 0.004)
-        if self.sick:
-            raise OSError(28, "No space left on device")
+        if self.refuses:
+            await super().append(name, self._torn(data))
+            raise OSError(self.refuses, os.strerror(self.refuses))
         await super().append(name, data)
 
     async def replace(self, name: str, data: bytes) -> None:
         await asyncio.sleep(0.002 + self.rng.random() * 0.006)
+        if self.refuses:
+            raise OSError(self.refuses, os.strerror(self.refuses))
         await super().replace(name, data)
 
 

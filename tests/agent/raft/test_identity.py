@@ -223,6 +223,27 @@ async def test_a_host_that_votes_alone_does_not_begin_anew_without_its_log() -> 
 
 
 @virtual
+async def test_a_log_of_another_host_is_nobodys_own_however_long_it_is() -> None:
+    """The folder was copied over from a host that has more of it, and was heard of more often."""
+    async with Rack("a", "b", "c") as rack:
+        leader = await rack.led()
+        await leader.log.propose(b"x")
+        a, b = [member for member in rack.members.values() if member is not leader]
+        known = {identity(a), identity(b)}
+        await a.stop()
+        for number in range(50):
+            await leader.log.propose(b"%d" % number)
+        await asyncio.sleep(1)
+        with_older_log(a, files_of(b))
+        await b.stop()
+        await a.start()
+        assert not votes(a) and identity(a) not in known, "it has forgotten what it acknowledged, and says so"
+        await b.start()
+        await asyncio.sleep(3)
+        assert votes(a) and a.commands == leader.commands, "it counts once a majority of the others brought it there"
+
+
+@virtual
 async def test_who_votes_is_written_in_the_log_and_survives_its_snapshots() -> None:
     async with Rack("a", "b", "c", "d", snapshot_entries=16, keep_entries=2) as rack:
         await (await rack.led()).log.propose(b"0")

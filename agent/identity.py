@@ -1,0 +1,46 @@
+"""What identifies this host across restarts of its agent: the file `identity`, written before anybody is told."""
+
+import msgspec
+
+from agent.raft.disk import NO_ROOM
+from covey import checked
+from covey.ports import Disk
+
+FILE = "identity"
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Of this installation, and of this life of its agent."""
+
+    uuid: bytes
+    boot: int
+
+
+_decoder = msgspec.msgpack.Decoder(Identity)
+
+
+async def load(disk: Disk) -> Identity | None:
+    """StateRefused for a damaged file: under a boot number that was used before, other hosts would take new messages of
+    this host for repeats."""
+    try:
+        return await checked.load(disk, FILE, _decoder)
+    except checked.Damaged as error:
+        raise checked.StateRefused(
+            "the identity of this host cannot be read",
+            str(error),
+            f"put {disk.path(FILE)} back from a copy; or delete it and start again: it is a new host under its old "
+            "name then",
+        ) from error
+
+
+async def save(disk: Disk, identity: Identity) -> None:
+    """Durable on return. On a disk without room it is written over the one before, which is as long: an agent starts
+    all the same. OSError."""
+    data = checked.seal(identity)
+    try:
+        await disk.replace(FILE, data)
+    except OSError as error:
+        if error.errno not in NO_ROOM or len(await disk.read(FILE) or b"") != len(data):
+            raise
+        await disk.write_at(FILE, 0, data)
+        await disk.sync(FILE)
