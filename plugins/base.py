@@ -483,7 +483,8 @@ class Outbox:
 
     limit: int = 256
     """Frames, not bytes."""
-    over: bool = False  # the connection ended
+    over: bool = False
+    """Whether the connection has ended."""
     queue: asyncio.Queue[tuple[bytes, tuple[SharedPage, ...]]] = field(default_factory=asyncio.Queue)
     """What was put and not yet written, and pages that go with it, oldest first."""
 

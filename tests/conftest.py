@@ -45,7 +45,7 @@ def _group(item: pytest.Item) -> str:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What failed, and why, for `tests.again`."""
     config = terminalreporter.config
-    if config.cache is not None:
+    if getattr(config, "cache", None) is not None:  # `-p no:cacheprovider` leaves it out
         stats = terminalreporter.stats
         failed = [report for kind in ("failed", "error") for report in stats.get(kind, ())]
         config.cache.set(again.KEY, {report.nodeid: _why(report) for report in failed})

@@ -184,7 +184,7 @@ def test_a_stopped_reader_breaks_a_writer_that_waits_longer_than_the_user_timeou
 
 
 @pytest.mark.parametrize("driven", [False, True])
-def test_what_a_slow_reader_has_not_taken_leaves_after_the_close_from_memory_as_it_is_then(driven: bool) -> None:
+def test_what_a_slow_reader_has_not_taken_leaves_later_from_memory_as_it_is_then(driven: bool) -> None:
     """Memory that is used again too early is seen: transports keep views of it."""
     size, got = 3 << 20, bytearray(3 << 20)
 

@@ -105,7 +105,7 @@ def test_a_host_that_lends_what_was_closed_long_ago_holds_no_page() -> None:
 
 
 @pytest.mark.parametrize("seed", [10, 13, 22])
-def test_memory_of_a_write_is_not_used_again_while_a_connection_that_ended_may_still_send_it(seed: int) -> None:
+def test_memory_is_not_used_again_while_an_ended_connection_may_still_send_it(seed: int) -> None:
     """One member of a mirrored slab was silent and the other acknowledged: what the first was sent, once it went on,
     was the next write by then. Sealed (13), its lender was blamed for it."""
     tell("silent_lenders", seed)

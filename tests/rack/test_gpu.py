@@ -76,7 +76,7 @@ def test_a_script_trains_on_the_gpu_and_the_rack_sees_it(rack: SharingRack) -> N
         assert "visible 1" in said, "one GPU was given, one is seen"
 
 
-def test_an_opportunistic_job_uses_the_gpu_beside_a_guaranteed_one_and_both_outlive_their_agent(
+def test_two_jobs_of_two_classes_use_one_gpu_and_outlive_their_agent(
     rack: SharingRack,
 ) -> None:
     """The guaranteed one waits between its steps; what it leaves idle is used. Reference: AntMan, §3.2."""

@@ -122,7 +122,7 @@ def test_the_time_of_an_earlier_question_is_not_that_of_a_later_one() -> None:
     assert loan.tell(first) == [] and loan.machine._batch is not None, "nobody has answered yet"
 
 
-def test_what_was_let_go_while_no_slab_process_was_there_is_that_mapping_and_none_later() -> None:
+def test_what_was_let_go_without_a_slab_process_is_that_mapping_and_none_later() -> None:
     loan = Loan()
     ref = loan.lend(0, epoch=5)
     loan.tell(le.StoreLost("killed"))
@@ -172,7 +172,7 @@ def test_a_map_that_another_host_did_not_get_is_no_refusal() -> None:
     assert noted(tale.tell(Undelivered(lender, message)))[0] == "refused"
 
 
-def test_what_the_volumes_process_says_of_another_epoch_is_not_about_the_place_that_is_opened() -> None:
+def test_words_of_another_epoch_are_not_about_the_place_that_is_opened() -> None:
     tale = Tale()
     lender, query = hot(tale)
     tale.hear(lender, MrInfo("v", 0, query.epoch, HERE, SECRET))
