@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from agent.ports.last_room import RESERVE, free_in, kept_free
-from agent.ports.procfs import environment, pids
+from agent.ports.processes import RACK_MARK
+from cli import rack_processes
 from cli.client import TRY_AGAIN, Agent, AgentctlError
 from covey.remote_memory import RemoteMemory
 from covey.volume_link import RemoteMemoryError
@@ -25,7 +26,6 @@ from covey.volume_link import RemoteMemoryError
 BIN = Path(sys.executable).parent
 MIB = 1 << 20
 DISK_BYTES = 48 * MIB
-MARK = "COVEY_TEST_FULL_DISK"
 PAGES = random.Random(1).randbytes(MIB)
 PRINTS = ("sh", "-c", "while :; do head -c 1000000 /dev/zero; sleep 0.005; done")
 
@@ -37,7 +37,7 @@ class OnSmallDisk:
         self.place, self.state = place, place / "state"
         self.agent = Agent([f"unix:{place}/run/agent.sock"])
         self.memory: RemoteMemory | None = None
-        self.environ = {**os.environ, MARK: str(place)}
+        self.environ = {**os.environ, RACK_MARK: str(place)}
         place.joinpath("agent.toml").write_text(
             f'name = "gpu1"\nstate_dir = "{place}/state"\nrun_dir = "{place}/run"\nadvertise = "127.0.0.1"\n'
             '[gossip]\nbind = "127.0.0.1:0"\n[control]\nbind = "127.0.0.1:0"\n[gpus]\nsimulated = 4\n'
@@ -101,10 +101,13 @@ class OnSmallDisk:
     def end(self) -> None:
         if self.memory is not None:
             self.memory.close()
-        for pid in pids():
-            with contextlib.suppress(OSError):
-                if environment(pid).get(MARK) == str(self.place):
-                    os.kill(pid, signal.SIGKILL)
+        while left := rack_processes.find(
+            self.place, []
+        ):  # a process that starts another may be ended just after it did
+            for each in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGKILL)
+            time.sleep(0.02)
         self.process.wait()
         self.log.close()
 
