@@ -101,9 +101,7 @@ class OnSmallDisk:
     def end(self) -> None:
         if self.memory is not None:
             self.memory.close()
-        while left := rack_processes.find(
-            self.place, []
-        ):  # a process that starts another may be ended just after it did
+        while left := rack_processes.find(self.place, [self.place / "run"]):  # again: one may have started another
             for each in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each.pid, signal.SIGKILL)
