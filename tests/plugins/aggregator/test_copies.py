@@ -127,6 +127,8 @@ def test_pushes_are_held_until_the_last_part_is_there_and_are_added_then() -> No
     next = Next(5)
     next.bring(5, parts=1)
     assert next.asks == [(), (), ()] and next.tensor.push(0, 6, 0, bytes(8)) == ()
+    with pytest.raises(TensorWireError, match="version 4 of a Block that was not said to come"):
+        next.say(TensorOp.STATE, bytes(8), part=1, round=4)
     assert next.tensor.version is None and not next.tensor.busy
     assert next.say(TensorOp.STATE, bytes([7]) * 8, part=1, round=5) == [TensorOp.COPIED]
     assert next.tensor.version == 5 and next.state == bytes([7]) * 16 and next.owner.asked == []

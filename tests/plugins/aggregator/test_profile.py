@@ -242,3 +242,11 @@ def test_a_script_that_counts_its_steps_anew_begins_a_window_anew() -> None:
     watched.run(8, 200_000)
     watched.step = 0
     assert watched.run(9, 200_000) == [] and watched.run(10, 200_000) == ["profiled"]
+
+
+def test_a_process_that_counts_its_work_anew_begins_a_window_anew() -> None:
+    watched = Watched()
+    watched.busy_us = 1_000_000
+    watched.run(8, 200_000, 7_000)
+    watched.busy_us = 0
+    assert watched.run(30, 200_000, 7_000) == ["profiled"] and watched.gauge.demand == Demand(200_000, 7_000, 100)

@@ -87,6 +87,8 @@ def test_what_all_owners_have_seen_counts_for_the_jobs_skew() -> None:
     assert tables.seen(TensorsSeen(JOB, 1, 900, 400)) == TensorsSeen(JOB, 1, 900, 900)
     assert tables.seen(TensorsSeen(JobId("j1/2"), 1, 900, 600)) == TensorsSeen(JOB, 1, 900, 1000)
     assert tables.seen(TensorsSeen(JOB, 1, 2000, 1500)) == TensorsSeen(JOB, 1, 2000, 2100)
+    tables.place(placed(2))
+    assert tables.seen(TensorsSeen(JOB, 2, 100, 50)) == TensorsSeen(JOB, 2, 100, 100), "a run begins with nothing seen"
 
 
 def host(name: str, load: float = 0.0, jobs: int = 0) -> Candidate:
