@@ -431,7 +431,9 @@ def test_it_has_been_alone_since_the_last_one_left() -> None:
     """For twenty seconds in all it ends; fifteen before an agent that restarts, and fifteen after it, are not that."""
 
     async def ended_s() -> float:
-        alone = SimpleNamespace(config=AggdConfig(bind="", control="", memory_bytes_max=0, orphan_s=20.0), over=asyncio.Event())
+        alone = SimpleNamespace(
+            config=AggdConfig(bind="", control="", memory_bytes_max=0, orphan_s=20.0), over=asyncio.Event()
+        )
         alone._controls, alone._connections = 0, 0
         loop = asyncio.get_running_loop()
         began_s = loop.time()

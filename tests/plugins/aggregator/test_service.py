@@ -308,8 +308,8 @@ class PlayedAgent:
         raise TimeoutError
 
     async def settle(self) -> None:
-        while any(not task.done() for task in self._tasks):
-            await asyncio.sleep(0.1)
+        while under_way := [task for task in self._tasks if not task.done()]:
+            await asyncio.gather(*under_way)
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.add(asyncio.get_running_loop().create_task(work))
