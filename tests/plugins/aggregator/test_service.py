@@ -431,11 +431,7 @@ def test_ranks_that_left_are_told_of_to_sums_of_their_own_run_once() -> None:
     away.left(facts.RanksLeft(JOB, 1, {2: facts.GoneRank(H2, 19)}))
     told = counted(G1 + 2, JobId("j1/1"))
     jobs = [counted(G1 + 2), counted(2 * G1 + 1), msgspec.structs.replace(told, away=[2]), counted(G1, JobId("j2"))]
-    ((job, epoch, words),) = [
-        (order.job, order.epoch, order.ranks)
-        for order in away.orders(Now("", jobs, 0.0, 0, 0, 0))
-        if isinstance(order, RanksAway)
-    ]
-    assert (job, epoch, words) == (JOB, G1 + 2, {2: "rank 2 on h2 ended with 0 after its step 19"})
+    (order,) = away.orders(Now("", jobs, 0.0, 0, 0, 0))
+    assert order == RanksAway(JOB, G1 + 2, {2: "rank 2 on h2 ended with 0 after its step 19"})
     away.forget(JOB)
     assert not list(away.orders(Now("", jobs, 0.0, 0, 0, 0)))
