@@ -245,6 +245,10 @@ def test_who_waits_is_told_after_a_while_and_never_that_all_leave() -> None:
     away.ended[0] = "rank 0, ended"
     assert len(away.look(rounds, 9, 21.0 + VAIN_S)) == 3
     assert len(away.look(rounds, 9, 21.0 + 2 * VAIN_S)) == 6, "and in leave() all that are there end"
+    away.ended[1] = "rank 1, ended"
+    other = {7: said({1}, {0, 1, 2, 3}, *ALONE)}
+    assert away.look(other, 9, 30.0) == [], "what that one pushed may be on its way"
+    assert len(away.look(other, 9, 30.0 + VAIN_S)) == 3
 
 
 def test_words_name_the_rank_its_host_and_its_last_step() -> None:

@@ -1,5 +1,6 @@
 """aggd over real sockets against what strangers and broken workers may send."""
 
+import asyncio
 import random
 import socket
 import struct
@@ -7,7 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -36,10 +38,12 @@ from covey.tensorwire import (
 )
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath import job_sums, owner_links
-from plugins.aggregator.datapath.control import DropJob, GetStatus, Serve, answers
+from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
+from plugins.aggregator.datapath.control import DropJob, GetStatus, RanksAway, Serve, answers
 from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.messages import NextOwner
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
+from tests.virtual_time import play
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
 DECLARED = Declared("w", "model", (6,), 16)
@@ -177,6 +181,12 @@ def test_the_newest_process_of_a_rank_is_heard_and_an_older_one_is_told_so(aggd:
     again, header = joined(1 << 16)
     assert header.op is TensorOp.WELCOME and second.dropped(), "the same process may connect again"
     again.socket.close()
+    ends = time.monotonic() + 5
+    while aggd.now().jobs[0].joined:
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    first, header = joined(1)
+    assert (header.op, header.round) == (TensorOp.STALE, 1 << 16) and first.dropped(), "also while that is away"
 
 
 OPEN = say(TensorOp.OPEN, pack_declared(DECLARED), flags=WANT)
@@ -247,15 +257,25 @@ def test_a_second_connection_of_a_rank_replaces_the_first(aggd: AggdThread) -> N
 
 
 def test_a_higher_epoch_ends_the_connections_of_the_lower_with_a_word(aggd: AggdThread) -> None:
-    at = served(aggd)
-    with Raw(at) as worker:
+    """Also who is still proving that it may speak. Orders under the epoch of before come too late."""
+    at, hello = served(aggd), say(TensorOp.HELLO, bytes(16), rank=1)
+    with Raw(at) as worker, Raw(at, hello) as slow:
         worker.hear()
+        _, challenge = slow.hear()
+        aggd.serve(JOB, EPOCH, 2)  # said twice
         aggd.serve(JOB, EPOCH + 5, 2)
         header, _ = worker.hear()
         assert (header.op, header.epoch) == (TensorOp.STALE, EPOCH + 5)
         assert worker.dropped()
+        nonce = handshake.parse_challenge(challenge).nonce
+        slow.socket.sendall(say(TensorOp.PROOF, handshake.proof_of_client(SECRET, hello, nonce)))
+        assert slow.hear()[0].op is TensorOp.STALE and slow.dropped()
     aggd.serve(JOB, EPOCH + 4, 2)
-    assert [job.epoch for job in aggd.now().jobs if job.job == JOB] == [EPOCH + 5]
+    for late in (DropJob(JOB, EPOCH + 4), DropJob(JOB, EPOCH + 4, within_s=5.0), RanksAway(JOB, EPOCH + 4, {1: "it"})):
+        aggd.order(late)
+    assert [(job.epoch, job.away) for job in aggd.now().jobs if job.job == JOB] == [(EPOCH + 5, [])]
+    aggd.order(RanksAway(JOB, EPOCH + 5, {1: "it"}))
+    assert [job.away for job in aggd.now().jobs if job.job == JOB] == [[1]]
 
 
 def test_memory_of_a_job_that_is_forgotten_is_free_again(aggd: AggdThread) -> None:
@@ -405,6 +425,24 @@ def test_it_ends_by_itself_when_neither_agent_nor_workers_are_there(tmp_path: Pa
     lonely = AggdThread(tmp_path, orphan_s=0.05)
     lonely._thread.join(5)
     assert not lonely._thread.is_alive() and not lonely.failures
+
+
+def test_it_has_been_alone_since_the_last_one_left() -> None:
+    """For twenty seconds in all it ends; fifteen before an agent that restarts, and fifteen after it, are not that."""
+
+    async def ended_s() -> float:
+        alone = SimpleNamespace(
+            config=AggdConfig(bind="", control="", memory_bytes_max=0, orphan_s=20.0), over=asyncio.Event()
+        )
+        alone._controls, alone._connections = 0, 0
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        loop.call_later(14, setattr, alone, "_controls", 1)
+        loop.call_later(16, setattr, alone, "_controls", 0)
+        await Aggd._until_over(cast(Aggd, alone))
+        return loop.time() - began_s
+
+    assert play(ended_s()) == pytest.approx(35.0, abs=0.1)
 
 
 def frames_of(data: bytes) -> list[Frame]:

@@ -127,6 +127,8 @@ def test_pushes_are_held_until_the_last_part_is_there_and_are_added_then() -> No
     next = Next(5)
     next.bring(5, parts=1)
     assert next.asks == [(), (), ()] and next.tensor.push(0, 6, 0, bytes(8)) == ()
+    with pytest.raises(TensorWireError, match="version 4 of a Block that was not said to come"):
+        next.say(TensorOp.STATE, bytes(8), part=1, round=4)
     assert next.tensor.version is None and not next.tensor.busy
     assert next.say(TensorOp.STATE, bytes([7]) * 8, part=1, round=5) == [TensorOp.COPIED]
     assert next.tensor.version == 5 and next.state == bytes([7]) * 16 and next.owner.asked == []
@@ -195,6 +197,8 @@ def test_four_blocks_are_on_their_way_at_most() -> None:
         tensor.open(0, 0, True)
         tensor.state_part(0, 0, 0, bytes(8))
     out = OutgoingCopies(HASH, 1 << 32, tensors)
+    with pytest.raises(TensorWireError, match="does not say COPIED here"):
+        out.heard(parse(frame(TensorOp.COPIED, HASH, 1 << 32, rank=OWNER, key=9)[0]))
     on_way: list[int] = []
     chance = random.Random(1)
     while not out.is_over:

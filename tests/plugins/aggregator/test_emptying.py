@@ -345,8 +345,10 @@ def test_room_is_held_for_the_latest_order_and_a_late_earlier_one_changes_nothin
         assert held(play) == (C, G1 + 5, 50) and play.machine.ledger.reserved[J1].until_s == until_s
     for later in (Heard(B, ReserveCycle(J1, G1 + 6, 2, NEED)), Heard(C, ReserveCycle(J1, G1 + 5, 51, NEED))):
         play = holder()
+        play.now_s += 1
         assert sends(play(later)) == [(later.sender, CycleReserved(J1, later.message.attempt))]
         assert held(play) == (later.sender, later.message.epoch, later.message.attempt)
+        assert play.machine.ledger.reserved[J1].until_s == play.now_s + RESERVE_S, "as long as if it were the first"
 
 
 def test_the_same_order_twice_holds_room_once() -> None:

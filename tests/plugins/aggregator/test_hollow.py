@@ -50,6 +50,8 @@ def test_whoever_is_asked_for_it_may_be_lost_too() -> None:
     made.open(1, 3, False, hollow=True)
     assert list(made.push(1, 4, 0, ONES)) == [StateTransfer("ask", 0)]
     assert list(made.gone(0)) == [StateTransfer("ask", 2)]
+    for rank, version in ((0, 4), (2, 3), (2, 5)):
+        assert not made.state_part(rank, version, 0, ONES), "not who was asked, or not what"
     assert list(made.state_part(2, 4, 0, ONES)) == [StateTransfer("give", 1)]
 
 

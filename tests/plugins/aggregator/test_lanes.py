@@ -21,11 +21,13 @@ from covey.core import HostId, JobId
 from covey.splicing import LEAST_BYTES
 from covey.tensorwire import TYPES, Declared, Type
 from plugins.aggregator.datapath.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.control import Serve
+from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
 from plugins.aggregator.datapath.lane import Lane
 from plugins.aggregator.datapath.lane_memory import LaneMemory
 from plugins.aggregator.datapath.lane_wire import LaneDone, LaneMaps, LaneMemoryAt, LaneOrder
 from plugins.aggregator.datapath.lanes import DEPTH, LaneLink, Lanes
-from plugins.aggregator.datapath.memory import Arena, Buffers
+from plugins.aggregator.datapath.memory import Arena, Buffers, Memory
 from plugins.aggregator.datapath.part_additions import LastAddition
 from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
@@ -37,7 +39,7 @@ from plugins.aggregator.policy import load_now
 from plugins.aggregator.policy.lanes import lanes_of
 from tests.covey.test_host_rounds import Gang, check, gang
 from tests.plugins.aggregator.harness import Tensor
-from tests.plugins.aggregator.loopback import AggdThread, Quiet
+from tests.plugins.aggregator.loopback import SECRET, AggdThread, Quiet
 from tests.plugins.aggregator.test_optimizers import UPDATES
 
 JOB, OTHER = JOBS = (JobId("j1"), JobId("j2"))
@@ -342,6 +344,30 @@ def test_while_no_lane_is_up_this_process_adds() -> None:
 
     play(story())
     assert sorted(done) == ["a0"] * 3 + ["a1"] * 3
+
+
+def test_what_a_lane_makes_of_a_tensor_that_began_anew_is_given_to_nobody() -> None:
+    env, given = ports(), list[int]()
+    env.spawn = lambda name, work: work.close()
+    here = Lanes(env, 1)
+    played, source = PlayedLink(here), here.memory.mapped
+    shared = SharedByJobs(Memory(1 << 30), Counters(), Buffers(source), AdditionQueue(env, here), source)
+    job = JobSums(env, Serve(JOB, 1 << 32, 2, SECRET), shared)
+    link = SimpleNamespace(rank=0, give=lambda key, tensor: given.append(key), close=lambda: None)
+    job.join(cast(Any, link))
+    made = job.declare(7, Declared("g", "grad", (LEAST_BYTES // 4,), LEAST_BYTES))
+    assert isinstance(made, TensorSum)
+    for rank in range(2):
+        made.open(rank, 0, False)
+    for rank in range(2):
+        data = job.buffers.take(LEAST_BYTES)
+        memoryview(data)[:] = bytes(LEAST_BYTES)
+        made.push(rank, 1, 0, data)
+    job.hand_part(7, here)
+    assert len(played.orders) == 2, "what it has to map, and the addition"
+    job.broken(7, RuntimeError("another part of it failed"))
+    played.work()
+    assert not given and job.rounds == 0 and job.tensors[7] is not made
 
 
 def test_a_lane_that_cannot_is_sent_away() -> None:

@@ -179,6 +179,8 @@ def test_an_aggregator_that_dropped_the_job_is_asked_again_only_after_the_others
     ((to, _),) = sends(play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))))
     assert to == D
     assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == []
+    play(Heard(D, Accepted(JOB, play.machine.jobs[JOB].epoch, "10.0.0.4:9")))
+    assert play(Heard(C, AssignmentDropped(JOB, assigned.epoch, "its process died"))) == [], "another one sums it now"
 
 
 def test_when_a_rank_lost_its_aggregator_the_coordinator_asks_it_and_may_replace_it() -> None:
@@ -357,6 +359,10 @@ def test_a_restarted_agent_keeps_what_both_its_disk_and_its_process_know() -> No
     assert ForgetJob(JobId("j3"), G1, 0) in found
     assert sends(found) == [(B, AssignmentDropped(JobId("j2"), G1, "its process does not know the job"))]
     assert play.machine.serves(JOB, G1 + 2) and list(play.machine.jobs) == [JOB]
+    play = Play(Owner(AggregatorSettings(), [HELD]))
+    found = play(ProcessUp("10.0.0.3:9", {JOB: G1 + 1}))
+    assert ForgetJob(JOB, G1 + 1, 0) in found, "it knows an older assignment"
+    assert sends(found) == [(A, AssignmentDropped(JOB, G1 + 2, "its process does not know the job"))]
 
 
 def test_retired_jobs_are_forgotten_unless_their_epoch_is_higher_by_now() -> None:
@@ -371,6 +377,9 @@ def test_a_run_that_is_over_or_taken_back_is_forgotten() -> None:
     assert ForgetJob(JOB, G1 + 2, 2 << 32) in play(GangPlaced(JOB, 2, 2, PLACES))
     play = owner(HELD)
     assert ForgetJob(JOB, G1 + 2, 0) in play(Unplaced(JOB, 1, True))
+    play(Unplaced(JOB, 2, True))
+    play(Unplaced(JOB, 1, True))
+    assert "over" in declined(play(Heard(A, msgspec.structs.replace(OFFER, epoch=(2 << 32) + 2)))), "said late"
 
 
 def again(play: Play, job: str, epoch: int = G1 + 3) -> Any:

@@ -198,6 +198,7 @@ def test_the_last_word_of_the_keeper_lets_the_others_have_it_once() -> None:
     actions = tensor.work()
     assert actions == [StateTransfer("give", 0)] and tensor.under_way
     assert tensor.push(1, 1, 0, np.float32(1).tobytes()) == (), "the keeper does not have it yet"
+    assert not tensor.kept(0, 0) and tensor.under_way, "of the round before, said late"
     assert tensor.kept(0, 1) == [StateTransfer("give", 1)] and not tensor.under_way
     assert not tensor.kept(0, 1) and not tensor.kept(0, 0)
     assert tensor.push(1, 1, 0, np.float32(1).tobytes()) == [StateTransfer("give", 1)]

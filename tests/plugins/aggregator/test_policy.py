@@ -85,6 +85,13 @@ def test_a_rank_on_two_hosts_one_after_the_other_never_uses_one_epoch_twice(
     assert used[0].isdisjoint(used[1])
 
 
+def test_the_latest_exchange_of_places_tells_the_era() -> None:
+    places = [Place(A, (0,), ()), Place(B, (1,), (), since=3)]
+    assert policy.era_of(places) == policy.era_of(places[::-1]) == 3
+    epoch = policy.next_epoch(1, 2, 0, 0, policy.era_of(places))
+    assert policy.is_old(places[:1], epoch) and not policy.is_old(places, epoch)
+
+
 def test_an_epoch_of_a_later_run_is_above_all_of_earlier_ones() -> None:
     assert policy.next_epoch(2, 4, 0, 0) > policy.next_epoch(1, 4, 3, (1 << 32) + 10**6)
 
@@ -97,6 +104,7 @@ def test_an_aggregator_refuses_on_its_own_state(jobs: int, load: float, why: str
 @given(old=st.floats(0, 1), busy=st.floats(-1, 10), elapsed=st.floats(0, 10))
 def test_load_stays_between_0_and_1(old: float, busy: float, elapsed: float) -> None:
     assert 0 <= policy.load_now(old, busy, elapsed) <= 1
+    assert policy.load_now(old, busy, 0.0) == pytest.approx(old), "of no time nothing is known"
 
 
 # ---- decoders --------------------------------------------------------------------------------------------------------

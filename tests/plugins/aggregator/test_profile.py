@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,10 +41,12 @@ def test_a_job_that_became_slower_for_good_is_not_taken_for_outliers() -> None:
         pace = pace.plus(500_000)
     assert pace.measured.count - before >= 14
     assert not is_outlier((500_000,) * 9, 500_000)
+    assert not is_outlier((1,) * 4, 100) and is_outlier((1,) * 5, 100), "of few nothing can be said"
 
 
 def test_nobody_needs_more_than_all_of_a_lane_and_no_iterations_tell_nothing() -> None:
     assert demand_of(MeasuredIterations(2, 200), 500, 2, TENTH) == Demand(100, 100, 100)
+    assert demand_of(MeasuredIterations(2, 200), 1, 2, TENTH) == Demand(100, 1, 100), "half a microsecond is some"
     assert (
         demand_of(MeasuredIterations(), 500, 2, TENTH) is None
         and demand_of(MeasuredIterations(2, 200), 500, 0, TENTH) is None
@@ -69,7 +72,7 @@ def seen(host: str, used_us: int, cycle_us: int = 100_000, **changes: bool) -> C
 
 def test_best_fit_comes_first_then_one_without_jobs_and_the_full_ones_are_no_room() -> None:
     """Reference: Pseudocode 3, lines 16-24."""
-    hosts = [seen("idle", 0, 0), seen("half", 30_000), seen("tight", 44_000), seen("full", 50_000)]
+    hosts = [seen("idle", 0, 0), seen("half", 30_000), seen("tight", 45_000), seen("full", 45_001)]
     assert policy.ranked_for(JobId("j1"), DEMAND, hosts) == (["tight", "half", "idle"], ["full"])
 
 
@@ -80,6 +83,8 @@ def test_what_hurt_goes_to_those_with_little_to_do_only() -> None:
 
 def test_a_host_that_may_be_gone_is_not_asked_to_hold_room() -> None:
     assert policy.ranked_for(JobId("j1"), DEMAND, [seen("a", 0, suspect=True)]) == ([], ["a"])
+    silent = msgspec.structs.replace(seen("a", 44_000), age_s=policy.AGE_S + 1)
+    assert policy.ranked_for(JobId("j1"), DEMAND, [silent, seen("b", 30_000)])[0] == ["b", "a"], "nor first one silent"
 
 
 def test_a_job_looks_in_the_pool_with_the_least_room_that_suffices_first() -> None:
@@ -242,3 +247,11 @@ def test_a_script_that_counts_its_steps_anew_begins_a_window_anew() -> None:
     watched.run(8, 200_000)
     watched.step = 0
     assert watched.run(9, 200_000) == [] and watched.run(10, 200_000) == ["profiled"]
+
+
+def test_a_process_that_counts_its_work_anew_begins_a_window_anew() -> None:
+    watched = Watched()
+    watched.busy_us = 1_000_000
+    watched.run(8, 200_000, 7_000)
+    watched.busy_us = 0
+    assert watched.run(30, 200_000, 7_000) == ["profiled"] and watched.gauge.demand == Demand(200_000, 7_000, 100)

@@ -106,6 +106,17 @@ class TrainingJob:
             await asyncio.sleep(0.45)
 
 
+def test_a_round_has_waited_since_its_first_push() -> None:
+    async def story() -> tuple[int, float] | None:
+        rounds = TrainingJob().rounds
+        for key in (A, A, B):
+            rounds.follow(key, True)
+            await asyncio.sleep(2.0)
+        return rounds.longest()
+
+    assert play(story()) == (A, 6.0)
+
+
 def test_a_job_is_handed_over_at_the_end_of_an_iteration() -> None:
     async def story() -> tuple[str, float]:
         job = TrainingJob()

@@ -4,21 +4,33 @@ Gossip, links, disks and processes are the simulator's; agents and aggd are the 
 played here: where the job runs is told to every agent when it starts, and ranks stay alive when agents die.
 """
 
+import asyncio
 import random
+from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.world.host import SimProcess
-from covey.core import JobId
+from covey.core import HostId, JobId
 from covey.errors import Refused
 from covey.tensorwire import ballot_of
 from plugins import facts
-from plugins.aggregator.messages import AggregatorSettings
+from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Order, RanksAway, Serve
+from plugins.aggregator.machine.coordinator import JobStepped
+from plugins.aggregator.machine.process_words import ProcessUp, Served
+from plugins.aggregator.messages import AggregatorSettings, Assigned, Offer, Probe, Serving, WorkCounters, WorkOf
 from plugins.aggregator.plugin import PLUGIN
+from plugins.aggregator.service import STRANGER_S, AggregatorService
+from plugins.aggregator.service.away import RanksAwayNow
+from plugins.facts import AggregatorNow, HostView, Place
+from tests.plugins.aggregator.loopback import SECRET, Quiet
 from tests.plugins.aggregator.ranks import Job
+from tests.virtual_time import play
 
 JOB = JobId("j1")
 
@@ -235,3 +247,191 @@ def test_a_full_disk_stops_neither_the_plugin_nor_its_jobs() -> None:
         aggd_of(rack, job.owner()).signal(9)
         job.finish()
         assert {agent.health["aggregator"].state for agent in rack.agents.values()} == {"on"}
+
+
+# ---- the plugin of one agent alone, and a disk that takes its time ---------------------------------------------------
+
+H1, H2, H3 = HostId("h1"), HostId("h2"), HostId("h3")
+G1 = 1 << 32
+PLACES = (Place(H1, (0, 1), ()), Place(H2, (2,), ()))
+
+
+class PlayedAgent:
+    """What the plugin asks of it: whom it sends to is nobody's business here. `written`: set while its disk writes."""
+
+    id, advertise = H1, "10.0.0.1"
+
+    def __init__(self) -> None:
+        self.views = [HostView(host=H1, state="alive")]
+        self.ranks = [SimpleNamespace(job=JOB, epoch=epoch, told=[]) for epoch in (1, 0)]
+        """Of the present run, and one that outlived the run before."""
+        for rank in self.ranks:
+            rank.send = rank.told.append
+        self.written = asyncio.Event()
+        self.written.set()
+        self.orders: list[Order] = []
+        self.serves: list[JobCounters] = []
+        self.busy_s = 0.0
+        clock = SimpleNamespace(now_s=lambda: asyncio.get_running_loop().time())
+        absent, disk = SimpleNamespace(), SimpleNamespace(read=self._read, replace=self._replace)
+        probes = SimpleNamespace(cores=lambda: 1, devices=SimpleNamespace(devices=list))
+        self.env = SimpleNamespace(
+            clock=clock, rng=random.Random(1), entropy=bytes, spawn=self._spawn, log=Quiet(), disk=disk,
+            probes=probes, processes=absent, bytes=absent, run_dir="/run",
+        )  # fmt: skip
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def plugin(self) -> AggregatorService:
+        made = AggregatorService(cast(Any, self))
+        made._order = self._obeyed  # type: ignore[method-assign]
+        made._up.set()
+        made.dispatch(ProcessUp("10.0.0.1:9", {}), made.owner)
+        return made
+
+    def settings(self, kind: Any) -> AggregatorSettings:
+        return AggregatorSettings(serve=False, lanes=1)
+
+    def hosts(self) -> list[HostView]:
+        return self.views
+
+    def peers(self, job: JobId) -> list[Any]:
+        return self.ranks
+
+    def spread(self, key: str, value: Any) -> None: ...
+    def publish(self, fact: Any) -> None: ...
+    def note(self, *line: str) -> None: ...
+
+    async def send(self, *letter: Any) -> bool:
+        return True
+
+    async def ask(self, *question: Any) -> Any:
+        raise TimeoutError
+
+    async def settle(self) -> None:
+        while under_way := [task for task in self._tasks if not task.done()]:
+            await asyncio.gather(*under_way)
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.add(asyncio.get_running_loop().create_task(work))
+
+    async def _read(self, name: str) -> None: ...
+
+    async def _replace(self, name: str, data: bytes) -> None:
+        await self.written.wait()
+
+    async def _obeyed(self, order: Order) -> Now:
+        self.orders.append(order)
+        return Now("10.0.0.1:9", self.serves, self.busy_s, 0, 0, 0)
+
+
+def counted(epoch: int, job: JobId = JOB) -> JobCounters:
+    return JobCounters(job, epoch, 3, 3, 1, 4, 9, 0, 0, 5_000, 9)
+
+
+def test_ranks_of_the_present_run_hear_of_the_newest_owner_alone_however_slow_the_disk() -> None:
+    async def story() -> PlayedAgent:
+        agent = PlayedAgent()
+        plugin = agent.plugin()
+        plugin.on_fact(facts.JobPlaced(JOB, 1, "t", 3, PLACES, 1))
+        agent.written.clear()
+        for epoch, owner in ((G1 + 2, H2), (G1 + 5, H3)):
+            await plugin.on_message(H2, Assigned(JOB, epoch, owner, "10.0.0.3:9", SECRET))
+            await asyncio.sleep(1)
+        assert not agent.ranks[0].told, "what is not on disk may be forgotten"
+        agent.written.set()
+        await agent.settle()
+        return agent
+
+    present, former = play(story()).ranks
+    assert [(at.epoch, at.host) for at in present.told] == [(G1 + 5, H3)]
+    assert [(at.epoch, at.address) for at in former.told] == [(G1, "")], "its run is over"
+
+
+def test_a_process_is_told_to_serve_the_newest_offer_alone_however_slow_the_disk() -> None:
+    async def story() -> PlayedAgent:
+        agent = PlayedAgent()
+        plugin = agent.plugin()
+        plugin.owner.settings = AggregatorSettings()
+        agent.written.clear()
+        for epoch in (G1 + 2, G1 + 5):
+            await plugin.on_message(H2, Offer(JOB, epoch, 3, SECRET))
+            await asyncio.sleep(1)
+        agent.written.set()
+        await agent.settle()
+        return agent
+
+    assert [order.epoch for order in play(story()).orders if isinstance(order, Serve)] == [G1 + 5]
+
+
+def test_who_asks_about_another_epoch_than_the_one_served_is_told_no() -> None:
+    async def story() -> list[Any]:
+        agent = PlayedAgent()
+        plugin = agent.plugin()
+        plugin.owner.settings = AggregatorSettings()
+        await plugin.on_message(H2, Offer(JOB, G1 + 5, 3, SECRET))
+        plugin.dispatch(Served(JOB, G1 + 5), plugin.owner)
+        agent.serves = [counted(G1 + 2)]  # an answer of before, that is
+        late = await plugin.answer(H2, WorkOf(JOB, G1 + 5))
+        agent.serves = [counted(G1 + 5)]
+        questions = [kind(JOB, epoch) for epoch in (G1 + 2, G1 + 5) for kind in (Probe, WorkOf)]
+        return [late, *[await plugin.answer(H2, question) for question in questions]]
+
+    late, no, unknown, yes, known = play(story())
+    assert late == unknown == WorkCounters(False)
+    assert (no, yes, known.known, known.busy_us) == (Serving(False), Serving(True), True, 5_000)
+
+
+def test_a_host_is_gone_once_it_was_not_seen_for_long_enough_and_asked_while_it_is_there() -> None:
+    sums = {"aggregator": msgspec.msgpack.encode(AggregatorNow("10.0.0.1:9", 0, 0.0))}
+
+    async def story() -> None:
+        agent = PlayedAgent()
+        plugin = agent.plugin()
+        await plugin.start()
+        plugin.on_fact(facts.JobPlaced(JOB, 1, "t", 3, PLACES, 1))
+        await asyncio.sleep(STRANGER_S)
+        assert not plugin._rack().gone, "gossip may not have told of it yet"
+        await asyncio.sleep(1)
+        assert plugin._rack().gone == {H2}
+        states = ("alive", "suspect", "away", "gone", "left")
+        agent.views += [HostView(host=HostId(state), state=cast(Any, state), values=sums) for state in states]
+        assert [(one.host, one.suspect) for one in plugin._rack().candidates] == [("alive", False), ("suspect", True)]
+
+    play(story())
+
+
+def test_a_process_that_was_found_again_is_as_busy_as_it_is_since() -> None:
+    async def story() -> float:
+        agent = PlayedAgent()
+        agent.busy_s = 5_000.0
+        plugin = agent.plugin()
+        watching = asyncio.create_task(plugin._watch_aggd())
+        await asyncio.sleep(2.5)
+        watching.cancel()
+        assert len([order for order in agent.orders if isinstance(order, GetStatus)]) == 3
+        return plugin._load
+
+    assert play(story()) == 0.0
+
+
+def test_the_steps_of_the_first_rank_of_the_first_host_count_for_a_job() -> None:
+    async def story() -> list[Any]:
+        plugin, found = PlayedAgent().plugin(), list[Any]()
+        plugin.on_fact(facts.JobPlaced(JOB, 1, "t", 3, PLACES, 1))
+        plugin.dispatch = lambda event, machine: found.append(event)  # type: ignore[method-assign]
+        for rank, step_s in ((0, 0.5), (1, 0.5), (2, 0.5), (0, 0.0), (0, 1e6)):
+            plugin.on_fact(facts.StepTimed(JOB, 1, rank, 7, step_s, step_s, 0.0, {}))
+        return [event for event in found if isinstance(event, JobStepped)]
+
+    assert play(story()) == [JobStepped(JOB, 1, 7, 500_000)]
+
+
+def test_ranks_that_left_are_told_of_to_sums_of_their_own_run_once() -> None:
+    away = RanksAwayNow()
+    away.left(facts.RanksLeft(JOB, 1, {2: facts.GoneRank(H2, 19)}))
+    told = counted(G1 + 2, JobId("j1/1"))
+    jobs = [counted(G1 + 2), counted(2 * G1 + 1), msgspec.structs.replace(told, away=[2]), counted(G1, JobId("j2"))]
+    (order,) = away.orders(Now("", jobs, 0.0, 0, 0, 0))
+    assert order == RanksAway(JOB, G1 + 2, {2: "rank 2 on h2 ended with 0 after its step 19"})
+    away.forget(JOB)
+    assert not list(away.orders(Now("", jobs, 0.0, 0, 0, 0)))

@@ -25,7 +25,7 @@ class PlayedOwner:
     peer, uid = "h2", -1
 
     def __init__(self, knows: int, ready_s: float) -> None:
-        self.knows, self.ready_s = knows, ready_s
+        self.knows, self.ready_s, self.epoch = knows, ready_s, EPOCH
         self.heard: list[tuple[float, Header]] = []
         self._answers = bytearray()
         self._hello = b""
@@ -50,7 +50,7 @@ class PlayedOwner:
                 pass
 
     def _say(self, op: TensorOp, payload: bytes = b"", round: int = 0) -> None:
-        head, body = frame(op, JOB, EPOCH, rank=OWNER, round=round, payload=payload)
+        head, body = frame(op, JOB, self.epoch, rank=OWNER, round=round, payload=payload)
         self._answers += head + bytes(body)
 
     async def read_into(self, view: memoryview) -> None:
@@ -104,6 +104,13 @@ def test_one_that_says_nothing_of_memory_is_given_time_for_it() -> None:
     found = play(Bringing(to).run())
     assert found.ready_s[0] == pytest.approx(SIZE / READY_BYTES_S, abs=2 * ASKS_S) and found.said["whole"]
     assert to.pings()
+
+
+def test_an_answer_under_another_epoch_is_none() -> None:
+    to = PlayedOwner(ASKS_SINCE, ready_s=0.0)
+    to.epoch = EPOCH - 1
+    found = play(Bringing(to).run())
+    assert not found.said["whole"] and f"about epoch {EPOCH - 1}" in found.said["why"] and not to.pings()
 
 
 def test_nobody_waits_for_one_that_is_not_there() -> None:

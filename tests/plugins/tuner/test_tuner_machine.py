@@ -179,6 +179,14 @@ def test_what_was_timed_is_kept_when_hosts_join() -> None:
     assert [each.event for each in found if isinstance(each, LogEvent)] == ["Reconfigured"]
 
 
+def test_what_a_host_timed_before_it_left_does_not_count_when_it_is_back() -> None:
+    of = tuner()
+    assert timed(of, 2) == []
+    assert of.handle(HostsChanged({H[0]: FAST}), 0.0) == [], "one host has nothing to be split"
+    assert of.handle(HostsChanged(dict.fromkeys(H[:6], FAST)), 0.0) == []
+    assert timed(of, 2) == [] and timed(of, 1)
+
+
 def test_a_timing_of_nothing_in_no_time_or_by_who_has_no_part_in_it_is_dropped() -> None:
     of = tuner()
     for host, samples, seconds in ((H[7], 10, 1.0), (H[0], 0, 1.0), (H[0], -1, 1.0), (H[0], 10, 0.0), (H[0], 10, -1.0)):
