@@ -191,6 +191,15 @@ def test_an_aggregator_is_emptied_as_a_whole_or_not_at_all(jobs: list[Aggregatio
         assert sorted(work.job for work, _ in found.moves) == sorted(cycles[host].shares)
         held = sum(share.work_us for cycle in cycles.values() for share in cycle.shares.values())
         assert held == sum(share.work_us for cycle in found.cycles.values() for share in cycle.shares.values())
+    else:
+        left = [cycle for name, cycle in cycles.items() if name != host]
+        for work in sorted(works, key=lambda work: (-work.work_us, work.job)):
+            at = best_fit(left, work.job, known[work.job].share(work.work_us))
+            if at is None:
+                break
+            left[at] = grown(left[at], work.job, known[work.job].share(work.work_us))
+        else:
+            raise AssertionError("all of it fits on the others")
 
 
 def test_the_last_aggregator_is_not_emptied_into_nothing() -> None:
