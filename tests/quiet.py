@@ -42,12 +42,12 @@ def until_blocked(thread: threading.Thread, within: Callable[..., object]) -> No
     code = inspect.unwrap(within).__code__
     end_s, still, before = time.monotonic() + BLOCKED_S, 0, None
     while still < STILL_LOOKS:
-        time.sleep(0.002)  # it may run meanwhile
         assert thread.is_alive(), f"{thread.name} has ended, and does not wait in {within.__qualname__}"
         assert time.monotonic() < end_s, f"{thread.name} does not come to wait in {within.__qualname__}"
         now = _asleep_at(thread, code)
         still = still + 1 if now is not None and now == before else 0
         before = now
+        time.sleep(0.002)  # it may run meanwhile
 
 
 def _asleep_at(thread: threading.Thread, within: object) -> tuple[int, int] | None:

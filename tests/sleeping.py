@@ -8,37 +8,53 @@ costs nothing, and when it ends all that was due has run.
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 VIRTUAL = re.compile(r"\bvirtual_time\b|\bVirtualLoop\b|\bSimHost\b|\bWorld\(")
-"""What makes a loop, or a world, whose clock jumps; in a file, or in a helper beside it or under `tests`."""
+"""What makes a loop, or a world, whose clock jumps: in a file."""
+VIRTUAL_HELPER = re.compile(VIRTUAL.pattern + r"|(?<![.\w])play\(")
+"""The same in what a file imports from a helper of tests."""
+SLEEPS = ("sleep", "time.sleep", "asyncio.sleep")
 GIVES_UP = ("wait", "wait_for")
 """Methods that end after a time although nothing came, and say so."""
 
 
 def sleeps(path: Path, root: Path) -> list[int]:
     """Lines in which something in this file sleeps for a time that is not 0, or waits in vain, and then asserts."""
-    tree = ast.parse(path.read_text())
-    if any(VIRTUAL.search(each.read_text()) for each in (path, *_helpers(path, tree, root))):
+    text = path.read_text()
+    tree = ast.parse(text)
+    if VIRTUAL.search(text) or any(VIRTUAL_HELPER.search(each) for each in _imported(path, tree, root)):
         return []
     return sorted({line for node in ast.walk(tree) for line in _in(node)})
 
 
-def _helpers(path: Path, tree: ast.Module, root: Path) -> Iterator[Path]:
-    """Files of tests that it imports from."""
+def _imported(path: Path, tree: ast.Module, root: Path) -> Iterator[str]:
+    """Text of each function, class and import of a helper of tests that it imports by name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("tests.")):
             folder = path.parents[node.level - 1] if node.level else root
             found = folder / f"{(node.module or '').replace('.', '/')}.py"
-            if found.is_file():
-                yield found
+            names = {alias.name for alias in node.names}
+            yield from (text for made, text in _made_in(found) if made & names)
+
+
+@cache
+def _made_in(path: Path) -> list[tuple[frozenset[str], str]]:
+    """Functions, classes and imports of a file: names, and text."""
+    body = ast.parse(path.read_text()).body if path.is_file() else []
+    return [
+        (frozenset({getattr(made, "name", ""), *(each.name for each in getattr(made, "names", []))}), ast.unparse(made))
+        for made in body
+    ]
 
 
 def _in(node: ast.AST) -> Iterator[int]:
     for name in ("body", "orelse", "finalbody"):
         statements = getattr(node, name, None)
         if isinstance(statements, list):
-            for first, second in zip(statements, statements[1:], strict=False):
+            for first, second in pairwise(statements):
                 if isinstance(second, ast.Assert) and (_sleeps(first) or _joins(first, second)):
                     yield first.lineno
     if isinstance(node, ast.Assert):
@@ -57,11 +73,10 @@ def _name(call: ast.Call) -> str:
 
 def _sleeps(statement: ast.stmt) -> bool:
     call = _called(statement)
-    return call is not None and _name(call) == "sleep" and bool(call.args) and not _is_zero(call.args[0])
-
-
-def _is_zero(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value == 0
+    if call is None or ast.unparse(call.func) not in SLEEPS or not call.args:
+        return False
+    seconds = call.args[0]
+    return not (isinstance(seconds, ast.Constant) and seconds.value == 0)
 
 
 def _joins(statement: ast.stmt, then: ast.Assert) -> bool:

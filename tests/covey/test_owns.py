@@ -229,7 +229,8 @@ def test_a_rank_that_waits_gives_what_is_every_ranks_own_although_it_waits_for_t
     asked = threading.Thread(target=healing.told, args=(ToldByRank(1, About.NEED, 1, b""),), daemon=True)
     asked.start()
     asked.join(10.0)
-    assert not asked.is_alive() and end.is_alive()
+    assert not asked.is_alive(), "it waits as well"
+    assert end.is_alive()
     assert have_decoder.decode(words.of(About.HAVE)[-1].data).contents_bytes
     each[1].begin(0, b"[2]")
     end.join(10.0)

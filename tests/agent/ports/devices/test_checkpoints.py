@@ -2,7 +2,6 @@
 that is played: for each process that uses a GPU there is a file with its state. On a real one:
 `tests/covey/attach/test_gpu.py`."""
 
-import asyncio
 import os
 import shutil
 import subprocess
