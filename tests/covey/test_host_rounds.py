@@ -274,9 +274,11 @@ def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatc
         end_s = time.monotonic() + 20
         while not said and time.monotonic() < end_s:
             time.sleep(0.01)
+        shared = job.clients[2]._shared
+        assert shared is not None
         while len(looks) < 2 or sum(looks.values()) < 4:
             assert time.monotonic() < end_s, f"{said}, and ranks looked {looks}"
-            job.clients[2]._shared.memory.ring()  # as whoever else has something to say to the ranks of this host
+            shared.memory.ring()  # as whoever else has something to say to the ranks of this host
             time.sleep(0.01)
         assert len(said) == 1 and "(101,)" in said[0]
 

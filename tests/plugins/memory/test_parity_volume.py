@@ -17,11 +17,13 @@ from tests.quiet import quiet
 from .members import Striped
 from .ports import PAGE, a_bench, replaces_a_method, soon
 
+GIVEN_UP_S = 0.5
+
 
 @pytest.fixture(autouse=True)
 def soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that is silent after a crash."""
-    monkeypatch.setattr(member_lenders, "REOPEN_S", 0.5)
+    monkeypatch.setattr(member_lenders, "REOPEN_S", GIVEN_UP_S)
 
 
 @asynccontextmanager
@@ -166,7 +168,7 @@ async def test_a_member_that_is_cut_off_is_waited_for_when_it_alone_has_a_page(
         address = made.listening[0].address
         await made.listening[0].close()
         await made.start()
-        late_s = time.monotonic() + member_lenders.REOPEN_S
+        late_s = time.monotonic() + GIVEN_UP_S
         await soon(lambda: sum(at_s > late_s for at_s in asked_s) > 1)  # since one that is not missed would be given up
         assert made.volume.slab(0).mirror.asks
         with pytest.raises(OSError, match="slab 0 waits for its members: l1"):
