@@ -4,11 +4,20 @@ A sleep before `assert not writing.done()` proves nothing on a busy machine: per
 """
 
 import asyncio
+import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 CALM_TURNS = 5
 """Turns of the loop in a row in which nothing was ready but the test: what one socket of this process writes, another
 reads in the next turn."""
 TURNS_MAX = 100_000
+STILL_LOOKS = 10
+"""Looks at a thread in a row that find it asleep in one place."""
+BLOCKED_S = 20.0
 
 
 async def quiet() -> None:
@@ -25,3 +34,28 @@ async def quiet() -> None:
         if calm == CALM_TURNS:
             return
     raise AssertionError(f"something is ready in each of {TURNS_MAX} turns of the loop")
+
+
+def until_blocked(thread: threading.Thread, within: Callable[..., object]) -> None:
+    """Returns when that thread of this process waits for something (a lock, a descriptor, a condition) in this
+    function, or in what it calls. AssertionError when the thread ends, or is not there within `BLOCKED_S` seconds."""
+    code = inspect.unwrap(within).__code__
+    end_s, still, before = time.monotonic() + BLOCKED_S, 0, None
+    while still < STILL_LOOKS:
+        assert thread.is_alive(), f"{thread.name} has ended, and does not wait in {within.__qualname__}"
+        assert time.monotonic() < end_s, f"{thread.name} does not come to wait in {within.__qualname__}"
+        now = _asleep_at(thread, code)
+        still = still + 1 if now is not None and now == before else 0
+        before = now
+        time.sleep(0.002)  # it may run meanwhile
+
+
+def _asleep_at(thread: threading.Thread, within: object) -> tuple[int, int] | None:
+    """Frame and instruction in which the thread sleeps; None: it runs, or is not in that code."""
+    innermost = frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not within:
+        frame = frame.f_back
+    if frame is None or innermost is None:
+        return None
+    state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+    return (id(innermost), innermost.f_lasti) if state == "S" else None

@@ -11,6 +11,7 @@ import pytest
 
 from tests import reached
 from tests.asserting import File, can_fail, opened
+from tests.sleeping import sleeps
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos")
@@ -262,6 +263,79 @@ def test_a_test_that_asserts_nothing_is_found_whatever_its_helpers_are_called(tm
         "test_by_a_helper": True,
         "test_raises": True,
     }
+
+
+SLEEPY_LEFT = {
+    "tests/agent/ports/devices/test_cpu.py": 1,  # a lease of real time that is said again
+    "tests/covey/attach/test_gate.py": 4,  # shares of a processor over real time
+    "tests/covey/attach/test_gpu.py": 1,
+    "tests/covey/attach/test_jax_share.py": 2,
+    "tests/guest/one_sided_faults.py": 1,  # in a virtual machine, whose processes nobody here can watch
+    "tests/guest/systemd_swap.py": 1,
+}
+"""Places that sleep in real time and then assert, by file. A number may only go down: `tests.quiet` has what to do
+instead."""
+
+
+def test_no_test_sleeps_and_then_asserts() -> None:
+    found = {named(path): lines for path in TEST_FILES if (lines := sleeps(path, ROOT))}
+    more = {name: lines for name, lines in found.items() if len(lines) > SLEEPY_LEFT.get(name, 0)}
+    assert more == {}, "wait for a sign that it ran (tests/quiet.py, or a counter), and then assert"
+    fewer = {name: len(found.get(name, ())) for name, n in SLEEPY_LEFT.items() if len(found.get(name, ())) < n}
+    assert fewer == {}, "the number in SLEEPY_LEFT goes down with it"
+
+
+SLEEPY = """
+import asyncio, time
+from threading import Event, Thread
+
+async def sleeps(job):
+    await asyncio.sleep(0.1)
+    assert not job.done()
+
+def sleeps_as_long_as_it_is_told(job, seconds):
+    if seconds:
+        time.sleep(2 * seconds)
+        assert job.state == "queued"
+
+def waits_in_vain(done: Event):
+    assert done is not None and not done.wait(0.3), "nothing came"
+
+def joins_in_vain(thread: Thread):
+    thread.join(0.1)
+    assert thread.is_alive()
+
+async def gives_way_once(job):
+    await asyncio.sleep(0)
+    assert job.done()
+
+def waits_for_a_sign(done: Event, thread: Thread):
+    assert done.wait(10.0)
+    thread.join(10.0)
+    assert not thread.is_alive()
+
+async def looks_again(job):
+    while not job.done():
+        await asyncio.sleep(0.01)
+    assert job.result()
+"""
+
+
+def test_a_sleep_before_an_assertion_is_found_and_virtual_time_is_not_meant(tmp_path: Path) -> None:
+    path = tmp_path / "test_x.py"
+    path.write_text(SLEEPY)
+    found = [SLEEPY.splitlines()[number - 1].strip() for number in sleeps(path, ROOT)]
+    assert [line.partition(",")[0] for line in found] == [
+        "await asyncio.sleep(0.1)",
+        "time.sleep(2 * seconds)",
+        "assert done is not None and not done.wait(0.3)",
+        "thread.join(0.1)",
+    ]
+    for virtual in ("from tests.virtual_time import play", "from tests.plugins.scheduler.rack import on_a_rack"):
+        path.write_text(f"{virtual}\n{SLEEPY}")
+        assert sleeps(path, ROOT) == []
+    path.write_text(f"from tests.agent.here import until\n{SLEEPY}")
+    assert len(sleeps(path, ROOT)) == 4
 
 
 def test_policies_say_what_they_answer() -> None:

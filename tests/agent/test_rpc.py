@@ -179,7 +179,7 @@ async def test_a_host_installed_anew_is_heard_under_a_lower_boot_and_its_former_
     after = [data for to, data in wire.log if to == GPU2]
     for data in (late, *before, *after):
         wire.messengers[GPU2].received(GPU1, data)
-    await asyncio.sleep(0.01)
+    await quiet()
     assert wire.heard == [b"before", b"after"], "once each, and nothing of who had the name before"
     wire.boots[GPU1] = 8
     wire.add(GPU1)
@@ -202,7 +202,7 @@ async def test_a_sender_that_gossip_does_not_know_keeps_the_name_it_was_heard_un
     assert await wire.messengers[GPU1].send("memory", GPU2, b"one", 1.0)
     stranger = msgspec.msgpack.encode(Envelope("send", 1, 9, 1, 0, "memory", b"stranger", who=666))
     wire.messengers[GPU2].received(GPU1, stranger)
-    await asyncio.sleep(0.01)
+    await quiet()
     assert wire.heard == [b"one"]
 
 

@@ -18,10 +18,12 @@ from covey.job_state import JobState, begun
 from covey.owns import RANKS_MAX
 from covey.stepwise import Pause, Stepwise
 from covey.taking_over import HealingClosed, TakingOver
+from covey.tensor_handle import TensorHandle
 from covey.tensors import TensorClient, TensorError
 from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import Serve
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
+from tests.quiet import until_blocked
 
 JOB = JobId("j1")
 GRANT = 1 << 32
@@ -321,9 +323,14 @@ def test_a_result_is_used_only_once_what_is_every_ranks_own_is_here(gang: Healin
                 pushed[0].wait()
                 done.set()
 
-        threading.Thread(target=wait, daemon=True).start()
-        assert not done.wait(0.3)
-        assert pushed[0].done, "it is here, and is not given out"
+        end_s = time.monotonic() + WITHIN_S
+        while not pushed[0].done:
+            assert time.monotonic() < end_s, "the result does not come"
+            time.sleep(0.001)
+        waiter = threading.Thread(target=wait, daemon=True)
+        waiter.start()
+        until_blocked(waiter, TensorHandle.wait)
+        assert not done.is_set(), "it is here, and is not given out"
         gather.begin(0, b'"x"')
         clients[2].push("b", np.ones(3, np.float32))
         assert done.wait(WITHIN_S)

@@ -22,8 +22,7 @@ from covey.rounds import Rounds, Tell, ToldByRank
 from covey.state_pieces import About, encode_have, have_decoder
 from covey.taking_over import HealingClosed
 from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
-
-SHORT_S = 0.1
+from tests.quiet import until_blocked
 
 
 class Words:
@@ -110,8 +109,7 @@ def test_a_survivor_goes_on_only_once_the_process_that_asks_now_is_done() -> Non
     assert have_decoder.decode(words.of(About.HAVE)[-1].data).to == 2
     result.set()  # the lost rank had pushed all it was to
     healing.told(ToldByRank(1, About.DONE, 1, b""))
-    thread.join(SHORT_S)
-    assert thread.is_alive(), "the process before it said so"
+    until_blocked(thread, Healing._run)  # the process before it said so
     healing.told(ToldByRank(1, About.DONE, 2, b""))
     thread.join(10.0)
     assert not thread.is_alive()
@@ -180,8 +178,7 @@ def test_a_late_question_of_a_process_that_is_over_is_not_taken_for_the_newest()
     healing.told(ToldByRank(1, About.NEED, 2, b""))
     result.set()
     healing.told(ToldByRank(1, About.DONE, 2, b""))
-    thread.join(SHORT_S)
-    assert thread.is_alive()
+    until_blocked(thread, Healing._run)
     healing.told(ToldByRank(1, About.DONE, 3, b""))
     thread.join(10.0)
     assert not thread.is_alive()
@@ -194,8 +191,8 @@ def test_a_successor_does_not_count_what_the_process_before_it_was_told() -> Non
     until(lambda: words.of(About.NEED))
     assert words.of(About.NEED)[0] == Tell(0, About.NEED, 2)
     words.has(0, 1, 4)
-    thread.join(SHORT_S)
-    assert thread.is_alive() and not found
+    until_blocked(thread, Healing.recover)
+    assert not found
     words.has(0, 2, 5)
     thread.join(10.0)
     assert healing.step == 5 and words.of(About.DONE) == [Tell(0, About.DONE, 2)]
@@ -225,7 +222,8 @@ def test_a_second_thread_pushes_only_once_the_first_has_told_what_is_the_ranks_o
     for thread in threads:
         thread.start()
     until(lambda: words.of(About.MIRROR))
-    time.sleep(SHORT_S)
+    for thread in threads:
+        until_blocked(thread, Healing.before_push)
     assert not order
     healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
     for thread in threads:
@@ -275,11 +273,14 @@ def test_nothing_is_pushed_before_a_neighbour_has_what_is_the_ranks_own() -> Non
         healing.before_push(lambda: [1])
         done.set()
 
-    threading.Thread(target=push, daemon=True).start()
+    thread = threading.Thread(target=push, daemon=True)
+    thread.start()
     until(lambda: words.of(About.MIRROR))
-    assert not done.wait(SHORT_S)
+    until_blocked(thread, Healing.before_push)
+    assert not done.is_set()
     healing.told(ToldByRank(1, About.MIRRORED, 0, sum_of(b"[1]")))
-    assert not done.wait(SHORT_S), "of the step before"
+    until_blocked(thread, Healing.before_push)
+    assert not done.is_set(), "of the step before"
     healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
     assert done.wait(10.0)
 
@@ -295,9 +296,11 @@ def test_what_a_neighbour_says_it_keeps_of_an_earlier_process_is_not_waited_out(
         healing.before_push(lambda: [1])
         done.set()
 
-    threading.Thread(target=push, daemon=True).start()
+    thread = threading.Thread(target=push, daemon=True)
+    thread.start()
     until(lambda: words.of(About.MIRROR))
-    assert not done.wait(SHORT_S)
+    until_blocked(thread, Healing.before_push)
+    assert not done.is_set()
     healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[1]")))
     assert done.wait(10.0)
 
@@ -325,9 +328,11 @@ def test_what_was_told_too_early_is_told_again_and_waited_for() -> None:
         healing.before_push(lambda: [2])  # something was drawn since
         done.set()
 
-    threading.Thread(target=push, daemon=True).start()
+    thread = threading.Thread(target=push, daemon=True)
+    thread.start()
     until(lambda: len(words.of(About.MIRROR)) > 1)
-    assert words.of(About.MIRROR)[1].data == b"[2]" and not done.wait(SHORT_S), "the neighbour keeps what is older"
+    until_blocked(thread, Healing.before_push)
+    assert words.of(About.MIRROR)[1].data == b"[2]" and not done.is_set(), "the neighbour keeps what is older"
     healing.told(ToldByRank(1, About.MIRRORED, 1, sum_of(b"[2]")))
     assert done.wait(10.0)
     assert list(healing.machine._own) == [(1, b"[2]")]

@@ -18,6 +18,7 @@ from covey import tensor_layout
 from covey.aggregator_rounds import AggregatorRounds
 from covey.blocks import table_id
 from covey.core import HostId, JobId
+from covey.host_rounds import HostTensor
 from covey.rounds import Superseded
 from covey.shared_rounds import SharedRounds
 from covey.sum_order import ORDERS, Order
@@ -250,7 +251,17 @@ def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatc
         said.append(why)
         say_fault(self, why, in_vain)
 
+    looks: Counter[int] = Counter()
+    own_part = HostTensor._own_part
+
+    def looked(self: HostTensor) -> bool:
+        found = own_part(self)
+        if said:
+            looks[self._rank] += 1
+        return found
+
     monkeypatch.setattr(TensorRange, "say_fault", counted)
+    monkeypatch.setattr(HostTensor, "_own_part", looked)
     with gang(tmp_path, 2, 2) as job:
         (first, _) = job.serve()
         job.share()
@@ -263,7 +274,12 @@ def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatc
         end_s = time.monotonic() + 20
         while not said and time.monotonic() < end_s:
             time.sleep(0.01)
-        time.sleep(0.5)
+        shared = job.clients[2]._shared
+        assert shared is not None
+        while len(looks) < 2 or sum(looks.values()) < 4:
+            assert time.monotonic() < end_s, f"{said}, and ranks looked {looks}"
+            shared.memory.ring()  # as whoever else has something to say to the ranks of this host
+            time.sleep(0.01)
         assert len(said) == 1 and "(101,)" in said[0]
 
 

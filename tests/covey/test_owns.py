@@ -21,6 +21,7 @@ from covey.owns import CALM, ROOM, Owns, RowPlan
 from covey.rounds import ToldByRank
 from covey.state_pieces import About, have_decoder
 from tests.covey.test_healing_words import Words, until, waits
+from tests.quiet import until_blocked
 
 PRINTABLE = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=900)
 SHORT_S = 0.1
@@ -205,8 +206,10 @@ def test_no_result_is_given_out_before_what_is_every_ranks_own_is_here() -> None
         healing.gathered(rows_of(each[0]))
         done.set()
 
-    threading.Thread(target=use, daemon=True).start()
-    assert not done.wait(SHORT_S)
+    thread = threading.Thread(target=use, daemon=True)
+    thread.start()
+    until_blocked(thread, Healing.gathered)
+    assert not done.is_set()
     each[1].begin(0, b"[2]")
     assert done.wait(10.0)
     healing.end({})
@@ -226,7 +229,8 @@ def test_a_rank_that_waits_gives_what_is_every_ranks_own_although_it_waits_for_t
     asked = threading.Thread(target=healing.told, args=(ToldByRank(1, About.NEED, 1, b""),), daemon=True)
     asked.start()
     asked.join(10.0)
-    assert not asked.is_alive() and end.is_alive()
+    assert not asked.is_alive(), "it waits as well"
+    assert end.is_alive()
     assert have_decoder.decode(words.of(About.HAVE)[-1].data).contents_bytes
     each[1].begin(0, b"[2]")
     end.join(10.0)

@@ -30,6 +30,7 @@ from covey.tensorwire import Declared
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import AggdThread
+from tests.quiet import until_blocked
 
 EPOCH = 1 << 32
 
@@ -205,19 +206,25 @@ def test_a_rank_that_cannot_share_takes_all_to_tcp(aggd: AggdThread, late: bool)
 
     if not late:
         refuse()
-    array, began = np.ones(50_000, np.float32), threading.Barrier(2)
+    array, pushed, refused = np.ones(50_000, np.float32), threading.Event(), threading.Event()
+    waits: list[threading.Thread] = []
 
     def script(rank: int, client: TensorClient) -> None:
-        if rank == 2 and late:
-            time.sleep(0.2)
-            refuse()
+        if rank == 2:
+            assert pushed.wait(20)
+            while not waits:
+                time.sleep(0.001)
+            if late:
+                until_blocked(waits[0], TensorClient.push_pull)
+                refuse()
+            refused.set()
         if rank == 1:
             handle = client.push("x", array)
-            began.wait(10)
-            time.sleep(0.5)
+            pushed.set()
+            assert refused.wait(20)
             assert handle.wait()[0] == 3
         elif rank == 0:
-            began.wait(10)
+            waits.append(threading.current_thread())
             assert client.push_pull("x", array)[0] == 3
         else:
             assert client.push_pull("x", array)[0] == 3
@@ -317,8 +324,11 @@ def test_nothing_is_pushed_before_the_agent_has_spoken() -> None:
         pushed.set()
 
     threads = shared.start(script)
-    assert not pushed.wait(0.5)
-    assert "the agent has not said yet whether the ranks share memory" in shared.said[0].getvalue()
+    end_s = time.monotonic() + 10
+    while not all("the agent has not said yet whether the ranks share" in said.getvalue() for said in shared.said):
+        assert time.monotonic() < end_s, [said.getvalue() for said in shared.said]
+        time.sleep(0.02)
+    assert not pushed.is_set()
     shared.share()
     shared.end(threads)
 

@@ -34,6 +34,7 @@ from covey.state_pieces import (
     why_too_slow,
 )
 from covey.taking_over import Recovered
+from tests.quiet import until_blocked
 
 WITHIN_S = 10.0
 State = dict[str, np.ndarray[Any, Any]]
@@ -168,8 +169,11 @@ def test_a_successor_waits_for_the_checksum_of_whoever_gave() -> None:
     given = Given({0: state()})
     given.sums = False
     thread = given.recover()
-    thread.join(0.3)
-    assert thread.is_alive() and given.asked[0] > 1
+    end_s = time.monotonic() + 10.0
+    while given.asked[0] < 2:
+        assert time.monotonic() < end_s, "it asked for nothing"
+        time.sleep(0.001)
+    until_blocked(thread, Healing.recover)
     given.sums = True
     given._have(0)
     assert given.recovered(thread).step == 5
@@ -247,8 +251,8 @@ def test_an_answer_of_which_a_frame_is_missing_is_none() -> None:
     first, second = given.held[0].haves(1, 5, 0, {}, kept)
     given._have = lambda rank: given.say(rank, first if rank == 0 else Have(1, is_new=True))  # type: ignore[method-assign]
     thread = given.recover()
-    thread.join(0.2)
-    assert thread.is_alive() and not given.asked[0]
+    until_blocked(thread, Healing.recover)
+    assert not given.asked[0]
     given.held[0].make_sum()
     given.say(0, second)
     given.say(0, given.held[0].haves(1, 5, 0, {}, {})[0])

@@ -13,6 +13,7 @@ import pytest
 from covey.core import HostId, JobId
 from covey.rounds import Superseded
 from covey.sum_order import ORDERS, Order
+from covey.tensor_handle import TensorHandle
 from covey.tensor_link import TensorLink
 from covey.tensors import TensorClient, TensorError
 from covey.tensorwire import HEADER_BYTES, TensorOp, frame, job_hash
@@ -20,6 +21,7 @@ from covey.wire import AggregatorAt
 from plugins.aggregator.datapath.control import DropJob
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
+from tests.quiet import until_blocked
 
 EPOCH = 1 << 32
 
@@ -204,8 +206,7 @@ def test_an_array_that_is_being_sent_again_is_not_given_back(aggd: AggdThread) -
     assert not handle.done
     waited = threading.Thread(target=handle.wait)
     waited.start()
-    waited.join(0.1)
-    assert waited.is_alive()
+    until_blocked(waited, TensorHandle.wait)
     with client._far._at[0]._changed:
         client._far._at[0]._repeating = False
         client._far._at[0]._changed.notify_all()

@@ -316,7 +316,8 @@ async def test_a_loop_that_stands_still_is_noticed_and_harms_nobody(rack: Rack) 
         rack.ports[name].skipped_s += 5.0
     await until(lambda: min(a.counters.get("stalls", 0), b.counters.get("stalls", 0)) > 0)
     assert a.metrics()["covey_gossip_loop_lag_max_seconds"] >= 4
-    await asyncio.sleep(0.1)
+    heard = [each.counters["received"] for each in (a, b)]
+    await until(lambda: all(each.counters["received"] >= n + 10 for each, n in zip((a, b), heard, strict=True)))
     assert not [event for told in rack.told.values() for event in told if isinstance(event, HostDown)]
 
 

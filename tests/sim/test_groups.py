@@ -180,6 +180,11 @@ def test_a_job_cannot_come_before_the_start(tmp_path: Path) -> None:
 def test_three_hosts_are_enough_to_compare() -> None:
     report = groups.run(options("--jobs", "2", "--hosts", "3"), lambda share, text: None)
     assert report.data["isolated"]["jct_gain"] == 1.0
+    for way in ("isolated", "naive", "printed", "groups", "groups_said"):
+        found = report.data[way]
+        assert 0 < found["jct_s_mean"] <= found["makespan_s"], way
+        assert 0 < found["cpu_useful"] <= found["cpu_utilization"] <= 1 and 0 < found["network_utilization"] <= 1, way
+        assert 0 < found["jobs_at_once_mean"] <= 2, way
 
 
 def test_three_jobs_in_eight_are_long() -> None:

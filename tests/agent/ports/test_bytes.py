@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import os
 import random
+import select
 import shutil
 import socket
 import stat
@@ -13,12 +14,13 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.ports.bytes import SocketBytes
+from agent.ports.bytes import SocketBytes, SocketListener
 from agent.ports.stream import DIRECT_BYTES, SPILL_BYTES
 from agent.program import JsonLog
 from covey.ports import UNKNOWN_USER, ByteStream, Listener
@@ -45,6 +47,13 @@ async def pair(bind: str = "127.0.0.1:0", bulk: bool = False) -> tuple[Listener,
     listener = await PORT.listen(bind, accept, bulk=bulk)
     near = await PORT.connect(listener.address)
     return listener, near, await met
+
+
+def held_up(writer: Any, reader: Any) -> bool:
+    """Whether the reader's process takes no more, and the writer's kernel neither: nothing goes on by itself."""
+    if not (reader._reading_paused and writer._writing_paused):
+        return False
+    return not select.select([], [writer._transport.get_extra_info("socket")], [], 0)[1]
 
 
 async def read(stream: ByteStream, size: int) -> bytes:
@@ -122,7 +131,7 @@ async def test_a_writer_waits_for_a_slow_reader_and_its_buffer_is_its_own_again_
             written += 1
 
     sending = asyncio.ensure_future(send())
-    await asyncio.sleep(0.05)
+    await until(lambda: sending.done() or held_up(near, far))
     assert written < count // 2, "nothing held the writer up"
     for number in range(count):
         assert await read(far, size) == bytes([number]) * size
@@ -153,7 +162,7 @@ async def test_units_of_concurrent_writers_are_never_interleaved() -> None:
 async def test_a_reader_that_does_not_read_holds_little() -> None:
     listener, near, far = await pair()
     sending = asyncio.ensure_future(near.write(bytes(64 << 20)))
-    await asyncio.sleep(0.05)
+    await until(lambda: sending.done() or held_up(near, far))
     assert not sending.done()
     assert far._end - far._start <= SPILL_BYTES  # type: ignore[attr-defined]
     assert await read(far, DIRECT_BYTES) == bytes(DIRECT_BYTES)
@@ -294,13 +303,26 @@ async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
     monkeypatch.setattr("agent.ports.bytes.FOUND_CHECK_S", 0.01)
     folder = f"{short}/run"
     path = f"{folder}/x.sock"
+    looks, is_lost = 0, SocketListener._is_lost
+
+    def counted(self: SocketListener, path: str) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_lost(self, path)
+
+    monkeypatch.setattr(SocketListener, "_is_lost", counted)
     listener, near, far = await pair(f"unix:{path}")
+
+    async def looked_again() -> None:
+        """And did what it thought right, more than once."""
+        before = looks
+        await until(lambda: looks >= before + 3)
 
     def said() -> list[str]:
         return [line for line in LINES.text.splitlines() if "nobody can reach" in line and path in line]
 
     shutil.rmtree(folder)
-    await asyncio.sleep(0.05)
+    await looked_again()
     assert os.listdir(short) == [], "it is not ours to make"
     os.mkdir(folder)
     await until(lambda: os.path.exists(path))
@@ -314,7 +336,7 @@ async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
         os.rename(f"{folder}/y.sock", path)
         inode = os.stat(path).st_ino
         await until(said)
-        await asyncio.sleep(0.05)
+        await looked_again()
         assert len(said()) == 1
         await listener.close()
         assert os.stat(path).st_ino == inode, "another process listens there"

@@ -1,6 +1,5 @@
 """A rank's side of a shared device, its agent played by the test (`covey.attach.sharing`)."""
 
-import asyncio
 import os
 import threading
 import time
@@ -79,7 +78,9 @@ async def test_an_epoch_is_acknowledged_once_its_memory_is_applied() -> None:
     rank.limits.write(RankLimits(1, memory_bytes=5000))
     assert rank.ends().acked == 1 and rank.memory.applied == [5000]
     rank.limits.write(RankLimits(2, memory_bytes=4000))
-    await asyncio.sleep(0.2)
+    await until(lambda: rank.share._limits.epoch == 2)
+    with rank.share._lock:
+        """What it does about them is done."""
     assert rank.report.fresh() is None and rank.memory.applied == [5000], "in the middle of a mini-batch"
     report = rank.ends()
     assert (report.acked, report.memory_limit_bytes, rank.memory.applied) == (2, 4000, [5000, 4000])

@@ -1,12 +1,12 @@
 """The flag of a rank whose device works on what was queued before (`covey.attach.waits`)."""
 
-import asyncio
 import threading
 
 from covey.attach.sharing import ShareControl
 from covey.attach.waits import QueuedWaits
 from covey.pages import PAGE_BYTES, FlagReader
 from tests.agent.here import until
+from tests.quiet import until_blocked
 
 
 def sharing() -> tuple[ShareControl, FlagReader]:
@@ -15,18 +15,30 @@ def sharing() -> tuple[ShareControl, FlagReader]:
     return share, FlagReader(pages[2])
 
 
+def rests(waits: QueuedWaits) -> None:
+    """Its thread, if it has one, has done all that there was to do."""
+    if waits._thread is not None:
+        until_blocked(waits._thread, threading.Event.wait)
+
+
 async def test_the_flag_says_idle_once_what_was_queued_is_done() -> None:
     share, flag = sharing()
-    done = threading.Event()
-    waits = QueuedWaits(share, lambda: done.is_set)
+    done, looks = threading.Event(), 0
+
+    def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return done.is_set()
+
+    waits = QueuedWaits(share, lambda: look)
     waits.waits(True)
-    await asyncio.sleep(0.02)
+    await until(lambda: looks >= 3)
     assert flag.busy() is True, "kernels are still running"
     done.set()
     await until(lambda: flag.busy() is False)
     waits.waits(False)
     assert flag.busy() is True
-    await asyncio.sleep(0.02)
+    rests(waits)
     assert flag.busy() is True, "the wait is over, whatever is done"
 
 
@@ -37,7 +49,7 @@ async def test_input_that_comes_before_the_queue_is_done_leaves_the_flag_up() ->
     waits.waits(True)
     waits.waits(False)
     done.set()
-    await asyncio.sleep(0.02)
+    rests(waits)
     assert flag.busy() is True
 
 
@@ -46,8 +58,10 @@ async def test_a_wait_of_which_nothing_is_known_leaves_the_flag_up() -> None:
     share, flag = sharing()
     unknown = QueuedWaits(share, lambda: None)
     unknown.waits(True)
-    ahead = threading.Thread(target=QueuedWaits(share, lambda: lambda: True).waits, args=(True,))
+    prefetched = QueuedWaits(share, lambda: lambda: True)
+    ahead = threading.Thread(target=prefetched.waits, args=(True,))
     ahead.start()
     ahead.join()
-    await asyncio.sleep(0.02)
+    for waits in (unknown, prefetched):
+        rests(waits)
     assert flag.busy() is True

@@ -304,7 +304,15 @@ def test_ranks_hear_where_to_go_before_memory_is_given_back(
 ) -> None:
     """A gigabyte takes up to seconds: so long a job stood that was handed over. `brings`: it stays until the next owner
     has it, or cannot be brought it; that one does not answer here."""
-    monkeypatch.setattr(job_sums, "GIVE_BACK_S", 0.0 if brings else 0.4)
+    give_back_s = 0.0 if brings else 0.4
+    monkeypatch.setattr(job_sums, "GIVE_BACK_S", give_back_s)
+    let_go, given_back_s = TensorSum.let_go, list[float]()
+
+    def noted(self: TensorSum) -> None:
+        given_back_s.append(time.monotonic())
+        let_go(self)
+
+    monkeypatch.setattr(TensorSum, "let_go", noted)
     at = served(aggd)
     with socket.create_server(("127.0.0.1", 0)) as next_owner, Raw(at) as worker:
         to = NextOwner(f"127.0.0.1:{next_owner.getsockname()[1]}", SECRET) if brings else None
@@ -313,14 +321,19 @@ def test_ranks_hear_where_to_go_before_memory_is_given_back(
         worker.hear()
         tensor = aggd.aggd.jobs[JOB].tensors[key_of("w")]
         until_touched(tensor)
+        not_before_s = time.monotonic() + give_back_s
         aggd.order(DropJob(JOB, EPOCH, EPOCH + 1, 0.01 if brings else 0.0, to))
         assert worker.hear()[0].op is TensorOp.STALE
-        time.sleep(0.1)
-        assert len(tensor._state) == 6
+        if brings:
+            with next_owner.accept()[0]:
+                for _ in range(5):  # its loop goes round meanwhile
+                    aggd.now()
+                not_before_s = time.monotonic()
     ends = time.monotonic() + 5
     while len(tensor._state):
         assert time.monotonic() < ends
         time.sleep(0.02)
+    assert given_back_s[0] >= not_before_s
 
 
 def bring(op: TensorOp, payload: bytes = b"", **fields: Any) -> bytes:

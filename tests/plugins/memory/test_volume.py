@@ -494,10 +494,10 @@ async def test_a_read_waits_however_long_for_a_lender_that_may_hold_a_newer_page
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         reading = asyncio.ensure_future(read(again, 0, 3))
-        await asyncio.sleep(0.5 * SLOW)
+        await soon(lambda: "no welcome from h2" in again.counts(1).places[0].why)
+        await quiet()
         assert not reading.done()
         assert again.counts(1).places[0].state == "recovering"
-        assert "no welcome from h2" in again.counts(1).places[0].why
         await bench.wake_lender()
         assert await reading == [1, 2, 1]
         assert again.lenders.unrecovered == 0

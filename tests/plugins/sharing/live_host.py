@@ -49,11 +49,14 @@ class CoreDevice:
         self.pids: set[int] = set()
         self.news: asyncio.Queue[tuple[str, DeviceHealth]] = asyncio.Queue()
         self.condition = DeviceHealth()
+        self.samples = 0
+        """How often it was looked at."""
 
     def devices(self) -> Sequence[Device]:
         return (self.device,)
 
     async def sample(self, uuid: str) -> DeviceSample:
+        self.samples += 1
         return DeviceSample(0, 0.5, tuple(DeviceProcess(pid, None) for pid in sorted(self.pids)))
 
     async def health(self, uuid: str) -> DeviceHealth:
@@ -125,6 +128,8 @@ class LiveHost:
         self.processes: dict[JobId, subprocess.Popen[bytes]] = {}
         self._settings, self._controller = settings, controller
         self._tasks: list[asyncio.Task[Any]] = []
+        self.reads = 0
+        """How often the service has read the pages of ranks."""
         self.service: SharingService
         self.socket: JobSocket
 
@@ -158,6 +163,13 @@ class LiveHost:
         self.env = replace(self.env, spawn=spawn)
         self.service = SharingService(self)  # type: ignore[arg-type]
         self.service.machine.controller = self._controller
+        read = self.service._read
+
+        def counted() -> None:
+            read()
+            self.reads += 1
+
+        self.service._read = counted  # type: ignore[method-assign]
         self.socket = JobSocket(self.env, self.runner, self.service.on_fact, deliver)
         await self.socket.start()
         await self.service.start()

@@ -2,7 +2,6 @@
 that is played: for each process that uses a GPU there is a file with its state. On a real one:
 `tests/covey/attach/test_gpu.py`."""
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -39,7 +38,10 @@ int cuCheckpointProcessLock(int pid, unsigned* args) {
 int cuCheckpointProcessCheckpoint(int pid, void* args) {
   return has(pid, ".shared") ? 801 : args ? 1 : become(pid, 1, 2);
 }
-int cuCheckpointProcessRestore(int pid, void* args) { return has(pid, ".full") ? 2 : args ? 1 : become(pid, 2, 1); }
+int cuCheckpointProcessRestore(int pid, void* args) {
+  if (has(pid, ".full")) return std::ofstream(at(0) + ".tries", std::ios::app) << "x", 2;
+  return args ? 1 : become(pid, 2, 1);
+}
 int cuCheckpointProcessUnlock(int pid, void* args) { return args ? 1 : become(pid, 1, 0); }
 }
 """
@@ -75,6 +77,11 @@ class Played:
 
     def states(self) -> list[int]:
         return [int((self.folder / str(pid)).read_text() or -1) for pid in self.pids]
+
+    def tries(self) -> int:
+        """How often one could not come back, since the GPU was full."""
+        path = self.folder / "0.tries"
+        return len(path.read_text()) if path.exists() else 0
 
     def told(self, pid: int, what: str) -> Path:
         path = self.folder / f"{pid}.{what}"
@@ -136,8 +143,9 @@ async def test_where_the_gpu_has_no_room_yet_it_comes_back_later_whoever_lives(p
     assert checkpoints.suspend(7)
     full = played.told(played.pids[0], "full")
     await until(lambda: played.states() == [2, 0])
+    tries = played.tries()
     checkpoints.close()
-    await asyncio.sleep(0.2)
+    await until(lambda: played.tries() > tries)
     assert played.states() == [2, 0]
     full.unlink()
     await until(lambda: played.states() == [0, 0])

@@ -122,13 +122,14 @@ time.sleep(20)
 async def test_time_of_children_that_ended_stays_counted(rig: CpuRig) -> None:
     pid = await rig.start("CPU-h1-0", BURN)
     seen: list[float] = []
-    for _ in range(12):
+    end_s = time.monotonic() + 30.0
+    while len(seen) < 12 or seen[-1] <= 0.3:
+        assert time.monotonic() < end_s, seen
         (tree,) = RankTrees(f"/run/{os.getpid()}/jobs.sock").read()
+        assert tree.pid == pid
         seen.append(tree.cpu_s)
         await asyncio.sleep(0.1)
-        assert tree.pid == pid
     assert all(later >= earlier - 0.03 for earlier, later in pairwise(seen)), "it never falls, but for its rounding"
-    assert seen[-1] > 0.3
 
 
 async def test_a_suspension_ends_with_its_lease(rig: CpuRig) -> None:

@@ -104,8 +104,10 @@ async def test_an_xid_is_told_at_once(made: list[NvmlDevices], lines: Lines, mon
     board = Board("GPU-1")
     with beneath_pynvml(StandIn(board)) as driver:
         devices = await over(driver, made, lines)
+        asked = driver.calls.get("nvmlEventSetWait_v2", 0)
         waiting = asyncio.ensure_future(devices.events())
-        await asyncio.sleep(0.1)
+        await until(lambda: driver.calls.get("nvmlEventSetWait_v2", 0) > asked)
+        assert not waiting.done(), "nothing has happened yet"
         driver.xid(board, 48)
         told = await asyncio.wait_for(waiting, 5.0)
         assert [(uuid, health.condition) for uuid, health in told] == [("GPU-1", "drain")]
