@@ -11,8 +11,8 @@ from chaos.proving import Proof, Ran, Trial, Workbench, by_simulator, by_tests, 
 
 HEARD_ONCE = Mutant(
     file="gossip/packet.py",
-    find="if not self._is_new(sender, boot, counter):",
-    replace="if not self._is_new(sender, boot, -counter):",
+    find="is_new = self._is_new(sender, boot, counter)",
+    replace="is_new = self._is_new(sender, boot, -counter)",
     why="A datagram that somebody recorded is heard again.",
     hosts="one",
     tests=("tests/gossip/test_packet.py::test_a_datagram_is_heard_once",),

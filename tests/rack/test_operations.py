@@ -38,8 +38,7 @@ EXIT = {
     "agentctl hosts give-up gpu4": 4,  # it is alive, and nobody gives up a host that answers
     "agentctl volumes give-up vol1": 3,  # a healthy rack has no volume that waits
     "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
-    "agentctl memory export vol1 --socket /run/covey/vol1-nbd.sock": 3,  # nor one of that name
-    "agentctl memory unexport vol1 --socket /run/covey/vol1-nbd.sock": 3,
+    "agentctl gpus forget UUID": 3,  # no GPU is called that
     "agentctl memory detach swap1": 3,
 }
 """Command -> its exit code, where that is not 0."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.blocks import tables_of
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.jobs import HOLDING, Job
 from plugins.scheduler.machine.kept_bytes import KeptBytes
@@ -266,8 +265,6 @@ class JobTable:
         self.index, self.next_number = state.index, state.next_number
         self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
         self.jobs = {job.id: job for job in state.jobs}
-        for job in state.jobs:
-            job.tables = job.tables or tables_of(len(job.places))  # a snapshot of before did not say
         self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s

@@ -13,11 +13,15 @@ class RackClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._said_s, self._at_s = 0.0, clock.now_s()
-        """A reading, and when on this host's clock."""
+        self._said_s = 0.0
+        self._at_s: float | None = None
+        """When `_said_s` was read, on this host's clock; None: nobody has asked yet, and it begins then."""
 
     def now_s(self) -> float:
-        return self._said_s + max(0.0, self._clock.now_s() - self._at_s)
+        now_s = self._clock.now_s()
+        if self._at_s is None:
+            self._at_s = now_s
+        return self._said_s + max(0.0, now_s - self._at_s)
 
     def heard(self, said_s: float) -> None:
         """The log has this reading: whoever is behind it catches up."""
