@@ -65,8 +65,18 @@ def an_array(volume: LiveVolume) -> RemoteArray:
     return array
 
 
+OPEN: list[TensorClient] = []
+"""Closed after each test: their threads would go on in the tests that come after."""
+
+
+def a_client(**more: Any) -> TensorClient:
+    client = TensorClient(JobId("j1"), 0, 1, lambda epoch, why, table: None, say=io.StringIO(), **more)
+    OPEN.append(client)
+    return client
+
+
 def tensors_of_one() -> TensorClient:
-    client = TensorClient(JobId("j1"), 0, 1, lambda epoch, why, table: None, undecided=True, say=io.StringIO())
+    client = a_client(undecided=True)
     client.memory_is(TensorMemory(tensor_layout.make(1), 0, 1))
     return client
 
@@ -76,8 +86,7 @@ def a_handle(_: LiveVolume) -> Any:
 
 
 def a_state(_: LiveVolume) -> Any:
-    client = TensorClient(JobId("j1"), 0, 1, lambda epoch, why, table: None, say=io.StringIO())
-    return begun(client, range(1), 0, dict, lambda arrays, own: None, None, 0, lambda step: None)
+    return begun(a_client(), range(1), 0, dict, lambda arrays, own: None, None, 0, lambda step: None)
 
 
 SUMS = np.arange(4, dtype=np.float32).tobytes()
@@ -122,6 +131,8 @@ def made(volume: LiveVolume, request: pytest.FixtureRequest) -> Iterator[tuple[K
     yield kind, thing
     if hasattr(thing, "close"):
         thing.close()
+    while OPEN:
+        OPEN.pop().close()
 
 
 every_kind = pytest.mark.parametrize("made", KINDS, indirect=True)
