@@ -316,7 +316,7 @@ def test_a_device_of_another_name_cannot_be_spoken_of(backend: str) -> None:
 @contextlib.contextmanager
 def served(owner: int) -> Iterator[socket.socket]:
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0covey-test-{os.getpid()}-{owner}")
+    listener.bind("")  # a name of its own that the kernel chooses: a child of another test may still hold the last one
     listener.listen()
     threading.Thread(target=SwapHelper(owner, "", lambda line: None).serve, args=(listener,), daemon=True).start()
     with socket.socket(socket.AF_UNIX) as client:

@@ -328,7 +328,7 @@ def counted(epoch: int, job: JobId = JOB) -> JobCounters:
     return JobCounters(job, epoch, 3, 3, 1, 4, 9, 0, 0, 5_000, 9)
 
 
-def test_ranks_of_the_present_run_hear_of_the_newest_owner_alone_however_slow_the_disk() -> None:
+def test_ranks_of_this_run_hear_of_the_newest_owner_alone_however_slow_the_disk() -> None:
     async def story() -> PlayedAgent:
         agent = PlayedAgent()
         plugin = agent.plugin()
@@ -381,7 +381,7 @@ def test_who_asks_about_another_epoch_than_the_one_served_is_told_no() -> None:
     assert (no, yes, known.known, known.busy_us) == (Serving(False), Serving(True), True, 5_000)
 
 
-def test_a_host_is_gone_once_it_was_not_seen_for_long_enough_and_asked_while_it_is_there() -> None:
+def test_a_host_is_gone_once_it_was_not_seen_for_long_and_asked_while_it_is_there() -> None:
     sums = {"aggregator": msgspec.msgpack.encode(AggregatorNow("10.0.0.1:9", 0, 0.0))}
 
     async def story() -> None:

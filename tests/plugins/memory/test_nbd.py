@@ -179,6 +179,7 @@ async def test_a_read_of_what_only_the_queue_has_newest_finds_it() -> None:
         client = await connected(bench)
         assert await client.write(0, page(1)) == 0
         await volume.flush()
+        assert await client.write(PAGE, page(1)) == 0  # the first write after a flush waits for the disk
         bench.disk.gate.clear()
         bench.ignore_requests()
         await client.send(NbdCommand.WRITE, 0, PAGE, page(2))
