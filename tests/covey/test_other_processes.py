@@ -21,6 +21,7 @@ from covey import remote, tensor_layout
 from covey.client import JobClient
 from covey.core import JobId
 from covey.errors import CoveyError, RankLeft, Refused
+from covey.headers import Op
 from covey.job_state import begun
 from covey.remote import RemoteArray, RemoteMemory, RemoteMemoryError
 from covey.tensor_memory import TensorMemory
@@ -28,6 +29,7 @@ from covey.tensor_moments import Moments
 from covey.tensors import TensorClient, TensorError
 from covey.this_process import OtherProcess, this_process
 from covey.units import MIB
+from covey.volume_link import transfer
 from tests.covey import used_elsewhere as used
 from tests.covey.live_volume import ROOT, LiveVolume
 
@@ -335,6 +337,34 @@ def test_a_child_that_has_its_parents_pid_is_another_process() -> None:
 
     here = this_process()
     assert in_children(work) == [b"True"]
+
+
+def test_a_child_and_its_parent_are_each_given_their_own_answer(volume: LiveVolume) -> None:
+    """The child's request is answered while the parent asks: over one connection, and from one number of requests on,
+    the parent would take the child's page for its own."""
+    with a_memory(volume) as memory:
+        asked_read, asked = os.pipe()
+        goes_on, go_on = os.pipe()
+        child = os.fork()
+        if child == 0:
+            status = 2
+            try:
+                os.close(go_on)
+                into, failed = bytearray(used.PAGE), list[str]()
+                transfer(memory._link, Op.FETCH, 1, memoryview(into), 1, failed)
+                memory._link.push()
+                os.write(asked, b"asked")
+                os.read(goes_on, 1)  # until its parent has its answer
+                memory._link.finish(lambda: memory._link.busy == 0)
+                status = 0 if bytes(into) == used.page(1) and not failed else 1
+            finally:
+                os._exit(status)
+        assert os.read(asked_read, 5) == b"asked"
+        got = memory.read(2 * used.PAGE, used.PAGE)
+        for end in (asked_read, asked, goes_on, go_on):
+            os.close(end)
+        assert got == used.page(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_child_closes_its_own_and_leaves_its_parents_connection(volume: LiveVolume) -> None:

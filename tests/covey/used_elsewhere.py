@@ -1,7 +1,9 @@
 """What a script does with each of our objects, in whatever process it is: the bytes that it got, or the error. Imported
 by interpreters that a test starts, so it imports little."""
 
+import os
 import pickle  # noqa: TID251 - as multiprocessing and PyTorch do
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +16,13 @@ def page(number: int) -> bytes:
 
 
 def of_memory(memory: Any) -> bytes:
-    """Every page, in runs of a size that several processes ask for at once."""
-    wrong = [
-        at for at in range(0, PAGES, 8) if memory.read(at * PAGE, 8 * PAGE) != b"".join(map(page, range(at, at + 8)))
-    ]
-    return b"wrong from page %d" % wrong[0] if wrong else b"all pages"
+    """Every page, in runs of one size, and in each process in an order of its own: whoever is given the answer to
+    another process' request gets other pages."""
+    runs = {at: b"".join(map(page, range(at, at + RUN))) for at in range(0, PAGES, RUN)}
+    for at in random.Random(os.getpid()).sample(sorted(runs), len(runs)):
+        if memory.read(at * PAGE, RUN * PAGE) != runs[at]:
+            return b"wrong from page %d" % at
+    return b"all pages"
 
 
 def of_array(array: Any) -> bytes:
