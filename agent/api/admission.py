@@ -86,7 +86,7 @@ class Network:
 
 
 def _uid(request: web.Request) -> int:
-    """Of the process at the other end of a unix socket; unknown where the connection is over."""
+    """The user of the process at the other end of a unix socket; unknown where the connection is over."""
     connection = request.transport.get_extra_info("socket") if request.transport is not None else None
     return UNKNOWN_USER if connection is None else peer_of(connection)[1]
 

@@ -24,7 +24,7 @@ MAY_ANSWER = ("alive", "suspect", "away")
 NAMED = 4
 """Hosts in one line."""
 Waits = Callable[[str], None]
-"""KnownElsewhere why it takes so long. Raises Refused when nobody waits any more."""
+"""Hears why it takes so long. Raises Refused when nobody waits any more."""
 
 
 class KnownElsewhere(NamedTuple):
