@@ -45,6 +45,8 @@ class Member:
         self.sent_bytes = 0
         self._newest: dict[HostId, tuple[bytes, int, int, int]] = {}
         """Of each other host: uuid, boot, incarnation, and how much the state outweighs others of that incarnation."""
+        self._at: dict[HostId, str] = {}
+        """Of each other host: its address then."""
         self._versions: dict[int, tuple[int, int]] = {}
         """Of each identity: boot and version of the facts that were looked at last."""
 
@@ -65,9 +67,12 @@ class Member:
 
     def _in_order(self, down: set[HostId]) -> None:
         """In one boot of a host nothing older replaces something newer (SWIM 4.2), and another machine has its
-        name only after it was gone. `down`: who was said to be, just now."""
+        name only after it was gone; one that began later at the same address is the same machine, installed anew.
+        `down`: who was said to be, just now."""
         members = self.gossip.membership.members
         self._newest = {host: newest for host, newest in self._newest.items() if host in members}
+        before_at = self._at
+        self._at = {host: member.address for host, member in members.items()}
         for host, member in members.items():
             if member.remembered:
                 continue
@@ -75,7 +80,9 @@ class Member:
             before = self._newest.get(host, now)
             assert before[0] != now[0] or before[1:] <= now[1:], f"{self.name} of {host}: {now} after {before}"
             lived = before[3] < OUTWEIGHS["gone"] and host not in down
-            assert before[0] == now[0] or not lived, f"{self.name} gives the name of {host}, which lives, to another"
+            anew = self._at[host] == before_at.get(host) and now[1] > before[1]
+            another = before[0] != now[0] and not anew
+            assert not (another and lived), f"{self.name} gives the name of {host}, which lives, to another"
             self._newest[host] = now
 
     def _believes(self, sender: Sender, messages: Sequence[object], suspects: Mapping[HostId, tuple[int, int]]) -> None:

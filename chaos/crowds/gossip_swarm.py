@@ -97,7 +97,8 @@ class Swarm:
         elif fault == "restart":
             self.restart(member, member.gossip.me.uuid, self.boots[member.name] + 1, rng.random() < 0.7)
         elif fault == "reinstall":
-            self.restart(member, rng.randbytes(16), 1, remember=False)
+            uuid = rng.randbytes(16)
+            self.restart(member, uuid, self.boots[member.name] + 1 if uuid[0] % 2 else 1, remember=False)
         elif fault == "cut":
             some = rng.sample(self.names, rng.randint(1, len(self.names) - 1))
             others = [name for name in self.names if name not in some]

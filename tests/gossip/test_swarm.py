@@ -10,7 +10,7 @@ from chaos.crowds.gossip_swarm import play
 from gossip.types import MemberSuspected
 
 
-@pytest.mark.parametrize("seed", [1, 2, 5, 33, 40, 105, 115])
+@pytest.mark.parametrize("seed", [1, 2, 5, 33, 40, 105, 115, 7017])
 def test_after_any_faults_a_rack_is_whole_within_ninety_seconds_and_then_quiet(seed: int) -> None:
     play(seed)
 
