@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agent.api.gathering import Gathered, words
 from agent.config import Config, parse
 from agent.host import HostAgent
 from agent.jobs.spares import PROGRAM as SPARES
@@ -340,8 +341,8 @@ class SimRack:
         return leading[-1] if leading else None
 
     def ask(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
-        """What `agentctl` would get from this host: runs the world until the answer is there. Refused, NoLeader,
-        OutcomeUnknown pass; TimeoutError when there is none."""
+        """What `agentctl` would print of this host's answer: runs the world until it is there. Refused, NoLeader,
+        OutcomeUnknown pass; TimeoutError when there is none, or a list to which some hosts did not add."""
         if command not in self.agents[name].commands:
             raise TimeoutError(f"the plugin that answers {command} does not run on {name} now")
         answered: list[Any] = []
@@ -360,7 +361,11 @@ class SimRack:
             raise TimeoutError(f"{name} did not answer {command} within {within_s:g} s")
         if isinstance(answered[0], Exception):
             raise answered[0]
-        return answered[0]
+        if not isinstance(answered[0], Gathered):
+            return answered[0]
+        if answered[0].unanswered:
+            raise TimeoutError(f"{command} of {name} is not whole: {words(answered[0].unanswered)}")
+        return answered[0].data
 
     def ask_as(self, asks: str, host: str, plugin: str, question: Message, within_s: float = 5.0) -> Any:
         """What one agent answers another one; None when it refuses, or does not answer in time."""

@@ -90,7 +90,7 @@ def test_a_dead_voter_is_replaced() -> None:
             change(rack, "h1", remove="h2")
         assert "h4 is to take the place of h3" in change(rack, "h1", "h4", "h3")
         vote(rack, "h1", "h2", "h4")
-        rows = {row.host: row.part for row in rack.ask("h4", "agent.voters", {}).data.rows}
+        rows = {row.host: row.part for row in rack.ask("h4", "agent.voters", {}).rows}
         assert rows == {"h1": "votes", "h2": "votes", "h4": "votes"}
         rack.heal()
         rack.settle(90.0)
