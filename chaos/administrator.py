@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 SIGKILL = 9
-SPOILT = (f"{FOLDER}/", "acknowledged", "identity", "scheduler/state", MEMORY, MEMORY_COPY, "gossip/", "aggregator/", "jobs/")
+RECORDS = (MEMORY, MEMORY_COPY)
+SPOILT = (f"{FOLDER}/", "acknowledged", "identity", "scheduler/state", *RECORDS, "gossip/", "aggregator/", "jobs/")
 """Beginnings of names of the files that stories damage: all that agents and supervisors write, not the pages of volumes
 and where they lie, of which there is no second copy on this host."""
 
@@ -74,7 +75,7 @@ class Administrator:
             short = process.name.partition("/")[2]
             if short.startswith(("slabd", "slab-keeper", "vold-", "spill-")) or process.kind == "agent":
                 process.signal(SIGKILL)
-        for file in (MEMORY, MEMORY_COPY):
+        for file in RECORDS:
             host.disk.damage(file, "lost")
         host.revive()
 
