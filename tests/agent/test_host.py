@@ -206,7 +206,7 @@ def test_a_plugin_kept_from_starting_by_a_sick_disk_is_retried_with_growing_paus
     assert agent.metrics()['covey_plugin_restarts_total{plugin="sick"}'] == 3
     rows: list[HostRow] = rack.ask("h1", "agent.hosts", {})
     assert rows[0].plugins_failed == (), "gossip no longer tells of it"
-    story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"}).data]
+    story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"})]
     assert "plugin sick failed" in story and "plugin sick is on again" in story
 
 
