@@ -13,7 +13,7 @@ help: ## what can be made
 
 setup: $(READY) ## make .venv and install everything into it
 
-$(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version.py
+$(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/core/version.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; name it with PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python cannot make virtual environments; next: apt install python3-venv" >&2; exit 1; }
 	@echo "setting up .venv ..."
@@ -29,7 +29,7 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version
 	@wanted=$$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $*); \
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
 	 else echo "$* cannot be installed here: tests that need it are skipped"; fi
-	@if test $* = torch && $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/python -m covey.attach.build || true; fi
+	@if test $* = torch && $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/python -m covey.hooks.gate.build || true; fi
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
 	@$(BIN)/covey-rack run
@@ -62,7 +62,7 @@ test: $(READY) frameworks
 	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 5 --dist loadgroup --durations=40; \
 	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again $$code
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
-	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
+	echo "check: left out, since $$framework is not installed: what covey.hooks sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
 	echo "check: left out, since PyTorch finds no CUDA device: tests marked gpu (make gpu-check)"
 

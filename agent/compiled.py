@@ -22,7 +22,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from covey.attach.build import is_ours
+from covey.hooks.gate.build import is_ours
 
 PROGRAMS = ("slabd", "vold", "spill")
 """Those that use it."""
@@ -33,7 +33,7 @@ BYTE_PATH = (
 )  # fmt: skip
 DECISIONS = ("machine.spill_log", "policy.spilling")
 MODULES = (
-    "agent.ports.stream",
+    "agent.ports.network.stream",
     *(f"plugins.memory.{name}" for name in DECISIONS),
     *(f"plugins.memory.datapath.{name}" for name in BYTE_PATH),
 )

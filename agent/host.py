@@ -3,8 +3,8 @@
     gossip -> facts -> bus -> plugins            jobs.sock -> frames -> the plugin that hears them
     links  -> messenger -> plugins, log, reads     HTTP      -> commands of plugins and of the rack's view
 
-`agent.plugin_runtime` keeps the plugins apart: one that fails does not take the others down. Everything outside comes
-through `Env`, so the same `HostAgent` runs under the simulator.
+`agent.runtime.plugin_runtime` keeps the plugins apart: one that fails does not take the others down. Everything outside
+comes through `Env`, so the same `HostAgent` runs under the simulator.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ import msgspec
 from agent import identity
 from agent.api.metrics import counted
 from agent.api.rack_view import AskView, RackView, ViewAnswer
-from agent.bus import Bus
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
-from agent.jobs.jobs_socket import JobSocket
 from agent.jobs.runner import SupervisedRunner
-from agent.plugin_runtime import PluginRuntime
+from agent.jobs.socket.jobs_socket import JobSocket
 from agent.raft.disk import FOLDER
 from agent.raft.messages import NO_RACK
 from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
-from agent.retained_facts import RetainedFacts, facts_of_hosts
-from agent.rpc import Messenger
-from covey.addresses import reached_at
+from agent.rpc.rpc import Messenger
+from agent.runtime.bus import Bus
+from agent.runtime.plugin_runtime import PluginRuntime
+from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
 from covey.core import Fact, HostId, Message
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Address, Env
-from covey.wire import Frame
+from covey.ports.addresses import reached_at
+from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,
     GossipService,

@@ -10,9 +10,9 @@ from unittest import mock
 from agent.main import settle_collector
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine import queue as queue_of_jobs
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log import queue as queue_of_jobs
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

@@ -179,9 +179,9 @@ def rank_main(number: str, of: str) -> None:
     import numpy as np
 
     from covey.core import HostId, JobId
-    from covey.tensors import TensorClient
-    from covey.updates import Adam
-    from covey.wire import AggregatorAt
+    from covey.job.tensors import TensorClient
+    from covey.tensors.numbers.updates import Adam
+    from covey.wire.job import AggregatorAt
     from tests.plugins.aggregator.loopback import SECRET
 
     case, rank = Case(*json.loads(of)), int(number)

@@ -16,7 +16,7 @@ from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
 from covey.core import JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Command
 
 if TYPE_CHECKING:

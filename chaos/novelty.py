@@ -21,7 +21,7 @@ from chaos.world.world import World
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
-    from plugins.scheduler.machine.jobs import Job
+    from plugins.scheduler.machine.log.jobs import Job
 
 VARIATIONS = 2
 """Played of each seed that is kept."""

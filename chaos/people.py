@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.workload import AgentLink
 from covey.core import JobId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Command, Env
-from covey.rounds import Superseded
-from covey.tensorstream import TensorStream
-from plugins.scheduler.machine.jobs import OVER
+from covey.simulated.tensor_streams import TensorStream
+from covey.tensors.aggregator.rounds import Superseded
+from plugins.scheduler.machine.log.jobs import OVER
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack

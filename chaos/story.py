@@ -22,7 +22,7 @@ from chaos.rackworld import SimRack
 from chaos.world.world import Broken, Enough
 from covey.core import JobId
 from plugins.registry import PLUGINS
-from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.machine.log.jobs import OVER
 
 WHOLE_S = 90.0
 """After `heal`, within which all hosts see each other and one leader."""

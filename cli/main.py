@@ -178,7 +178,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def seconds(text: str) -> float:
-    from covey.units import parse_seconds
+    from covey.core.units import parse_seconds
 
     try:
         return parse_seconds(text)

@@ -9,12 +9,12 @@ import covey
 
 MODULES = (
     "covey",
-    "covey.client",
-    "covey.errors",
+    "covey.job.client",
+    "covey.core.errors",
     "covey.remote",
-    "covey.tensor_moments",
-    "covey.tensors",
-    "covey.updates",
+    "covey.tensors.numbers.moments",
+    "covey.job.tensors",
+    "covey.tensors.numbers.updates",
     "plugins.base",
 )
 FOLDER = Path(__file__).parent / "api"

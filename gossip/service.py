@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from covey import checked
-from covey.addresses import ip_port, is_everywhere, joined
 from covey.core import HostId, Publish, SetTimer
+from covey.core.version import VERSION
 from covey.ports import Address, DatagramSocket, Env
-from covey.version import VERSION
+from covey.ports.addresses import ip_port, is_everywhere, joined
+from covey.wire import checked
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord

@@ -160,7 +160,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     job_class: str
     """As asked for: `guaranteed`, `auto` or `opportunistic`."""
     state: str
-    """One of `plugins.scheduler.machine.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
+    """One of `plugins.scheduler.machine.log.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
     `cancelled`."""
     over: bool
     """Its state is one that a job never leaves. Read this, and not a list of states of your own."""

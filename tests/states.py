@@ -3,7 +3,7 @@
     python -m tests.states                    writes the page; `make states` runs it
     python -m tests.states taken TEST...      runs these tests, and prints the rows that they took, as JSON
 
-`covey/transitions.py` says how a machine comes to be here.
+`covey/core/transitions.py` says how a machine comes to be here.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from covey.transitions import Kind, StateTable, kind_of, name_of
-from plugins.scheduler.machine.jobs import STATES
-from plugins.scheduler.machine.queue import FINDS
+from covey.core.transitions import Kind, StateTable, kind_of, name_of
+from plugins.scheduler.machine.log.jobs import STATES
+from plugins.scheduler.machine.log.queue import FINDS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/STATES.md"
@@ -32,7 +32,7 @@ HEAD = """\
 
 *For those who change machines or read event logs: what may follow what, and why. `make states` draws this page from the
 code, and a test fails when the page is older. Each row is taken by a test. A change that stands in no row raises an
-error: [covey/transitions.py](../covey/transitions.py) says how, and how a machine is added.*
+error: [covey/core/transitions.py](../covey/core/transitions.py) says how, and how a machine is added.*
 """
 
 
@@ -53,7 +53,7 @@ class Machine(NamedTuple):
 
 def commands() -> Iterator[str]:
     yield "A command of the log finds its job in one of these states, or it changes nothing (`FINDS`,"
-    yield "[plugins/scheduler/machine/queue.py](../plugins/scheduler/machine/queue.py)). `CancelAsked` finds it in any."
+    yield "[plugins/scheduler/machine/log/queue.py](../plugins/scheduler/machine/log/queue.py)). `CancelAsked` finds it in any."
     yield ""
     yield f"| command | {' | '.join(STATES)} |"
     yield f"|---|{'---|' * len(STATES)}"
@@ -66,14 +66,14 @@ BORROWER = [f"tests/plugins/memory/test_{part}.py" for part in ("slab", "search"
 SHARED_GPU_TESTS = ("gpu", "watching", "surges", "pressing", "admission")
 SHARED_GPU = [f"tests/plugins/sharing/test_{part}.py" for part in SHARED_GPU_TESTS]
 MACHINES = (
-    Machine("plugins.scheduler.machine.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
+    Machine("plugins.scheduler.machine.log.jobs", ["tests/plugins/scheduler/test_queue.py"], commands),
     Machine(
         "plugins.aggregator.machine.tracked_job",
         [f"tests/plugins/aggregator/{name}.py" for name in ("test_tracked_job", "test_machines", "test_moving")],
     ),
     Machine("plugins.aggregator.machine.consolidator", ["tests/plugins/aggregator/test_emptying.py"]),
-    Machine("plugins.memory.machine.slab", BORROWER),
-    Machine("plugins.memory.machine.lender_search", BORROWER),
+    Machine("plugins.memory.machine.borrowing.slab", BORROWER),
+    Machine("plugins.memory.machine.borrowing.lender_search", BORROWER),
     Machine("plugins.memory.machine.mirror", ["tests/plugins/memory/test_mirror_machine.py"]),
     Machine("plugins.sharing.machine.control", SHARED_GPU),
     Machine("plugins.sharing.machine.device_use", SHARED_GPU),

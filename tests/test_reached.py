@@ -33,7 +33,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> grimp.ImportGraph:
 def test_agents_are_followed_to_what_their_plugins_do() -> None:
     graph = reached.graph_of(reached.packages())
     by_agents = reached.reached(graph, reached.AGENT)
-    assert {"plugins.memory.machine.borrower", "plugins.memory.datapath.slabd"} <= by_agents
+    assert {"plugins.memory.machine.borrowing.borrower", "plugins.memory.datapath.lending.slabd"} <= by_agents
     assert "plugins.interleave.policy.model" in reached.reached(graph, reached.TOOLS) - by_agents
 
 

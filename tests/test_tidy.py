@@ -24,20 +24,20 @@ LINES_MAX = 700
 TEST_LINES_MAX = 900
 LONGER_WITH_REASON: dict[str, str] = {}
 WALLS = {
-    "agent/answers.py",
-    "agent/plugin_runtime.py",
+    "agent/rpc/answers.py",
+    "agent/runtime/plugin_runtime.py",
     "agent/api/http.py",
     "agent/ports/devices/driver_calls.py",
     "agent/program.py",
     "cli/main.py",
-    "covey/attach/site/sitecustomize.py",
-    "covey/attach/jax_hooks.py",
-    "covey/attach/torch_hooks.py",
-    "covey/attach/torch_memory.py",
-    "covey/attach/watch.py",
+    "covey/hooks/site/sitecustomize.py",
+    "covey/hooks/frameworks/jax_hooks.py",
+    "covey/hooks/frameworks/torch_hooks.py",
+    "covey/hooks/frameworks/torch_memory.py",
+    "covey/hooks/watch.py",
     "covey/torch.py",
     "gossip/service.py",
-    "plugins/memory/datapath/lenders.py",
+    "plugins/memory/datapath/volumes/lenders.py",
 }
 """Where anything may be caught: the wall between plugins, what another host asks, the last resort of a command, the
 wall between the slabs of a volume, what runs inside a script that did not ask for it, the thread of
@@ -267,9 +267,9 @@ def test_a_test_that_asserts_nothing_is_found_whatever_its_helpers_are_called(tm
 
 SLEEPY_LEFT = {
     "tests/agent/ports/devices/test_cpu.py": 1,  # a lease of real time that is said again
-    "tests/covey/attach/test_gate.py": 4,  # shares of a processor over real time
-    "tests/covey/attach/test_gpu.py": 1,
-    "tests/covey/attach/test_jax_share.py": 2,
+    "tests/covey/hooks/test_gate.py": 4,  # shares of a processor over real time
+    "tests/covey/hooks/test_gpu.py": 1,
+    "tests/covey/hooks/test_jax_share.py": 2,
     "tests/guest/one_sided_faults.py": 1,  # in a virtual machine, whose processes nobody here can watch
     "tests/guest/systemd_swap.py": 1,
 }
@@ -478,7 +478,9 @@ def test_references_in_the_code_lead_to_files_of_this_repository() -> None:
 
 def test_a_reference_to_a_file_that_was_renamed_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text('"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core.py` and docs/MAP.md."""')
+    path.write_text(
+        '"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core/__init__.py` and docs/MAP.md."""'
+    )
     assert references_that_lead_nowhere(path) == ["agent/raft/disk.py", "leader.md", "words.py"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.version import VERSION
+from covey.core.version import VERSION
 from tests import annotated
 from tests.wheels import FOLDERS, ROOT, build
 
@@ -82,7 +82,7 @@ def test_the_version_is_written_in_one_place() -> None:
     files = [path for folder in sorted(folders) for path in (ROOT / folder).rglob("*.py")]
     files += [ROOT / folder / "pyproject.toml" for folder in FOLDERS.values()]
     said = [path for path in files if re.search(rf"(?<![\d.]){re.escape(VERSION)}(?![\d.])", path.read_text())]
-    assert [str(path.relative_to(ROOT)) for path in said] == ["covey/version.py"]
+    assert [str(path.relative_to(ROOT)) for path in said] == ["covey/core/version.py"]
 
 
 def test_the_annotated_agent_toml_says_every_setting_and_its_default() -> None:

@@ -32,15 +32,15 @@ from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.metrics import prometheus
 from agent.api.sockets import tcp_socket, unix_socket
 from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.tones import TONES
+from covey.core.version import VERSION
 from covey.ports import Env
-from covey.tones import TONES
-from covey.version import VERSION
 from plugins.base import Command
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
-"""Longest request body: the longest command and environment (`covey.carried`), as JSON with its escapes."""
+"""Longest request body: the longest command and environment (`covey.core.carried`), as JSON with its escapes."""
 TCP_CONNECTIONS_MAX = 128
 """Open at the same time on TCP, idle ones included; one beyond that is closed at once, so that clients cannot use up
 the agent's file descriptors."""

@@ -26,10 +26,10 @@ from agent.jobs.supervision import (
     joining_frames,
     read_state,
 )
-from covey import checked
 from covey.core import Fact, JobId
-from covey.frames import pack, read_frame
 from covey.ports import Env
+from covey.wire import checked
+from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
 
 BOOT_S = 10.0

@@ -4,9 +4,9 @@ import re
 
 import msgspec
 
-from covey import checked
 from covey.core import JobId
 from covey.ports import ProcessId
+from covey.wire import checked
 from plugins.base import RanksSpec
 
 START_OR_FORGOTTEN = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:(\d{1,18})\.start|forgotten)$")

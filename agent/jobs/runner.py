@@ -27,12 +27,12 @@ from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import NEVER
 from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, KeepStacks, Renewed, StopRanks
-from covey import checked
 from covey.core import Fact, JobId
-from covey.errors import Refused
-from covey.frames import pack
+from covey.core.errors import Refused
 from covey.ports import Env
-from covey.wire import GRACE_KEPT, Stopping
+from covey.wire import checked
+from covey.wire.frames import pack
+from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import SparesReady
 
@@ -227,7 +227,7 @@ class SupervisedRunner:
             self._spares.keep(epoch.record, epoch.modules, count)
         elif not epoch.spares_refused:
             epoch.spares_refused = True
-            how = "by another process, such as a shell" if modules else "without covey.attach"
+            how = "by another process, such as a shell" if modules else "without covey.hooks"
             self._tell(SparesReady(spec.job, spec.epoch, 0, f"the Python of its ranks is started {how}"))
 
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:

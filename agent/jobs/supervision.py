@@ -6,10 +6,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from covey import checked
 from covey.core import JobId
-from covey.frames import FRAME_BYTES_MAX, pack
 from covey.ports import Address, Command, Env, ProcessId
+from covey.wire import checked
+from covey.wire.frames import FRAME_BYTES_MAX, pack
 from plugins.base import RankLease
 
 SIGTERM, SIGKILL = 15, 9
@@ -49,7 +49,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     joined: tuple[int, ...] = ()
     """Ranks that came from other hosts while others ran here: each is the successor of a process that is lost there."""
     spares: Address = ""
-    """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares`)."""
+    """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares.spares`)."""
 
     @property
     def came(self) -> tuple[int, ...]:

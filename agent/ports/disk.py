@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from agent.ports.last_room import BULK, FULL, RESERVED, DiskReserve, free_in, kept_free
-from covey.units import format_size
+from covey.core.units import format_size
 
 R = TypeVar("R")
 DIRECT_BYTES = 4096

@@ -6,8 +6,8 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.story import ended
 from covey.core import JobId
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 
 SETTINGS = {"scheduler": {"demote_after_s": 30.0}}
 

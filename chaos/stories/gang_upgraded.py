@@ -14,8 +14,8 @@ from chaos.stories.classes import known, state
 from chaos.stories.gpus_shared import PLUGINS, SETTINGS, watched
 from chaos.story import ended
 from covey.core import JobId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
-from plugins.scheduler.machine.jobs import OVER
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from plugins.scheduler.machine.log.jobs import OVER
 
 __all__ = ["PLUGINS", "SETTINGS"]
 FREE_S = 60.0

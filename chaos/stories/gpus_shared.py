@@ -11,9 +11,9 @@ from chaos.rackworld import SimRack
 from chaos.sharer import DeviceAccounts, sharer
 from chaos.story import ended
 from covey.core import JobId
-from covey.units import GIB
+from covey.core.units import GIB
 from plugins.registry import PLUGINS as REGISTERED
-from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.machine.log.jobs import OVER
 from plugins.scheduler.policy.shared import is_part
 
 RESERVE = "1 GiB"

@@ -7,8 +7,8 @@ from chaos.rackworld import SimRack
 from chaos.stories import swarm
 from chaos.strangers import NEWER, Strangers, newer_answers, usurp
 from chaos.world.disk import SimFile
-from covey.checked import seal
-from covey.headers import MAGIC
+from covey.wire.checked import seal
+from covey.wire.headers import MAGIC
 from plugins.facts import SecondPassed
 
 NAMES = ("h1:7946", "h2:7946")

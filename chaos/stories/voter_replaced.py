@@ -6,7 +6,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
 from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 
 ASKED_S = 40.0
 """Within which a leader takes the wish up, whatever was struck meanwhile."""

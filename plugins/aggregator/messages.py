@@ -22,8 +22,8 @@ An aggregator that empties itself asks the others first, all or nothing: `Reserv
 `CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; what is said of
 another attempt is too late.
 
-An assignment's epoch orders it among all of its job (`covey.tensorwire`); the higher one wins wherever two meet, and
-whoever hears a lower one answers with the higher.
+An assignment's epoch orders it among all of its job (`covey.tensors.numbers.tensor_wire`); the higher one wins wherever
+two meet, and whoever hears a lower one answers with the higher.
 """
 
 from typing import Annotated
@@ -31,13 +31,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.blocks import TABLE_PATTERN
 from covey.core import ID_PATTERN, HostId, JobId, Message
-from covey.tensorwire import RANKS_MAX, SECRET_BYTES
+from covey.tensors.numbers.blocks import TABLE_PATTERN
+from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.views import AggregatorJobView
 
 Job = Annotated[JobId, Meta(pattern=TABLE_PATTERN)]
-"""What is summed under one assignment: a table of a job (`covey.blocks.table_id`), table 0 under the job's own id."""
+"""What is summed under one assignment: a table of a job (`covey.tensors.numbers.blocks.table_id`), table 0 under the
+job's own id."""
 Host = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]

@@ -1,6 +1,6 @@
 """What the agent starts: the plugin `aggregator`."""
 
-from covey.wire import AggregatorLost
+from covey.wire.job import AggregatorLost
 from plugins.aggregator import messages
 from plugins.aggregator.datapath.aggd import PROGRAMS
 from plugins.aggregator.service import AggregatorService

@@ -1,10 +1,10 @@
 """What the agent starts: the plugin `memory`."""
 
-from covey.wire import Attach, Detach
+from covey.wire.job import Attach, Detach
 from plugins.base import Plugin, Program
-from plugins.memory.datapath.slab_keeper import PROGRAM as KEEPER
-from plugins.memory.datapath.slabd import PROGRAM as SLABD
-from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
+from plugins.memory.datapath.lending.slab_keeper import PROGRAM as KEEPER
+from plugins.memory.datapath.lending.slabd import PROGRAM as SLABD
+from plugins.memory.datapath.spill.spill_writer import PROGRAM as SPILL
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings

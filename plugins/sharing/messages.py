@@ -1,5 +1,5 @@
 """What a job and the agent of its host tell one another about one GPU, in the agent's terms. It travels in shared pages
-(`covey.pages`); nothing of it crosses the network.
+(`covey.kernel.pages`); nothing of it crosses the network.
 
     job                               agent
      |-- Report (each mini-batch) ----->|

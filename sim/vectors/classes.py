@@ -10,10 +10,10 @@ from typing import Any
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Attained,
     CancelAsked,

@@ -13,10 +13,10 @@ import pytest
 import uvloop
 
 from agent.jobs.runner import SupervisedRunner
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
 from agent.ports.probes import RealProbes
-from agent.ports.processes import ProgramBase
+from agent.ports.processes.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
 from covey.core import Fact, HostId, JobId

@@ -1,4 +1,4 @@
-from agent.bus import Bus
+from agent.runtime.bus import Bus
 from covey.core import Fact
 
 

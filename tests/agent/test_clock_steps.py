@@ -8,7 +8,7 @@ import pytest
 
 from chaos.rackworld import SimRack
 from covey.core import JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
 
 HOUR_S = 3600.0
 VIEWS = (

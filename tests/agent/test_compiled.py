@@ -40,7 +40,7 @@ def test_the_byte_path_runs_compiled_and_nothing_else_does(made: Path) -> None:
     assert not compiled.use("supervisor") and not compiled.use("aggd")
     assert compiled.use("vold")
     finder = sys.meta_path[0]
-    spec = finder.find_spec("plugins.memory.datapath.nbd_front", None)
+    spec = finder.find_spec("plugins.memory.datapath.doors.nbd_front", None)
     assert spec is not None and spec.origin == str(made / f"plugins/memory/datapath/nbd_front{compiled.SUFFIX}")
     assert finder.find_spec("abc__mypyc", None) is not None
     assert finder.find_spec("plugins.memory.datapath.vold", None) is None

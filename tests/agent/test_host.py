@@ -9,7 +9,7 @@ import pytest
 
 from chaos.rackworld import SimRack
 from covey.core import Fact, HostId, Message
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.base import Command, Plugin, PluginService
 from plugins.facts import SecondPassed
 from plugins.memory.plugin import PLUGIN as MEMORY

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.jobs import supervisor
 from agent.jobs.following import AGAIN_LEASE_S
 from agent.jobs.runner import SupervisedRunner
+from agent.jobs.supervisor import supervisor
 from chaos.world.host import SimHost
 from chaos.world.world import World
 from covey.core import Fact, JobId

@@ -11,7 +11,7 @@ from agent.api.gathering import LISTS
 from agent.api.rack_view import RackView
 from chaos.rackworld import SimRack
 from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.views import SlabView
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.retained_facts import RetainedFacts, facts_of_hosts
+from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
 from covey.core import Fact, HostId, JobId
 from plugins.facts import (
     HostGone,

@@ -5,7 +5,7 @@ import pytest
 from chaos.faults import SPOILT, Damage, swarm
 from chaos.rackworld import SimRack
 from chaos.story import tell
-from covey.checked import StateRefused
+from covey.wire.checked import StateRefused
 
 
 def test_an_agent_that_refuses_its_files_stays_down_until_its_advice_is_followed() -> None:

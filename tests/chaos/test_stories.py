@@ -19,8 +19,8 @@ from chaos.story import held_stories, known_stories, tell
 from chaos.world import disk
 from chaos.world.world import Broken
 from covey.core import HostId, JobId
-from covey.errors import Refused
-from plugins.scheduler.machine.queue import Queue
+from covey.core.errors import Refused
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import Granted
 
 LONG = ("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart")

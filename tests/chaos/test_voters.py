@@ -9,7 +9,7 @@ from chaos.faults import Kill, strike
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
-from covey.errors import Refused
+from covey.core.errors import Refused
 
 
 def change(rack: SimRack, on: str, add: str = "", remove: str = "") -> str:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cli import main as agentctl
-from cli.job import facts
+from cli.jobs.job import facts
 from cli.main import NOUNS, main
-from cli.memory import taken_bytes
+from cli.memory.memory import taken_bytes
 from tests.cli.conftest import FakeAgent
 
 Job = Callable[..., dict[str, Any]]
@@ -734,7 +734,7 @@ def test_swap_that_has_no_room_for_its_pages_is_not_forgotten(
     run: Run, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is known only after a while: what the volume says then is told."""
-    monkeypatch.setattr("cli.memory.LOOK_S", 0.0)
+    monkeypatch.setattr("cli.memory.memory.LOOK_S", 0.0)
     kept = SWAP_ON | {"why": "there is room for 1 MiB; next: free memory"}
     agent.replies |= {
         "POST /v1/volumes/swap/swap": {"swap": "ending"},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ports.disk import DirectoryDisk
-from covey.checked import Damaged, load, save, seal, unseal
+from covey.wire.checked import Damaged, load, save, seal, unseal
 
 
 class Thing(msgspec.Struct, frozen=True):

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.checksum import crc32
 from covey.core import JobId
-from covey.errors import CoveyError, StateLost
-from covey.healing import Healing
-from covey.held_state import HeldState
-from covey.neighbours import Beside, neighbours_of
-from covey.rounds import Rounds, Tell, ToldByRank
-from covey.state_pieces import About, encode_have, have_decoder
-from covey.taking_over import HealingClosed
-from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
+from covey.core.errors import CoveyError, StateLost
+from covey.healing.healing import Healing
+from covey.healing.held_state import HeldState
+from covey.healing.neighbours import Beside, neighbours_of
+from covey.healing.state_pieces import About, encode_have, have_decoder
+from covey.healing.taking_over import HealingClosed
+from covey.tensors.aggregator.rounds import Rounds, Tell, ToldByRank
+from covey.tensors.numbers.tensor_wire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
+from covey.wire.checksum import crc32
 from tests.quiet import until_blocked
 
 
@@ -420,7 +420,7 @@ def test_an_aggregator_of_before_is_told_apart_by_its_welcome() -> None:
 
 
 def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.healing_machine.PATIENCE_S", 0.05)
+    monkeypatch.setattr("covey.healing.machine.PATIENCE_S", 0.05)
     read: list[str] = []
     healing = Healing(0, 2, [1], Words(), lambda: b"", 0, 0, read.append)
     healing.begin({})

@@ -7,8 +7,8 @@ import random
 import msgspec
 import pytest
 
-from covey import memfd, pages
-from covey.pages import (
+from covey.kernel import memfd, pages
+from covey.kernel.pages import (
     FlagReader,
     FlagWriter,
     LimitsReader,

@@ -10,19 +10,22 @@ from typing import Any, TypeVar
 
 import pytest
 
-from covey import headers, remote_memory, volume_link, volumewire, wire
+from covey.arrays import remote_memory, volume_link
 from covey.core import HostId, JobId
-from covey.frames import read_frame, write_frame
+from covey.core.version import VERSION
 from covey.ports import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError
-from covey.version import VERSION
-from plugins.memory.datapath.control import (
+from covey.wire import headers
+from covey.wire import job as wire
+from covey.wire import volume_wire as volumewire
+from covey.wire.frames import read_frame, write_frame
+from plugins.memory.datapath.vold import VoldConfig, run_vold
+from plugins.memory.datapath.wire.control import (
     ClientRefused,
     ListPlaces,
     Told,
 )
-from plugins.memory.datapath.control_ends import ControlClient
-from plugins.memory.datapath.vold import VoldConfig, run_vold
+from plugins.memory.datapath.wire.control_ends import ControlClient
 from tests.plugins.memory.ports import SHAPE, Bench, a_bench, soon
 from tests.quiet import quiet
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import handshake
 from covey.core import JobId
-from covey.rounds import Rounds, Stale, Superseded
-from covey.tensorwire import (
+from covey.tensors.aggregator.rounds import Rounds, Stale, Superseded
+from covey.tensors.numbers.tensor_wire import (
     HALVES_SINCE,
     HEADER_BYTES,
     OPEN_BYTES_MAX,
@@ -31,7 +30,8 @@ from covey.tensorwire import (
     unpack_declared,
     verify,
 )
-from covey.updates import SGD
+from covey.tensors.numbers.updates import SGD
+from covey.wire import handshake
 
 JOB = JobId("j1")
 EPOCH = (1 << 32) + 1

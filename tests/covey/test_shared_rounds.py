@@ -17,16 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import additions, tensor_layout, tensor_memory
-from covey.block_rounds import CutTensor
 from covey.core import JobId
-from covey.rounds import Superseded
-from covey.shared_rounds import SharedRounds, SharedTensor
-from covey.sum_order import ORDERS, Order
-from covey.tensor_arrays import Array
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Declared
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.block_rounds import CutTensor
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers import additions
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import Declared
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host import memory as tensor_memory
+from covey.tensors.same_host.memory import TensorMemory
+from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import AggdThread
@@ -472,9 +474,9 @@ PROCESS = """
 import os, sys
 import numpy as np
 from covey.core import JobId
-from covey.tensor_arrays import Array
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.same_host.memory import TensorMemory
+from covey.job.tensors import TensorClient
 rank, ranks, memory, count = map(int, sys.argv[1:])
 client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why, table: None, undecided=True)
 client.memory_is(TensorMemory(memory, rank, ranks))

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.array_pieces import PIECE
-from covey.blocks import Sizes
-from covey.job_state import begun
-from covey.lent_rounds import LEAST_BYTES as LENT_BYTES
-from covey.lent_rounds import SAME_ROUNDS
-from covey.shared_rounds import SMALL_BYTES
-from covey.tensor_moments import AT_A_TIME
-from covey.tensors import TensorClient
-from covey.tensorwire import PART_BYTES
-from covey.updates import SGD
+from covey.job.job_state import begun
+from covey.job.tensors import TensorClient
+from covey.tensors.numbers.blocks import Sizes
+from covey.tensors.numbers.moments import AT_A_TIME
+from covey.tensors.numbers.pieces import PIECE
+from covey.tensors.numbers.tensor_wire import PART_BYTES
+from covey.tensors.numbers.updates import SGD
+from covey.tensors.same_host.lent_rounds import LEAST_BYTES as LENT_BYTES
+from covey.tensors.same_host.lent_rounds import SAME_ROUNDS
+from covey.tensors.same_host.shared_rounds import SMALL_BYTES
 from tests.covey.test_healing import JOB, HealingGang, Lost, Rank
 from tests.covey.test_host_rounds import gang
 from tests.plugins.aggregator.loopback import AggdThread
@@ -67,7 +67,11 @@ def sizes_in(path: Path) -> dict[str, int]:
 def test_the_page_lists_every_size_and_says_what_it_is() -> None:
     """One that is new, or another: a line of docs/SIZES.md, and a tensor on both sides of it, here."""
     known = {name: size for path in ON_THE_WAY for name, size in sizes_in(path).items()}
-    known |= {f"covey.blocks.Sizes.{name}": getattr(Sizes(), name) for name in Sizes._fields if name != "aligned"}
+    known |= {
+        f"covey.tensors.numbers.blocks.Sizes.{name}": getattr(Sizes(), name)
+        for name in Sizes._fields
+        if name != "aligned"
+    }
     assert known == LISTED
 
 

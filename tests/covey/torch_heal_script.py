@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import covey.torch
 from covey.core import HostId, JobId
-from covey.job_state import begun
-from covey.tensors import TensorClient
-from covey.wire import AggregatorAt
+from covey.job.job_state import begun
+from covey.job.tensors import TensorClient
+from covey.wire.job import AggregatorAt
 
 SIZE, BATCH, PARTS = 192, 4, 2
 SLOW_S = 0.01

@@ -12,12 +12,12 @@ import covey
 
 ROOT = Path(__file__).parents[2]
 API = {
-    "covey/client.py": {"CoveyError", "JobClient", "join"},
-    "covey/errors.py": {"CoveyError", "RankLeft", "TensorError"},
+    "covey/job/client.py": {"CoveyError", "JobClient", "join"},
+    "covey/core/errors.py": {"CoveyError", "RankLeft", "TensorError"},
     "covey/remote.py": {"RemoteMemory", "RemoteMemoryError"},
-    "covey/tensor_moments.py": {"Moments"},
-    "covey/tensors.py": {"TensorClient"},
-    "covey/updates.py": {"SGD", "Adam"},
+    "covey/tensors/numbers/moments.py": {"Moments"},
+    "covey/job/tensors.py": {"TensorClient"},
+    "covey/tensors/numbers/updates.py": {"SGD", "Adam"},
     "plugins/base.py": None,
 }
 """File -> which of its names are public; None: all that do not begin with `_`."""
@@ -75,5 +75,5 @@ def test_make_docs_writes_a_page_for_each_module(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     pages = {module: (tmp_path / f"{module.replace('.', '/')}.html").read_text() for module in MODULES}
     assert all(f'id="{name}"' in pages["covey"] for name in covey.__all__)
-    assert "One mini-batch done" in pages["covey.client"] and "Whole pages that are not needed" in pages["covey"]
-    assert "never a promise" in pages["plugins.base"] and "Blocks until every rank" in pages["covey.tensors"]
+    assert "One mini-batch done" in pages["covey.job.client"] and "Whole pages that are not needed" in pages["covey"]
+    assert "never a promise" in pages["plugins.base"] and "Blocks until every rank" in pages["covey.job.tensors"]

@@ -24,5 +24,5 @@ def test_an_import_upwards_cannot_be_drawn() -> None:
 
 def test_modules_of_a_plugin_belong_to_its_parts() -> None:
     assert part("plugins.memory.plugin") == ("memory", "plugin") and part("plugins.memory") is None
-    assert part("plugins.memory.machine.lender") == ("memory", "machine")
+    assert part("plugins.memory.machine.lending.lender") == ("memory", "machine")
     assert part("gossip.machine") is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covey.transitions import StateTable
+from covey.core.transitions import StateTable
 from tests.states import MACHINES, PAGE, ROOT, Machine, declaring, diagram, page, rows
 
 

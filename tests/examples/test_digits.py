@@ -13,7 +13,7 @@ import pytest
 
 import covey
 from covey.core import JobId
-from covey.tensors import TensorClient
+from covey.job.tensors import TensorClient
 from tests.plugins.aggregator.loopback import AggdThread
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
 from covey.core import HostId, LogEvent
-from covey.errors import Refused
+from covey.core.errors import Refused
 from examples.plugin.load import policy
 from examples.plugin.load.machine import LoadMachine, LoadMeasured, ShowLoad
 from examples.plugin.load.plugin import PLUGIN

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from covey.addresses import ip_port, joined
 from covey.core import HostId
 from covey.ports import Address, Env
+from covey.ports.addresses import ip_port, joined
 from gossip.packet import VERSION, Keyring, Sealer
 from gossip.seeds import Seeds
 from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp

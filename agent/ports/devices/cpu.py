@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from agent.ports.devices import bounds
 from agent.ports.devices.driver_calls import DEADLINE_S, DriverCalls, Newest
+from agent.ports.devices.guards.suspensions import Suspensions
 from agent.ports.devices.rank_trees import RankTree, RankTrees, resident_bytes
 from agent.ports.devices.settings import CpuDevice, usable_cores
-from agent.ports.devices.suspensions import Suspensions
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu, ProcessId
 
 WINDOW_S = 0.1

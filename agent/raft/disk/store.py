@@ -36,8 +36,8 @@ from agent.raft.disk.acknowledged import FILE as RECORD
 from agent.raft.disk.acknowledged import Acknowledged, AcknowledgedRecord
 from agent.raft.machine.types import HardState, Persist, Saved, SaveSnapshot, Snapshot
 from agent.raft.messages import IDENTITY_BYTES, NO_RACK, Configuration, Count, Crc, Entry, configuration_of
-from covey.checked import StateRefused
 from covey.ports import Disk
+from covey.wire.checked import StateRefused
 
 FOLDER = "consensus"
 VERSION = 2

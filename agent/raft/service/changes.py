@@ -21,7 +21,7 @@ from agent.raft.messages import (
 )
 from agent.raft.service import voters
 from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Env
 
 PAUSE_S = 0.2

@@ -56,7 +56,7 @@ from agent.raft.service.proposals import Proposals
 from agent.raft.service.settings import LeaderSettings
 from agent.raft.service.writer import LogWriter
 from covey.core import Heard, HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Env
 
 FORGOTTEN = (

@@ -26,7 +26,7 @@ from agent.raft.messages import (
     encode_asked,
 )
 from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
 
 UNDER_WAY_MAX = 16384

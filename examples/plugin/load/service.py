@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from covey.core import Fact, HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from examples.plugin.load import policy
 from examples.plugin.load.machine import Event, LoadMachine, LoadMeasured, ShowLoad
 from examples.plugin.load.messages import BusyNow, HowBusy, LoadHint

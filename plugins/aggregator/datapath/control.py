@@ -1,4 +1,4 @@
-"""What an agent and its `aggd` say to one another on the unix socket (frames of `covey.frames`).
+"""What an agent and its `aggd` say to one another on the unix socket (frames of `covey.wire.frames`).
 
 Request and answer in turn: the agent sends one frame and reads one. `Serve` and `DropJob` may be repeated.
 """
@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from covey.core import JobId
-from covey.tensorwire import RANKS_MAX, SECRET_BYTES
+from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.aggregator.messages import NextOwner
 
 UNKNOWN = -1

@@ -3,11 +3,11 @@
 import asyncio
 
 from covey.ports import ByteStream
-from covey.tensorwire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
-from plugins.aggregator.datapath.block_copies import IncomingCopies
+from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
+from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
+from plugins.aggregator.datapath.blocks.state_carrier import ASKS_SINCE, COPY_SILENT_S
 from plugins.aggregator.datapath.job_sums import JobSums
 from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.state_carrier import ASKS_SINCE, COPY_SILENT_S
 
 
 class OwnerLink:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from covey.core import HostId, JobId, LogEvent, Send, SetTimer
-from covey.transitions import CheckedState, StateTable
+from covey.core.transitions import CheckedState, StateTable
 from plugins.aggregator import policy
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated

@@ -13,16 +13,16 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey import checked
-from covey.addresses import joined
-from covey.blocks import TABLES_MAX, job_of, number_of, table_id
 from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish, Send
-from covey.errors import Refused
-from covey.frames import read_frame, write_frame
+from covey.core.errors import Refused
 from covey.ports import ByteStream
-from covey.present_owner import HANDOVER_S
-from covey.tensorwire import grant_of
-from covey.wire import AggregatorAt, AggregatorLost, Frame
+from covey.ports.addresses import joined
+from covey.tensors.aggregator.present_owner import HANDOVER_S
+from covey.tensors.numbers.blocks import TABLES_MAX, job_of, number_of, table_id
+from covey.tensors.numbers.tensor_wire import grant_of
+from covey.wire import checked
+from covey.wire.frames import read_frame, write_frame
+from covey.wire.job import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath.control import DropJob, GetStatus, Now, Order, Quit, Serve, answers

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.aggregator.messages import MoveTensors
 from plugins.facts import AggregatorNow, HostView
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from covey.checksum import crc32
+from covey.wire.checksum import crc32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from covey.core import ID_PATTERN, Fact, Heard, HostId
-from covey.errors import Refused
-from covey.units import parse_size
-from covey.wire import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
+from covey.core.errors import Refused
+from covey.core.units import parse_size
+from covey.wire.job import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, SecondPassed
-from plugins.memory.datapath.control import PageCounts
-from plugins.memory.machine.borrower_events import LenderLost
-from plugins.memory.machine.lender_events import BorrowerAway
+from plugins.memory.datapath.wire.control import PageCounts
+from plugins.memory.machine.borrowing.events import LenderLost
+from plugins.memory.machine.lending.events import BorrowerAway
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     SlabsAre,

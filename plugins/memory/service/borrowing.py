@@ -6,13 +6,15 @@ from typing import Any
 
 import msgspec
 
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.units import format_size
 from covey.ports import ProcessId
-from covey.units import format_size
-from covey.wire import Make
+from covey.wire.job import Make
 from plugins.base import Host
-from plugins.memory.datapath import control, vold
-from plugins.memory.datapath.control import (
+from plugins.memory.datapath import vold
+from plugins.memory.datapath.vold import VoldConfig
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import (
     ClientRefused,
     No,
     PageCounts,
@@ -22,13 +24,12 @@ from plugins.memory.datapath.control import (
     Told,
     Yes,
 )
-from plugins.memory.datapath.vold import VoldConfig
-from plugins.memory.machine import borrower_events as events
-from plugins.memory.machine.borrower import OPEN_S, Borrower
-from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
-from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.borrowing import events
+from plugins.memory.machine.borrowing.borrower import OPEN_S, Borrower
+from plugins.memory.machine.borrowing.events import BorrowerEvent, CloseSlab, OpenSlab
+from plugins.memory.machine.borrowing.place import Link, SlabPlace
+from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
 from plugins.memory.service import forming, views

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Env
-from covey.swapwire import SwapCounts
+from covey.wire.swap_wire import SwapCounts
 from plugins.base import Host
-from plugins.memory.datapath import control
-from plugins.memory.datapath.control import Answer, Question, Yes
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import Answer, Question, Yes
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import SlabRecord

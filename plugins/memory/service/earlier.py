@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.base import Host
 from plugins.facts import Spare
 from plugins.memory.messages import VolumeHeld, VolumeIsHeld

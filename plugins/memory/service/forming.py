@@ -8,14 +8,14 @@ from typing import NamedTuple
 import msgspec
 
 from covey.core import HostId
-from covey.errors import Refused
-from covey.units import format_size
+from covey.core.errors import Refused
+from covey.core.units import format_size
 from plugins.base import Host
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.borrower_budgets import places_of
-from plugins.memory.machine.lender_search import Opening, Requesting
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.budgets import places_of
+from plugins.memory.machine.borrowing.lender_search import Opening, Requesting
+from plugins.memory.machine.borrowing.slab import BorrowedVolume, counted
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.machine.slab import BorrowedVolume, counted
 from plugins.memory.policy import mirroring, parity
 from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS

@@ -6,18 +6,19 @@ from typing import Any
 
 import msgspec
 
-from covey.addresses import joined, reached_at
 from covey.core import HostId
 from covey.ports import MemoryNow, ProcessId
+from covey.ports.addresses import joined, reached_at
 from plugins.base import Host
 from plugins.facts import LentNow, Spare, SpareChanged, is_drained
-from plugins.memory.datapath import control, slab_keeper
-from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
-from plugins.memory.datapath.slabd import SlabdConfig
-from plugins.memory.machine import lender_events as machine
-from plugins.memory.machine.earlier_volumes import EarlierVolumes
-from plugins.memory.machine.lender import Lender, react_s
-from plugins.memory.machine.lender_events import FreeSlab, LenderAction, LenderEvent, RegisterSlab
+from plugins.memory.datapath.lending import slab_keeper
+from plugins.memory.datapath.lending.slabd import SlabdConfig
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import SLABS_TOLD, RdmaLent, SlabList, Yes
+from plugins.memory.machine.lending import events as machine
+from plugins.memory.machine.lending.earlier_volumes import EarlierVolumes
+from plugins.memory.machine.lending.events import FreeSlab, LenderAction, LenderEvent, RegisterSlab
+from plugins.memory.machine.lending.lender import Lender, react_s
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import SlabRef, VolumeHeld, VolumeIsHeld

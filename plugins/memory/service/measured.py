@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from plugins.memory.datapath.control import LatencyCounts
+from plugins.memory.datapath.wire.control import LatencyCounts
 from plugins.memory.machine.loan import Lent
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.policy import latencies

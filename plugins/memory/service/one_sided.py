@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from covey.verbs import VerbsFound
-from plugins.memory.datapath.control import PageCounts, RdmaLent
+from covey.ports.verbs import VerbsFound
+from plugins.memory.datapath.wire.control import PageCounts, RdmaLent
 
 
 def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from covey.core import HostId
-from covey.errors import Refused
-from plugins.memory.datapath.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
-from plugins.memory.machine.place import Link, SlabPlace
+from covey.core.errors import Refused
+from plugins.memory.datapath.wire.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
+from plugins.memory.machine.borrowing.place import Link, SlabPlace
 from plugins.memory.policy import mirroring
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.carried import (
+from covey.core import HostId
+from covey.core.carried import (
     ARGUMENTS_MAX,
     NAME_CHARACTERS_MAX,
     STRING_BYTES_MAX,
@@ -23,7 +24,6 @@ from covey.carried import (
     env_excess,
     for_people,
 )
-from covey.core import HostId
 
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
@@ -42,7 +42,7 @@ Pack = Literal["few", "host", "any", "apart"]
 
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
 Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
-"""What a process can be given, as `covey.carried` writes it: each byte has at most three characters."""
+"""What a process can be given, as `covey.core.carried` writes it: each byte has at most three characters."""
 Variable = Annotated[str, Meta(pattern=f"^(?:(?!=){TEXT})+$", max_length=3 * NAME_CHARACTERS_MAX)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 """What makes a submission idempotent: the same key twice is one job."""
@@ -98,7 +98,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
     attach: bool = True
-    """Steps of a script are seen without a change to it (`covey/attach`)."""
+    """Steps of a script are seen without a change to it (`covey/hooks`)."""
     on_lost: OnLost = "stop"
     hang_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     """For how long the others may wait for the part of one rank in a sum; then its stacks are kept, and its process is
@@ -221,7 +221,7 @@ def _fits_a_process(name: str, value: Any) -> None:
 
 _TEXT = re.compile(f"{TEXT}*")
 NO_TEXT = "it has a NUL, or half of a pair of UTF-16, and no process can be given these"
-TEXT_NEXT = "write a byte that is no UTF-8 as NUL and its two hexadecimal digits (covey/carried.py; agentctl does)"
+TEXT_NEXT = "write a byte that is no UTF-8 as NUL and its two hexadecimal digits (covey/core/carried.py; agentctl does)"
 
 
 def _short(value: Any) -> str:

@@ -13,8 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from covey.core import HostId, JobId, Message
+from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
 from plugins.facts import StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 
@@ -105,7 +105,7 @@ class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     aggregator: HostId | None = None
     """Who sums its tensors."""
     kernels: Annotated[dict[Count, Annotated[str, Meta(max_length=64)]], Meta(max_length=4096)] = {}
-    """rank -> what it computes with (`covey/kernels.py`), of ranks that said so."""
+    """rank -> what it computes with (`covey/healing/kernels.py`), of ranks that said so."""
     timing: StepTiming | None = None
     """None: too few steps were reported there."""
     attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}

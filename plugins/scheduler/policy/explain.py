@@ -9,7 +9,7 @@ from typing import assert_never
 import msgspec
 
 from covey.core import HostId, JobId
-from covey.units import format_seconds
+from covey.core.units import format_seconds
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 from plugins.scheduler.policy.place import slots

@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from covey.core import HostId, JobId, Send, SetTimer
-from covey.errors import NoLeader, OutcomeUnknown
+from covey.core.errors import NoLeader, OutcomeUnknown
 from plugins.base import Host
-from plugins.scheduler.machine import gang, replacing
-from plugins.scheduler.machine.admission import packlimit
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.shared_capacity import SharedCapacity
+from plugins.scheduler.machine.gang import gang
+from plugins.scheduler.machine.leader.admission import packlimit
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity
+from plugins.scheduler.machine.log import replacing
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import PlaceFailed
 from plugins.scheduler.messages.wire import APART_MAX
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import shared_gpus, views
-from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.log import RETRY_S, QueueLog
+from plugins.scheduler.service.ranks.envs import Envs, Missing
 
 Perform = Callable[[Send | SetTimer[gang.AttemptOver | gang.TryAgain], Callable[[gang.Event], None]], None]
 

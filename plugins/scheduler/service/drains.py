@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.base import Host
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import HostDrained
 from plugins.scheduler.service.log import QueueLog
 

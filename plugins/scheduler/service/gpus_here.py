@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from covey.ports import Condition, Gpu
 from plugins.base import Host
 from plugins.facts import GpusNow
-from plugins.scheduler.machine.reservations import Reservations
+from plugins.scheduler.machine.host.reservations import Reservations
 
 WHY_BYTES_MAX = 96
 WORSE: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")

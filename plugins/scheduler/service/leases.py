@@ -19,10 +19,10 @@ from collections.abc import Callable
 import msgspec
 
 from covey.core import HostId, JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.base import Host, RankLease
-from plugins.scheduler.machine.leases import over_there
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leases import over_there
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import Command, MalformedCommand, open_command
 from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import PAUSE_RENEWALS, RENEWALS, Terms

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from plugins.base import Host
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     COMMAND_BYTES_MAX,
     Attained,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from covey.core import Fact, Heard, HostId, JobId, Send
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     DrainedNow,
@@ -37,9 +37,9 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
-from plugins.scheduler.machine.draining import open_gpus
-from plugins.scheduler.machine.jobs import STATES, Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.draining import open_gpus
+from plugins.scheduler.machine.log.jobs import STATES, Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
@@ -64,17 +64,17 @@ from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import asked, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
-from plugins.scheduler.service.early_ends import EarlyEnds
-from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.gpus_here import OwnGpus
-from plugins.scheduler.service.hangs import StuckRanks
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
-from plugins.scheduler.service.ranks import LocalRanks
+from plugins.scheduler.service.ranks.early_ends import EarlyEnds
+from plugins.scheduler.service.ranks.envs import Envs
+from plugins.scheduler.service.ranks.hangs import StuckRanks
+from plugins.scheduler.service.ranks.ranks import LocalRanks
+from plugins.scheduler.service.ranks.spares import JobSpares
 from plugins.scheduler.service.shared_gpus import GpuGossip
-from plugins.scheduler.service.spares import JobSpares
 from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0

@@ -6,18 +6,18 @@ from functools import cached_property
 
 import msgspec
 
-from covey.carried import for_people
 from covey.core import HostId, JobId
-from covey.errors import Refused
+from covey.core.carried import for_people
+from covey.core.errors import Refused
 from plugins.facts import GpusNow, HostView, StepTiming
-from plugins.scheduler.machine.beside import beside
-from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
-from plugins.scheduler.machine.leader import RackHost
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.rank_signs import is_beside
-from plugins.scheduler.machine.replacing import why_not
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.gang.rank_signs import is_beside
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.leader import RackHost
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.log.beside import beside
+from plugins.scheduler.machine.log.jobs import HOLDING, Cause, Job, row_of
+from plugins.scheduler.machine.log.queue import Queue
+from plugins.scheduler.machine.log.replacing import why_not
 from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order

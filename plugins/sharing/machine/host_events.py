@@ -5,7 +5,7 @@ from collections.abc import Mapping, Set
 import msgspec
 
 from covey.core import JobId, LogEvent
-from covey.pages import RankLimits, RankReport
+from covey.kernel.pages import RankLimits, RankReport
 from covey.ports import Condition
 from plugins.facts import JobKind
 from plugins.sharing.machine.events import HardLimited, Suspended

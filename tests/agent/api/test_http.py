@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from agent.api import http
 from agent.api.http import HttpApi
 from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
 from covey.ports import Env
 from plugins.base import Command
 from plugins.facts import HostState

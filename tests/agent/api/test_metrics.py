@@ -85,9 +85,9 @@ def test_every_family_that_the_code_names_is_explained_and_no_other() -> None:
 WHERE = {
     "devices": ("agent/ports/devices/*.py",),
     "gossip": ("gossip/**/*.py",),
-    "links": ("agent/ports/links.py", "agent/ports/handshake_limit.py"),
+    "links": ("agent/ports/network/links.py", "agent/ports/network/handshake_limit.py"),
     "raft": ("agent/raft/**/*.py",),
-    "rpc": ("agent/rpc.py", "agent/answers.py", "agent/host.py"),
+    "rpc": ("agent/rpc/rpc.py", "agent/rpc/answers.py", "agent/host.py"),
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from agent.api.gathering import Gathered, Unanswered
 from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
 from covey.core import HostId, Message
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.facts import GpusNow, HostView
 from plugins.views import EventLine, GpuRow, HostRow, PluginHealth, Trouble
 

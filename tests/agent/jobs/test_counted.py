@@ -1,6 +1,6 @@
 """Of several processes of one rank, one counts."""
 
-from agent.jobs.counted import SILENT_S, CountedProcesses
+from agent.jobs.socket.counted import SILENT_S, CountedProcesses
 from covey.core import JobId
 
 RANK, SIBLING = (JobId("j1"), 1, 0), (JobId("j1"), 1, 1)

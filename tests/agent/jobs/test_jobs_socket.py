@@ -17,17 +17,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.jobs import jobs_socket as jobs_module
-from agent.jobs.jobs_socket import STEP_MAX, JobSocket
+from agent.jobs.socket import jobs_socket as jobs_module
+from agent.jobs.socket.jobs_socket import STEP_MAX, JobSocket
 from agent.jobs.successors import NEVER
 from agent.ports.clock import RealClock
-from agent.ports.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
+from agent.ports.network.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
 from covey.core import Fact, HostId, JobId
-from covey.errors import Refused
-from covey.frames import FRAME_BYTES_MAX, pack, read_frame
+from covey.core.errors import Refused
+from covey.core.version import VERSION
 from covey.ports import UNKNOWN_USER, ByteStream
-from covey.version import VERSION
-from covey.wire import (
+from covey.wire.frames import FRAME_BYTES_MAX, pack, read_frame
+from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,

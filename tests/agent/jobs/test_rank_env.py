@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from agent.jobs.rank_env import NEVER_CHOSEN, RankEndpoints, cores_of, environment, memory_of
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.settings import CpuDevice
-from covey.attach import SITE
 from covey.core import HostId, JobId
+from covey.hooks import SITE
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.service.rankspec import ranks_spec
+from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from tests.agent.here import ranks
 
 GPUS = 8

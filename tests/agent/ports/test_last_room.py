@@ -13,10 +13,10 @@ from agent import identity
 from agent.event_log import EventLog
 from agent.jobs.output import read_log
 from agent.locks import StateLock
-from agent.ports import shim
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.last_room import RESERVE, LastingLog, free_in, kept_free, reserve_of
+from agent.ports.processes import shim
 from covey.core import HostId
 
 MIB = 1 << 20

@@ -8,10 +8,10 @@ import pytest
 import zmq
 
 from agent import log as logs
-from agent.ports import handshake_limit
-from agent.ports.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
-from covey.addresses import reached_at
+from agent.ports.network import handshake_limit
+from agent.ports.network.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
 from covey.core import HostId
+from covey.ports.addresses import reached_at
 from tests.agent.here import until
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")

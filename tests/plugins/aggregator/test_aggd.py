@@ -16,12 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covey import handshake
 from covey.core import JobId
-from covey.frames import pack
-from covey.handshake import PER_ADDRESS_MAX
-from covey.tensors import TensorClient
-from covey.tensorwire import (
+from covey.job.tensors import TensorClient
+from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OWNER,
     WANT,
@@ -36,7 +33,10 @@ from covey.tensorwire import (
     parse,
     verify,
 )
-from covey.wire import AggregatorAt
+from covey.wire import handshake
+from covey.wire.frames import pack
+from covey.wire.handshake import PER_ADDRESS_MAX
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath import job_sums, owner_links
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
 from plugins.aggregator.datapath.control import DropJob, GetStatus, RanksAway, Serve, answers

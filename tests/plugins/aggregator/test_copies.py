@@ -7,9 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.tensorwire import OWNER, Declared, TensorOp, TensorWireError, frame, job_hash, key_of, pack_declared, parse
-from covey.updates import SGD
-from plugins.aggregator.datapath.block_copies import COPIES_MAX, IncomingCopies, OutgoingCopies
+from covey.tensors.numbers.tensor_wire import (
+    OWNER,
+    Declared,
+    TensorOp,
+    TensorWireError,
+    frame,
+    job_hash,
+    key_of,
+    pack_declared,
+    parse,
+)
+from covey.tensors.numbers.updates import SGD
+from plugins.aggregator.datapath.blocks.block_copies import COPIES_MAX, IncomingCopies, OutgoingCopies
 from plugins.aggregator.datapath.speakers import Violation
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import JOB, Bench, Owner, Tensor

@@ -1,6 +1,6 @@
 """Aggregators that empty themselves while messages come late, twice and in any order: what is too late does no harm.
 
-Links promise less disorder than this (`agent/rpc.py`: handled at most once); the machines do not rely on it.
+Links promise less disorder than this (`agent/rpc/rpc.py`: handled at most once); the machines do not rely on it.
 """
 
 import random

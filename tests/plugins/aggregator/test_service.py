@@ -17,8 +17,8 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.world.host import SimProcess
 from covey.core import HostId, JobId
-from covey.errors import Refused
-from covey.tensorwire import ballot_of
+from covey.core.errors import Refused
+from covey.tensors.numbers.tensor_wire import ballot_of
 from plugins import facts
 from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Order, RanksAway, Serve
 from plugins.aggregator.machine.coordinator import JobStepped

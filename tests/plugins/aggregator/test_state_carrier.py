@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from covey import handshake
 from covey.ports import Env
-from covey.tensorwire import HEADER_BYTES, OWNER, Header, TensorOp, frame, parse
-from plugins.aggregator.datapath.state_carrier import ASKS_S, ASKS_SINCE, HERE_S, READY_BYTES_S, StateCarrier
+from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, Header, TensorOp, frame, parse
+from covey.wire import handshake
+from plugins.aggregator.datapath.blocks.state_carrier import ASKS_S, ASKS_SINCE, HERE_S, READY_BYTES_S, StateCarrier
 from plugins.aggregator.messages import NextOwner
 from tests.virtual_time import play
 

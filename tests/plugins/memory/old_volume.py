@@ -4,9 +4,9 @@ from array import array
 from collections.abc import Iterable
 from pathlib import Path
 
-from covey.checksum import crc32
-from plugins.memory.datapath import old_index
-from plugins.memory.datapath.old_index import BATCH_BITS, BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks
+from covey.wire.checksum import crc32
+from plugins.memory.datapath.spill import old_index
+from plugins.memory.datapath.spill.old_index import BATCH_BITS, BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks
 
 LIFE = 3
 

@@ -14,8 +14,8 @@ import pytest
 
 from chaos.world.world import World
 from covey.core import JobId
-from covey.errors import Refused
-from covey.wire import Attach, Refusal, VolumeAt, VolumeComing
+from covey.core.errors import Refused
+from covey.wire.job import Attach, Refusal, VolumeAt, VolumeComing
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings
 from tests.plugins.memory.rack import SETTINGS, MemoryRack, SimClient

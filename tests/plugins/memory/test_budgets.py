@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from covey.core import Heard, HostId, JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.units import GIB, MIB
 from covey.ports import UNKNOWN_USER, MemoryNow
-from covey.units import GIB, MIB
-from covey.wire import Attach, Detach
+from covey.wire.job import Attach, Detach
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick, SlabRegistered, StoreFound
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.lending.events import LenderTick, SlabRegistered, StoreFound
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
 from plugins.memory.policy.budgets import BudgetAccount, BudgetHeld, budget_of, over_budget

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api.metrics import prometheus
-from plugins.memory.datapath import latencies as datapath
-from plugins.memory.datapath.control import LatencyCounts
+from plugins.memory.datapath.volumes import latencies as datapath
+from plugins.memory.datapath.wire.control import LatencyCounts
 from plugins.memory.policy import latencies
 from plugins.memory.service import measured
 from tests.plugins.memory.ports import PAGE, SHAPE, a_volume, page, placed, read, soon, write

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from chaos.world.clock import SimLoopStalls
-from covey import checked
-from plugins.memory.datapath import old_layout
-from plugins.memory.datapath.control import ListPlaces, No, PlaceList
-from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.places import Places
-from plugins.memory.datapath.shape import VolumeRecord
-from plugins.memory.datapath.spill import Spill
-from plugins.memory.datapath.swap_door import SwapDoor
+from covey.wire import checked
+from plugins.memory.datapath.doors.exports import Exports
+from plugins.memory.datapath.doors.swap_door import SwapDoor
+from plugins.memory.datapath.spill import old_layout
+from plugins.memory.datapath.spill.places import Places
+from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.datapath.vold import NOT_OPEN, VolumeControl
+from plugins.memory.datapath.wire.control import ListPlaces, No, PlaceList
+from plugins.memory.datapath.wire.shape import VolumeRecord
 from plugins.memory.service.open_volume import OpenVolume
 from tests.plugins.memory.old_volume import LIFE, OldVolume
 from tests.plugins.memory.ports import PAGE, SHAPE, Bench, QuietLog, a_bench, page, read, soon, write
@@ -29,7 +29,7 @@ NAME = "memory/volumes/data"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(old_layout, "AGAIN_S", 0.01)
-    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
     yield
 
 

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core import Heard, HostId, JobId, LogEvent
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
-from covey.units import GIB, MIB
-from covey.wire import Attach
+from covey.wire.job import Attach
 from gossip.spread.messages import VALUE_BYTES_MAX
 from plugins.base import JobPeer
 from plugins.facts import HostView, JobPlaced, JobUnplaced, LentNow
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick, SlabFreed, SlabRegistered, StoreFound, StoreLost
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.place import SlabPlace
+from plugins.memory.machine.lending.events import LenderTick, SlabFreed, SlabRegistered, StoreFound, StoreLost
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.machine.loan import LoanedSlab
-from plugins.memory.machine.place import SlabPlace
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     Activity,

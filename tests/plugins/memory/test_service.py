@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from chaos.world.world import World
-from covey import headers
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.wire import headers
 from plugins.facts import Spare
-from plugins.memory.datapath.lenders import Lenders
-from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.slab import SlabMemory
+from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.volumes.lenders import Lenders
+from plugins.memory.datapath.volumes.slab import SlabMemory
 from plugins.memory.policy.settings import SEAL_BYTES, MemorySettings
 from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
 

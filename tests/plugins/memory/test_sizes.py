@@ -11,27 +11,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.ports.pages import MemfdPages
+from agent.ports.memory.pages import MemfdPages
 from chaos.world.clock import SimLoopStalls
-from covey import frames
 from covey.core import Heard, HostId, Send
+from covey.core.units import MIB, TIB
 from covey.ports import MemoryNow
-from covey.units import MIB, TIB
-from plugins.memory.datapath import control, old_index
-from plugins.memory.datapath.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
-from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.old_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.datapath.swap_door import SwapDoor
+from covey.wire import frames
+from plugins.memory.datapath.doors.exports import Exports
+from plugins.memory.datapath.doors.swap_door import SwapDoor
+from plugins.memory.datapath.lending.slab_store import SlabStore
+from plugins.memory.datapath.spill import old_index
+from plugins.memory.datapath.spill.old_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
 from plugins.memory.datapath.vold import VolumeControl
-from plugins.memory.datapath.volume import Volume
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
+from plugins.memory.datapath.wire.shape import Shape
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.place import SlabPlace
+from plugins.memory.machine.lending.events import LenderTick
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.machine.loan import Batch, Lent
-from plugins.memory.machine.place import SlabPlace
 from plugins.memory.messages import REFS_MAX, Activity, CheckActivity, Messages, Renew, SlabRef
 from plugins.memory.policy.settings import SLABS_MAX
 from plugins.memory.service.open_volume import OpenVolume
@@ -179,7 +180,7 @@ async def test_a_second_costs_the_slabs_that_changed() -> None:
 
 
 async def test_changes_that_do_not_fit_into_one_answer_come_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.paged_volume.SLABS_TOLD", 4)
+    monkeypatch.setattr("plugins.memory.datapath.volumes.paged_volume.SLABS_TOLD", 4)
     async with a_bench() as bench:
         volume = await a_huge_volume(bench)
         for slab in range(9):

@@ -8,11 +8,11 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.ports.pages import MemfdPages, MemfdRing
+from agent.ports.memory.pages import MemfdPages, MemfdRing
 from covey.ports import SharedRing
-from plugins.memory.datapath.control import RegisterSlabFrame
-from plugins.memory.datapath.slab_memory import SlabHead, SlabPages
-from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.wire.control import RegisterSlabFrame
+from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages
 from tests.plugins.memory.rack import MemoryRack, SimClient, pattern
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 

@@ -7,10 +7,10 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import msgspec
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.admission import packlimit, taken_back
-from plugins.scheduler.machine.capacity import Gpus, fits_whole, held_by
-from plugins.scheduler.machine.jobs import Job, row_of
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.admission import packlimit, taken_back
+from plugins.scheduler.machine.leader.capacity import Gpus, fits_whole, held_by
+from plugins.scheduler.machine.log.jobs import Job, row_of
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     AboutJob,
     GpusKept,

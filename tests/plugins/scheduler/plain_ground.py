@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.capacity import Gpus, held_by
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.capacity import Gpus, held_by
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.policy import classes
 
 

@@ -4,11 +4,11 @@ propose the same; it was written from this."""
 from collections.abc import Sequence, Set
 
 from covey.core import HostId, JobId
-from covey.units import format_seconds
-from plugins.scheduler.machine.admission import taken_back
-from plugins.scheduler.machine.jobs import Job, row_of
-from plugins.scheduler.machine.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from covey.core.units import format_seconds
+from plugins.scheduler.machine.leader.admission import taken_back
+from plugins.scheduler.machine.leader.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.jobs import Job, row_of
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Command,

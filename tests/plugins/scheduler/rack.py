@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from covey.core import Fact, HostId, JobId, Message
-from covey.errors import NoLeader, Refused
+from covey.core.errors import NoLeader, Refused
 from covey.ports import Env
 from plugins.facts import HostState, HostView, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder

@@ -15,8 +15,8 @@ from plugins.facts import (
     RanksUnfit,
     SecondPassed,
 )
-from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.shared_capacity import SharedCapacity
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of, is_part, short_name
 from tests.plugins.scheduler.rack import FakeHost, Rack, on_a_rack, submit, until

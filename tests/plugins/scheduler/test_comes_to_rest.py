@@ -12,10 +12,10 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S, TOGETHER_AGAIN_S
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import ScheduleTick
-from plugins.scheduler.machine.replacing import taken_over
+from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, TOGETHER_AGAIN_S
+from plugins.scheduler.machine.leader.leader import ScheduleTick
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

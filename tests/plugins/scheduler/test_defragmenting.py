@@ -11,10 +11,10 @@ from msgspec.msgpack import encode
 
 from covey.core import HostId, JobId
 from plugins.facts import GpusNow, HostView, Place
-from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
-from plugins.scheduler.machine.leader import QUIET_S, RackHost, ScheduleTick
-from plugins.scheduler.machine.models import StepHistory, gang_of
-from plugins.scheduler.machine.replacing import taken_over
+from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
+from plugins.scheduler.machine.leader.leader import QUIET_S, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.models import StepHistory, gang_of
+from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,

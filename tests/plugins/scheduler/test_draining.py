@@ -8,9 +8,9 @@ import pytest
 
 from covey.core import HostId
 from plugins.facts import DrainedNow, Place
-from plugins.scheduler.machine.draining import AGAIN_S, TRIES
-from plugins.scheduler.machine.leader import RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.draining import AGAIN_S, TRIES
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,

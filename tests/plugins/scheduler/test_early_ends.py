@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from covey.core import JobId
-from covey.wire import GoneRank, RanksHaveLeft
+from covey.wire.job import GoneRank, RanksHaveLeft
 from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain
 from plugins.scheduler.messages.commands import NotApplied, RanksDone
 from tests.plugins.scheduler.rack import FakeHost, Rack, on_a_rack, submit, until

@@ -11,7 +11,7 @@ import pytest
 
 from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Command, Env
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER

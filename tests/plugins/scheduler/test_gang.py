@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
-from plugins.scheduler.machine.gang import (
+from plugins.scheduler.machine.gang.gang import (
     Action,
     AttemptOver,
     Event,

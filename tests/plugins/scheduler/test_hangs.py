@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from covey.core import HostId, JobId, Send
 from plugins.facts import HeartbeatHeard, RanksAwaited
-from plugins.scheduler.machine.hangs import NEXT_S, Hangs
-from plugins.scheduler.machine.rank_signs import RankSigns
+from plugins.scheduler.machine.gang.hangs import NEXT_S, Hangs
+from plugins.scheduler.machine.gang.rank_signs import RankSigns
 from plugins.scheduler.messages.wire import GangNowAnswer, GangStands, RankHangs, RankNow, StacksWanted
 from plugins.scheduler.policy.hang import StuckGang, StuckRank, judged, stuck
-from plugins.scheduler.service.hangs import STACKS_S
+from plugins.scheduler.service.ranks.hangs import STACKS_S
 from tests.plugins.scheduler.rack import Rack, until
 from tests.plugins.scheduler.test_replacing import Healing
 from tests.virtual_time import play

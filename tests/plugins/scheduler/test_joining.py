@@ -6,7 +6,7 @@ from covey.core import Heard, HostId, JobId
 from plugins.facts import JobPlaced, RanksEnded
 from plugins.scheduler.messages.commands import Attained, JobHeals, MoveAsked
 from plugins.scheduler.messages.wire import Reserve
-from plugins.scheduler.service.reports import with_late_ranks
+from plugins.scheduler.service.ranks.reports import with_late_ranks
 from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_replacing import H1, H2, Healing
 from tests.plugins.scheduler.test_service_faults import apply_slowly

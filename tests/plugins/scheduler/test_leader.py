@@ -6,8 +6,8 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.leader import RETRY_S, Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import RETRY_S, Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

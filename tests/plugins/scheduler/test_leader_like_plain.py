@@ -9,10 +9,10 @@ import pytest
 
 from covey.core import HostId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.leases import LeaseAsked
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.leases import LeaseAsked
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
 from covey.core import HostId, JobId
-from covey.errors import Refused
-from plugins.scheduler.machine.leader import RackHost
-from plugins.scheduler.machine.leases import LeaseAsked, over_there
-from plugins.scheduler.machine.queue import Queue
+from covey.core.errors import Refused
+from plugins.scheduler.machine.leader.leader import RackHost
+from plugins.scheduler.machine.leader.leases import LeaseAsked, over_there
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, PlacesLost, TakenBack, pack
 from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms

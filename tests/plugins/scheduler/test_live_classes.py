@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from covey.core import HostId
-from plugins.scheduler.machine.capacity import fits_whole
-from plugins.scheduler.machine.leader import Leader
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.capacity import fits_whole
+from plugins.scheduler.machine.leader.leader import Leader
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,

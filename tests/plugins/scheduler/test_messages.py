@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.envelope import ENVELOPE_BYTES_MAX
 from agent.raft.messages import COMMAND_BYTES_MAX
-from covey.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
+from agent.rpc.envelope import ENVELOPE_BYTES_MAX
 from covey.core import HostId, JobId
+from covey.core.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.parts import Hold
+from plugins.scheduler.machine.host.parts import Hold
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
 from plugins.scheduler.messages.spec import EXPECTED, JobSpec, SealedEnv, SpecError, name_of

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core import JobId
-from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.order import Row, ordered, queue_of, select
 from plugins.scheduler.policy.rules import Discipline, OrderRules
-from sim.engine import Engine, Outcome, SimJob
+from sim.jobs.engine import Engine, Outcome, SimJob
 from tests.plugins.scheduler.plain import Plain, PlainJob
 
 WALKS = [name for name in get_args(Discipline) if name not in ("backfill", "gandiva")]

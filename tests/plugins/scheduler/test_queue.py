@@ -6,10 +6,10 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place, StepTiming
-from plugins.scheduler.machine import job_endings
-from plugins.scheduler.machine import queue as queue_module
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log import job_endings
+from plugins.scheduler.machine.log import queue as queue_module
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import HOLDING
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.jobs import HOLDING
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

@@ -8,11 +8,11 @@ import pytest
 
 from covey.core import Heard, HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.gang import ATTEMPTS, Action, GrantSeen, PlacementProposed, PlacesSought
-from plugins.scheduler.machine.leader import RackHost, ScheduleTick
-from plugins.scheduler.machine.leases import LeaseAsked
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.replacing import LOSSES_MAX, joinable, refused_move, taken_over, waits_for, why_not
+from plugins.scheduler.machine.gang.gang import ATTEMPTS, Action, GrantSeen, PlacementProposed, PlacesSought
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.leases import LeaseAsked
+from plugins.scheduler.machine.log.queue import Queue
+from plugins.scheduler.machine.log.replacing import LOSSES_MAX, joinable, refused_move, taken_over, waits_for, why_not
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,

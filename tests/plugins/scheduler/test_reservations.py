@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from covey.core import Heard, HostId, JobId, Send
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.reservations import (
+from plugins.scheduler.machine.host.reservations import (
     RELEASED_MAX,
     Action,
     Event,
@@ -26,7 +26,7 @@ from plugins.scheduler.machine.reservations import (
     Starting,
     UseSeen,
 )
-from plugins.scheduler.machine.shared_capacity import Sharing
+from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 
 J1, J2 = JobId("j1"), JobId("j2")

@@ -7,10 +7,10 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.models import HARMED_MAX, PAIR_S, PAIRS_MAX, Models
-from plugins.scheduler.machine.queue import HARMS_MAX, Queue
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.log.models import HARMED_MAX, PAIR_S, PAIRS_MAX, Models
+from plugins.scheduler.machine.log.queue import HARMS_MAX, Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,

@@ -12,10 +12,7 @@ import pytest
 
 from covey.core import Heard, HostId, JobId, Send
 from plugins.facts import GpuUse, Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.reservations import (
+from plugins.scheduler.machine.host.reservations import (
     GpusSeen,
     GrantNews,
     HeldReservations,
@@ -25,7 +22,10 @@ from plugins.scheduler.machine.reservations import (
     Starting,
     UseSeen,
 )
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,

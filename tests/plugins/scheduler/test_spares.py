@@ -6,8 +6,8 @@ import pytest
 
 from covey.core import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.gang import GrantSeen
-from plugins.scheduler.machine.spares import ASK_S, KEEP_S, MOVE_WAITS_S, SparesOfOthers, destination
+from plugins.scheduler.machine.gang.gang import GrantSeen
+from plugins.scheduler.machine.gang.spares import ASK_S, KEEP_S, MOVE_WAITS_S, SparesOfOthers, destination
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import SparesWarm
 from plugins.scheduler.service.coordinated_gangs import sought_places

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from covey.core import HostId, JobId
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import Granted, QuotaSet, Submitted
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row

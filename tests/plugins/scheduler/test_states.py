@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 
 from covey.core import JobId
-from covey.tones import TONES
-from plugins.scheduler.machine.jobs import HOLDING, OVER, STATES, After, Job, State
+from covey.core.tones import TONES
+from plugins.scheduler.machine.log.jobs import HOLDING, OVER, STATES, After, Job, State
 from plugins.scheduler.messages.spec import JobSpec
 
 ROOT = Path(__file__).parents[3]
-PLACE = ROOT / "plugins/scheduler/machine/jobs.py"
+PLACE = ROOT / "plugins/scheduler/machine/log/jobs.py"
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos", "bench")
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from covey.client import JobClient
 from covey.core import JobId
-from covey.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
+from covey.core.units import GIB, MIB
+from covey.job.client import JobClient
+from covey.kernel.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
 from covey.ports import DeviceHealth, DeviceSample
-from covey.units import GIB, MIB
-from covey.wire import AskPages
+from covey.wire.job import AskPages
 from plugins.base import PluginService
 from plugins.sharing.plugin import PLUGIN
 from tests.agent.here import until
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 class Obedient:
-    """A rank in this process: goes by its pages as `covey.attach` does, at a pace that the test sets."""
+    """A rank in this process: goes by its pages as `covey.hooks` does, at a pace that the test sets."""
 
     def __init__(self, host: LiveHost, job: str) -> None:
         self.host, self.job = host, job
