@@ -37,16 +37,16 @@ __all__ = [
     "join",
 ]
 _FROM = {
-    "Adam": ("updates", "Adam"),
-    "CoveyError": ("errors", "CoveyError"),
-    "Job": ("client", "JobClient"),
-    "Moments": ("tensor_moments", "Moments"),
-    "RankLeft": ("errors", "RankLeft"),
+    "Adam": ("tensors.numbers.updates", "Adam"),
+    "CoveyError": ("core.errors", "CoveyError"),
+    "Job": ("job.client", "JobClient"),
+    "Moments": ("tensors.numbers.moments", "Moments"),
+    "RankLeft": ("core.errors", "RankLeft"),
     "RemoteMemory": ("remote", "RemoteMemory"),
     "RemoteMemoryError": ("remote", "RemoteMemoryError"),
-    "SGD": ("updates", "SGD"),
-    "TensorError": ("errors", "TensorError"),
-    "join": ("attach.by_hand", "join"),
+    "SGD": ("tensors.numbers.updates", "SGD"),
+    "TensorError": ("core.errors", "TensorError"),
+    "join": ("hooks.by_hand", "join"),
 }
 
 

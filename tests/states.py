@@ -53,7 +53,8 @@ class Machine(NamedTuple):
 
 def commands() -> Iterator[str]:
     yield "A command of the log finds its job in one of these states, or it changes nothing (`FINDS`,"
-    yield "[plugins/scheduler/machine/log/queue.py](../plugins/scheduler/machine/log/queue.py)). `CancelAsked` finds it in any."
+    yield "[plugins/scheduler/machine/log/queue.py](../plugins/scheduler/machine/log/queue.py)). `CancelAsked` finds it"
+    yield "in any."
     yield ""
     yield f"| command | {' | '.join(STATES)} |"
     yield f"|---|{'---|' * len(STATES)}"

@@ -10,7 +10,7 @@ NAME = "examples/digits.py"
 
 def example() -> Path:
     """AgentctlError when neither is there."""
-    beside = Path(__file__).parent.parent / NAME
+    beside = Path(__file__).parents[2] / NAME
     if beside.exists():
         return beside
     for file in metadata.files("covey-agent") or ():

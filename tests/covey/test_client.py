@@ -264,7 +264,8 @@ def python() -> Iterator[list[str]]:
 def test_importing_covey_costs_no_numpy_and_nothing_of_the_agent(python: list[str]) -> None:
     code = """import covey, sys
 covey.join, covey.Job
-print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey.job.tensors') if name in sys.modules])"""
+heavy = ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey.job.tensors')
+print([name for name in heavy if name in sys.modules])"""
     assert subprocess.run([*python, code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -55,7 +55,7 @@ from _signal import (  # type: ignore[import-not-found]
 )
 
 if not __package__:  # a script of its own: what it shares with the agent lies beside it
-    sys.path.append(__file__.rsplit("/", 3)[0])
+    sys.path.append(__file__.rsplit("/", 4)[0])
 from agent.ports.processes.inheritance import UMASK, begin_anew, umask_of, unblock_signals
 
 TYPE_CHECKING = False

@@ -83,7 +83,7 @@ def test_every_family_that_the_code_names_is_explained_and_no_other() -> None:
 
 
 WHERE = {
-    "devices": ("agent/ports/devices/*.py",),
+    "devices": ("agent/ports/devices/**/*.py",),
     "gossip": ("gossip/**/*.py",),
     "links": ("agent/ports/network/links.py", "agent/ports/network/handshake_limit.py"),
     "raft": ("agent/raft/**/*.py",),
