@@ -4,7 +4,7 @@ nothing else.
     status 3, identity      deletes it and starts the agent: a new host under its old name
     status 3, the log       moves the folder away and starts the agent; the others bring it back
     status 4                the same
-    the memory plugin is off  ends slabd and every vold of the host, deletes the record, restarts the agent
+    the memory plugin is off  ends slabd and every vold of the host, deletes the record and its copy, restarts the agent
 
 A story with damaged files has one; without it an agent that refused stays down, as under systemd.
 """
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING
 from agent.raft.disk import FOLDER
 from chaos.world.host import SimHost
 from chaos.world.world import World
+from plugins.memory.service.record import COPY as MEMORY_COPY
 from plugins.memory.service.record import FILE as MEMORY
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
 
 SIGKILL = 9
-SPOILT = (f"{FOLDER}/", "acknowledged", "identity", "scheduler/state", MEMORY, "gossip/", "aggregator/", "jobs/")
+RECORDS = (MEMORY, MEMORY_COPY)
+SPOILT = (f"{FOLDER}/", "acknowledged", "identity", "scheduler/state", *RECORDS, "gossip/", "aggregator/", "jobs/")
 """Beginnings of names of the files that stories damage: all that agents and supervisors write, not the pages of volumes
 and where they lie, of which there is no second copy on this host."""
 
@@ -55,7 +57,7 @@ class Administrator:
         """Is the memory plugin of this host off, since its record is damaged?"""
         agent = self.rack.agents.get(name)
         health = agent.health.get("memory") if agent is not None and name in self.rack.alive() else None
-        return health is not None and health.state == "failed" and f"{MEMORY} is damaged" in health.why
+        return health is not None and health.state == "failed" and "there is no other copy" in health.why
 
     def _obey(self, host: SimHost) -> None:
         refused = host.refused
@@ -68,12 +70,13 @@ class Administrator:
         host.revive()
 
     def _begin_memory_anew(self, host: SimHost) -> None:
-        self._note(host, f"deletes {MEMORY}")
+        self._note(host, f"deletes {MEMORY} and its copy")
         for process in list(host.processes.values()):
             short = process.name.partition("/")[2]
             if short.startswith(("slabd", "slab-keeper", "vold-", "spill-")) or process.kind == "agent":
                 process.signal(SIGKILL)
-        host.disk.damage(MEMORY, "lost")
+        for file in RECORDS:
+            host.disk.damage(file, "lost")
         host.revive()
 
     def _note(self, host: SimHost, what: str, status: int = 0) -> None:

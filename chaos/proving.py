@@ -45,7 +45,7 @@ SOAK_EXTRA_S = 120
 """CPU seconds beyond its own limit after which a soak is taken to hang in one callback."""
 WALL_S = 3600.0
 """After which a check is killed whatever the machine was busy with."""
-SHARE = 0.9
+SHARE = 0.95
 """Of all mutants, at least so many are caught by tests or by the simulator."""
 SIMULATOR_SHARE = 0.6
 """Of those that concern several hosts, at least so many are caught by the simulator alone."""

@@ -9,12 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures.thread import _worker
 from pathlib import Path
 
 CALM_TURNS = 5
 """Turns of the loop in a row in which nothing was ready but the test: what one socket of this process writes, another
 reads in the next turn."""
 TURNS_MAX = 100_000
+PAUSE_S = 0.001
+"""Between two looks at executors that work."""
+_WORKER = _worker.__code__
 STILL_LOOKS = 10
 """Looks at a thread in a row that find it asleep in one place."""
 BLOCKED_S = 20.0
@@ -22,18 +26,32 @@ BLOCKED_S = 20.0
 
 async def quiet() -> None:
     """Returns when the event loop has nothing left to do but wait for a timer: no callback is ready, no descriptor of
-    its own is readable. Threads and other processes are not seen: wait for a sign of theirs first."""
+    its own is readable, and no executor of this process works (files are written in threads). Other threads and other
+    processes are not seen: wait for a sign of theirs first."""
     loop = asyncio.get_running_loop()
     ready = getattr(loop, "_ready", None)
     if ready is None:
         raise RuntimeError(f"{type(loop).__name__} does not tell what is ready; run this test on asyncio's own loop")
     calm = 0
     for _ in range(TURNS_MAX):
-        await asyncio.sleep(0)
-        calm = 0 if ready else calm + 1
+        working = _executors_work()
+        await asyncio.sleep(PAUSE_S if working else 0)
+        calm = 0 if ready or working else calm + 1
         if calm == CALM_TURNS:
             return
     raise AssertionError(f"something is ready in each of {TURNS_MAX} turns of the loop")
+
+
+def _executors_work() -> bool:
+    """Does a thread of a ThreadPoolExecutor run what it was given? One that waits for work is in `_worker` itself."""
+    for frame in sys._current_frames().values():
+        innermost = frame.f_code
+        above = frame.f_back
+        while above is not None and above.f_code is not _WORKER:
+            above = above.f_back
+        if above is not None and innermost is not _WORKER:
+            return True
+    return False
 
 
 def until_blocked(thread: threading.Thread, within: Callable[..., object]) -> None:

@@ -16,6 +16,6 @@ def play(rack: SimRack) -> None:
     pager = rack.pager("h2", "vol1", SLABS_MAX * parse_size(SLAB), 3.0, used_bytes=1 << 16)
     rack.until(lambda: not pager.alive, USED_S, "the volume was used")
     asker = rack.rng.choice([name for name in sorted(rack.hosts) if name != "h2"])
-    found = [row for row in rack.ask(asker, "agent.rack_slabs", {}).data if row.volume == "vol1"]
+    found = [row for row in rack.ask(asker, "agent.rack_slabs", {}) if row.volume == "vol1"]
     assert len(found) == SLABS_MAX, f"{asker} was told of {len(found)} of {SLABS_MAX} slabs"
     ended(rack, {})

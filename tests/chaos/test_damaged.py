@@ -1,5 +1,7 @@
 """Files of a host are lost, rolled back or damaged while it is down, and somebody does what its agent advises."""
 
+from typing import Literal
+
 import pytest
 
 from chaos.faults import SPOILT, Damage, swarm
@@ -35,11 +37,33 @@ def test_a_memory_plugin_whose_record_is_damaged_begins_anew() -> None:
         host = rack.hosts["h2"]
         host.power_off()
         host.disk.damage("memory/agent", "rotten")
+        host.disk.damage("memory/copy-of-agent", "lost")
         host.power_on()
         rack.until(lambda: bool(person.obeyed), 20.0, "the plugin is off and somebody deletes the record")
-        assert person.obeyed == ["h2 deletes memory/agent"]
+        assert person.obeyed == ["h2 deletes memory/agent and its copy"]
         rack.until(lambda: not pager.alive, 90.0, "the pager has its volume again, and read all of it back")
         assert not rack.stale and not rack.wrong
+
+
+@pytest.mark.parametrize("how", ["lost", "rotten"])
+def test_a_record_of_volumes_that_is_gone_while_their_processes_run_is_read_from_its_copy(
+    how: Literal["lost", "rotten"],
+) -> None:
+    """Without their secrets the agent would be refused by its own processes, for ever."""
+    with SimRack(6, 3) as rack:
+        rack.start()
+        rack.settle()
+        person = rack.administered()
+        pager = rack.pager("h2", "vol1", 1 << 18, 20.0)
+        rack.run(8)
+        host = rack.hosts["h2"]
+        agent = host.agent
+        assert agent is not None
+        agent.signal(9)
+        host.disk.damage("memory/agent", how)
+        host.start_agent()
+        rack.until(lambda: not pager.alive, 60.0, "the pager reads all of it back")
+        assert not person.obeyed and not rack.stale and not rack.wrong
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -86,9 +86,9 @@ def test_what_a_check_printed_is_read() -> None:
 
 def test_the_shares_decide_and_an_unusable_mutant_is_never_enough() -> None:
     caught, survivor = Trial(HEARD_ONCE, by_tests="tests/a.py::test_b"), Trial(UNSEEN, tests_cpu_s=1.0)
-    assert summary([caught] * 9 + [survivor])[1]
-    assert not summary([caught] * 8 + [survivor])[1]
-    assert not summary([caught] * 9 + [Trial(STALE, unusable="stale")])[1]
+    assert summary([caught] * 19 + [survivor])[1]
+    assert not summary([caught] * 18 + [survivor])[1]
+    assert not summary([caught] * 19 + [Trial(STALE, unusable="stale")])[1]
     several = Trial(NO_TERMS, by_tests="tests/a.py::test_b", simulator_cpu_s=300.0)
     seen = msgspec.structs.replace(several, by_simulator="swarm 3: it broke")
     assert summary([seen, seen, several])[1]

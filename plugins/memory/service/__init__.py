@@ -56,7 +56,7 @@ class MemoryService(PluginService):
         super().__init__(host)
         settings = self._settings = host.settings(MemorySettings)
         self.accounts = RackAccounts(host.id, settings.lease_s, settings.budget_bytes)
-        self._record = SlabRecord(self.env.disk)
+        self._record = SlabRecord(self.env.disk, self.env.log)
         self.borrowing = Borrowing(host, settings, self._record, self.perform, self.accounts)
         self.lending = Lending(host, settings, self._record, self.perform, self.accounts)
         self._second_passes = False

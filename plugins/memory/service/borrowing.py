@@ -131,7 +131,11 @@ class Borrowing:
         return found
 
     async def _may_be_made(self, name: str, make: Make, waits: Waits | None) -> None:
-        """Refused when it must exist, or when other hosts know of one whose record is lost and nobody gave it up."""
+        """Refused when it must exist, or when other hosts know of one whose record is lost and nobody gave it up. Where
+        its own files are, which say what its pages are and where they lie, it goes on from them: a damaged record of
+        this agent (`memory/agent`), which its person deleted, is no volume lost."""
+        if await self._env.disk.names(f"{vold.prefix(name)}/"):
+            return
         if make == "never":
             why = f"{self._host.id} has none of that name: it was detached, or is on another host"
             raise Refused(3, f"no volume {name}", why, "agentctl volumes shows all; RemoteMemory.open makes one")

@@ -1,18 +1,21 @@
 """What this plugin must find again after a restart of the agent: its processes and volumes. File `memory/agent`.
 
 Which slab lies where is not in it: the volume's process knows that, and is asked. The same for slabs lent.
+
+The file is there twice. Without it the agent would not know the secrets of its own processes, which run on and refuse
+it, nor that a volume whose pages are all here is there; so one that is lost or damaged is read from its copy.
 """
 
 import asyncio
 
 import msgspec
 
-from covey.ports import Disk, ProcessId
+from covey.ports import Disk, Logger, ProcessId
 from covey.wire import checked
 from plugins.memory.machine.lending.earlier_volumes import EarlierVolume
 from plugins.memory.policy.budgets import lent_bytes
 
-FILE = "memory/agent"
+FILE, COPY = "memory/agent", "memory/copy-of-agent"
 
 
 class KnownProcess(msgspec.Struct, frozen=True):
@@ -88,11 +91,11 @@ _remembered = msgspec.msgpack.Decoder(SlabsOnDisk)
 
 
 class SlabRecord:
-    """The record in memory and on disk. ValueError when the file is damaged."""
+    """The record in memory and on disk. ValueError when both files are damaged, or one is and the other is lost."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, log: Logger) -> None:
         self.now = SlabsOnDisk()
-        self._disk = disk
+        self._disk, self._log = disk, log
         self._lock = asyncio.Lock()
 
     @property
@@ -101,11 +104,25 @@ class SlabRecord:
 
     async def load(self, boot: int) -> None:
         """`boot`: of this agent, under which a record begins that is not there."""
+        found, why = await self._read(FILE)
+        if found is None:
+            found, why_no_copy = await self._read(COPY)
+            if found is not None:
+                self._log.warning(
+                    "a record was lost", file=self._disk.path(FILE), why=why or "no such file", next="its copy is used"
+                )
+            elif why or why_no_copy:
+                both = f"{self._disk.path(FILE)} and {self._disk.path(COPY)}"
+                what_then = f"put one back; or end slabd and every vold of this host, and delete {both}"
+                raise ValueError(f"{why or why_no_copy}, and there is no other copy; {what_then}")
+        self.now = found or SlabsOnDisk(since=boot)
+
+    async def _read(self, name: str) -> tuple[SlabsOnDisk | None, str]:
+        """The record, or why this file does not give it; neither when it is not there."""
         try:
-            self.now = await checked.load(self._disk, FILE, _remembered) or SlabsOnDisk(since=boot)
+            return await checked.load(self._disk, name, _remembered), ""
         except checked.Damaged as error:
-            what_then = "put it back from a copy; or end slabd and every vold of this host, and delete it"
-            raise ValueError(f"{error}; {what_then}") from error
+            return None, str(error)
 
     async def set_lending(self, lending: KnownProcess) -> None:
         await self._write(msgspec.structs.replace(self.now, lending=lending))
@@ -126,3 +143,4 @@ class SlabRecord:
         self.now = new
         async with self._lock:
             await checked.save(self._disk, FILE, self.now)
+            await checked.save(self._disk, COPY, self.now)

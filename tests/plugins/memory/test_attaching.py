@@ -18,6 +18,7 @@ from covey.core.errors import Refused
 from covey.wire.job import Attach, Refusal, VolumeAt, VolumeComing
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service.record import COPY, FILE
 from tests.plugins.memory.rack import SETTINGS, MemoryRack, SimClient
 from tests.plugins.memory.test_service import read_all, until_done, write_all
 
@@ -97,6 +98,20 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
         assert "given up" in [event for event, _ in rack.story("volume/data")]
         rack.run(3)
         assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
+
+
+def test_a_volume_whose_own_files_are_there_goes_on_from_them_although_its_record_is_lost() -> None:
+    with a_rack(3) as rack:
+        with_pages(rack)
+        host = rack.host("h1")
+        host.power_off()
+        for file in (FILE, COPY):
+            host.disk.damage(file, "lost")
+        host.power_on()
+        rack.run(2)
+        assert rack.command("h1", "volumes") == []
+        rack.attach("h1", "data", "128 KiB")
+        until_done(rack, rack.client("h1", read_all, "data"))
 
 
 @pytest.mark.parametrize("how", ["its lease is over", "its lender began anew", "the slab process died"])
