@@ -56,18 +56,18 @@ types: $(READY)
 
 house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
-	@$(BIN)/python -m tests.reached
+	@$(BIN)/python -m tools.reached
 
 test: $(READY) frameworks
 	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 5 --dist loadgroup --durations=40; \
-	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again $$code
+	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tools.again $$code
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
 	echo "check: left out, since $$framework is not installed: what covey.hooks sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
 	echo "check: left out, since PyTorch finds no CUDA device: tests marked gpu (make gpu-check)"
 
 cases: $(READY) ## try every */run.sh of a folder on this checkout, and say what came out: make cases CASES=DIR
-	@$(BIN)/python -m tests.cases "$(CASES)"
+	@$(BIN)/python -m tools.cases "$(CASES)"
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
@@ -149,22 +149,22 @@ elsewhere: $(READY) ## the gate, hosts with our wheels, then the swap, in anothe
 	@$(BIN)/python -m chaos.guest.elsewhere $(or $(RELEASE),trixie) $(if $(RUN),--run '$(RUN)')
 
 picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
-	@$(BIN)/python docs/picture.py
+	@$(BIN)/python -m tools.picture
 
 states: $(READY) ## draw docs/STATES.md anew: the states of machines, and what may follow what
-	@$(BIN)/python -m tests.states
+	@$(BIN)/python -m tools.states
 
 coverage: $(READY) ## lines and branches run by tests, without tests/rack and tests/chaos; not a part of check, for it takes longer
 	@nice -n 10 $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/rack --ignore tests/chaos --cov --cov-report=term
 
 dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty environment
-	@$(BIN)/python -m tests.wheels dist
+	@$(BIN)/python -m tools.wheels dist
 
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
-	@$(BIN)/python -m tests.annotated
+	@$(BIN)/python -m tools.annotated
 
 docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, what a plugin is made of)
-	@$(BIN)/python docs/pages.py
+	@$(BIN)/python -m tools.pages
 
 clean: ## remove .venv and everything made by tools
 	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist

@@ -15,8 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from agent import identity
-from agent.api.metrics import counted
+from agent import identity, metrics
 from agent.api.rack_view import AskView, RackView, ViewAnswer
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
@@ -34,6 +33,7 @@ from agent.runtime.plugin_runtime import PluginRuntime
 from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
 from covey.core import Fact, HostId, Message
 from covey.core.errors import Refused
+from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports import Address, Env
 from covey.ports.addresses import reached_at
 from covey.wire.job import Frame
@@ -71,7 +71,7 @@ class CountedLinks(Protocol):
 
     @property
     def counters(self) -> Mapping[str, int]: ...
-    def metrics(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Mapping[MetricSeries, float]: ...
 
 
 @runtime_checkable
@@ -487,8 +487,8 @@ class HostAgent:
             if endpoints is not None:
                 yield host, endpoints.http
 
-    def metrics(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
+    def metrics(self) -> Measured:
+        found: dict[MetricSeries, float | Distribution] = {}
         for service in self.plugins.values():
             found |= service.metrics()
         found |= self.jobs.metrics()
@@ -496,17 +496,15 @@ class HostAgent:
         links = self.env.links
         if isinstance(links, CountedLinks):
             found |= links.metrics()
-            found |= counted("links", links.counters)
         devices = self.env.probes.devices
         if isinstance(devices, CountedDevices):
-            found |= counted("devices", devices.counters)
-        found |= counted("gossip", self.gossip.counters)
+            found |= metrics.DEVICES.of(devices.counters)
         found |= self.gossip.metrics()
-        found |= counted("rpc", {**self.messenger.counters, **self.counters})
-        found |= counted("raft", self.log.counted)
-        found["covey_leader_term"] = self.log.term
-        found["covey_hosts_wrong"] = len(self.troubles)
-        found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
+        found |= metrics.RPC.of({**self.messenger.counters, **self.counters})
+        found |= metrics.RAFT.of(self.log.counted)
+        found[metrics.LEADER_TERM.of()] = self.log.term
+        found[metrics.HOSTS_WRONG.of()] = len(self.troubles)
+        found[metrics.HOSTS_ALIVE.of()] = sum(view.state == "alive" for view in self.hosts())
         return found
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ import msgspec
 
 from covey.core import Fact, HostId, JobId, LogEvent, Message, Publish, Send, SetTimer, Undelivered
 from covey.core.errors import Refused
+from covey.core.metrics import Measured, Metric
 from covey.kernel.pages import LimitsWriter, ReportReader
 from covey.ports import ByteStream, Env, SharedPage
 from covey.wire.job import AskPages, Frame
@@ -401,6 +402,8 @@ class Plugin:
     """Processes of its own, beside the agent."""
     frames: Sequence[type[Frame]] = ()
     """Frames of jobs.sock that go to this plugin's `frame`."""
+    metrics: Iterable[Metric] = ()
+    """What its service may measure; names are of the whole rack, so no two plugins have the same."""
 
 
 Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -446,8 +449,8 @@ class PluginService:
         """Lines for `agentctl status`: what it is about, and how it is now."""
         return {}
 
-    def metrics(self) -> Mapping[str, float]:
-        """Prometheus name (with labels, if any) -> value."""
+    def metrics(self) -> Measured:
+        """What this plugin measured, of the metrics that `Plugin.metrics` declares."""
         return {}
 
     def notes(self) -> Sequence[str]:

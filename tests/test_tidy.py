@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import reached
 from tests.asserting import File, can_fail, opened
 from tests.sleeping import sleeps
+from tools import reached
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos")
@@ -76,6 +76,7 @@ def imports(path: Path) -> Iterator[str]:
 
 OUR_FILES = files(*(ROOT / package for package in PACKAGES))
 TEST_FILES = files(ROOT / "tests")
+TOOL_FILES = [*sorted((ROOT / "tools").glob("*.py")), *files(ROOT / "tools/gpu")]
 
 
 @pytest.mark.parametrize("plugin", PURE_PLUGINS, ids=named)
@@ -107,7 +108,7 @@ def test_what_agents_do_not_run_says_why() -> None:
 
 
 def test_files_stay_small_enough_to_walk() -> None:
-    long = {named(path): len(path.read_text().splitlines()) for path in OUR_FILES}
+    long = {named(path): len(path.read_text().splitlines()) for path in OUR_FILES + TOOL_FILES}
     assert {name: n for name, n in long.items() if n > LINES_MAX and name not in LONGER_WITH_REASON} == {}
     tests = {named(path): len(path.read_text().splitlines()) for path in TEST_FILES}
     assert {name: n for name, n in tests.items() if n > TEST_LINES_MAX} == {}
@@ -120,7 +121,9 @@ def test_nothing_is_left_open() -> None:
         "tests/chaos/world/test_world.py",
     }  # a virtual loop refuses what has no meaning there
     found = [
-        named(path) for path in OUR_FILES + TEST_FILES if marks.search(path.read_text()) and named(path) not in allowed
+        named(path)
+        for path in OUR_FILES + TEST_FILES + TOOL_FILES
+        if marks.search(path.read_text()) and named(path) not in allowed
     ]
     assert found == []
 
@@ -379,7 +382,9 @@ def test_the_contracts_of_imports_name_every_plugin() -> None:
 
 def test_the_map_shows_every_plugin_and_package() -> None:
     text = (ROOT / "docs/MAP.md").read_text()
-    missing = [f"{name}/" for name in (*PACKAGES, "systemd", "tests", "bench", "examples") if f"{name}/" not in text]
+    missing = [
+        f"{name}/" for name in (*PACKAGES, "systemd", "tests", "tools", "bench", "examples") if f"{name}/" not in text
+    ]
     missing += [f"plugins/{plugin.name}" for plugin in PLUGINS if f"plugins/{plugin.name}" not in text]
     assert missing == []
 
@@ -500,7 +505,7 @@ def places(page: Path) -> list[str]:
     """What looks like a path on a page: in code that begins with a folder of ours, or, on a page that lists its own
     folder, names a file; and what the drawing of the tree names at the beginning of a line."""
     text = page.read_text()
-    tops = "|".join([*PACKAGES, "systemd", "tests", "bench", "examples", "docs"])
+    tops = "|".join([*PACKAGES, "systemd", "tests", "tools", "bench", "examples", "docs"])
     found = re.findall(rf"`((?:{tops})/[\w./-]*)(?:::\w+)?`", text)
     if page.name == "README.md":
         found += re.findall(r"`([\w-]+\.(?:py|md|toml))`", text)

@@ -21,10 +21,12 @@ from agent.api.rack_view import PluginsFailed
 from agent.config import Config
 from agent.event_log import EventLog
 from agent.jobs.socket.jobs_socket import JobSocket
+from agent.metrics import PLUGIN_RESTARTS
 from agent.rpc.rpc import Messenger
 from agent.runtime.bus import Bus
 from covey.core import Fact, HostId, Message
 from covey.core.errors import Refused
+from covey.core.metrics import MetricSeries
 from covey.ports import Env
 from plugins.base import Plugin, PluginService, ReplicatedLog, Runner
 from plugins.facts import HostView
@@ -320,10 +322,8 @@ class PluginRuntime:
         failed = tuple(name for name, health in self.health.items() if health.state == "failed")
         self._agent.spread("health", PluginsFailed(failed, self._agent.no_room))
 
-    def metrics(self) -> Mapping[str, float]:
-        return {
-            f'covey_plugin_restarts_total{{plugin="{name}"}}': float(self.restarts.get(name, 0)) for name in self.known
-        }
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        return {PLUGIN_RESTARTS.of(name): float(self.restarts.get(name, 0)) for name in self.known}
 
 
 def _words(error: Exception) -> str:

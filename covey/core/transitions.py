@@ -22,8 +22,8 @@ Where the value stands in a Struct, which has no descriptors: `job.state = TRANS
 one function. Write one function for each transition; it takes what the next state must know. A value that replaces
 another of the same kind is a transition too and has its row.
 
-To add a machine: declare its table so; add a line to `MACHINES` in `tests/states.py` with the tests that take each
-of its rows; `make states` draws `docs/STATES.md`. *Checked:* tests/docs/test_states.py fails for a page older than the
+To add a machine: declare its table so; add a line to `MACHINES` in `tools/states.py` with the tests that take each
+of its rows; `make states` draws `docs/STATES.md`. *Checked:* tests/tools/test_states.py fails for a page older than the
 code, for a table that is not in the list, and for a row that none of these tests takes.
 """
 

@@ -4,6 +4,7 @@ from covey.wire.job import AggregatorLost
 from plugins.aggregator import messages
 from plugins.aggregator.datapath.aggd import PROGRAMS
 from plugins.aggregator.service import AggregatorService
+from plugins.aggregator.service.metrics import METRICS
 from plugins.base import Plugin
 
 PLUGIN = Plugin(
@@ -14,4 +15,5 @@ PLUGIN = Plugin(
     service=AggregatorService,
     programs=PROGRAMS,
     frames=(AggregatorLost,),
+    metrics=METRICS,
 )

@@ -9,6 +9,7 @@ from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import MemoryService
+from plugins.memory.service.metrics import METRICS
 
 PLUGIN = Plugin(
     name="memory",
@@ -23,4 +24,5 @@ PLUGIN = Plugin(
         KEEPER,
     ),
     frames=(Attach, Detach),
+    metrics=METRICS,
 )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from agent.metrics import PLUGIN_RESTARTS
 from chaos.rackworld import SimRack
 from covey.core import Fact, HostId, Message
 from covey.core.errors import Refused
@@ -203,10 +204,10 @@ def test_a_plugin_kept_from_starting_by_a_sick_disk_is_retried_with_growing_paus
     agent = rack.agents["h1"]
     assert (agent.health["sick"].restarts, agent.health["memory"].restarts) == (3, 0)
     assert "the disk is sick" in agent.health["sick"].why
-    assert agent.metrics()['covey_plugin_restarts_total{plugin="sick"}'] == 3
+    assert agent.metrics()[PLUGIN_RESTARTS.of("sick")] == 3
     rows: list[HostRow] = rack.ask("h1", "agent.hosts", {})
     assert rows[0].plugins_failed == (), "gossip no longer tells of it"
-    story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"}).data]
+    story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"})]
     assert "plugin sick failed" in story and "plugin sick is on again" in story
 
 

@@ -70,7 +70,7 @@ def test_a_name_without_a_docstring_is_found() -> None:
 
 
 def test_make_docs_writes_a_page_for_each_module(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "docs/pages.py"), str(tmp_path)]
+    command = [sys.executable, "-m", "tools.pages", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     pages = {module: (tmp_path / f"{module.replace('.', '/')}.html").read_text() for module in MODULES}

@@ -21,9 +21,11 @@ from agent.jobs.socket.connected import ConnectedProcess, plain
 from agent.jobs.socket.counted import CountedProcesses
 from agent.jobs.socket.tensor_memories import TensorMemories
 from agent.jobs.successors import NEVER
+from agent.metrics import JOB_FRAMES, JOB_PROCESSES
 from agent.ports.network.protocol_error_limit import ProtocolErrorLimit
 from covey.core import Fact, JobId
 from covey.core.errors import Refused
+from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
 from covey.hooks.warm import MODULES_MAX
 from covey.ports import ByteStream, Env, Listener
@@ -151,9 +153,9 @@ class JobSocket:
             if peer.epoch == epoch and stopping is not None:
                 peer.send(stopping)
 
-    def metrics(self) -> Mapping[str, float]:
-        counted = {f'covey_job_frames_total{{kind="{kind}"}}': float(n) for kind, n in self.counters.items()}
-        return {**counted, "covey_job_processes": float(len(self._joined))}
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        counted = {JOB_FRAMES.of(kind): float(count) for kind, count in self.counters.items()}
+        return {**counted, JOB_PROCESSES.of(): float(len(self._joined))}
 
     # ---- one connection ----
 

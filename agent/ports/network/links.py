@@ -21,8 +21,10 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
+from agent import metrics
 from agent.ports.network.handshake_limit import HANDSHAKE_S, HandshakeLimit, Kind
 from covey.core import HostId
+from covey.core.metrics import MetricSeries
 from covey.ports import Address, Logger
 from covey.ports.addresses import is_v6
 
@@ -131,11 +133,12 @@ class ZmqLinks:
             if kind is not None and self.visitors.heard(kind, told["value"], time.monotonic()):
                 _turn_away(told["value"], self._address)
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[MetricSeries, float]:
         unproven = self.visitors.unproven(time.monotonic())
         return {
-            'covey_control_connections{key="shown"}': float(self.visitors.open - unproven),
-            'covey_control_connections{key="not_shown"}': float(unproven),
+            metrics.CONTROL_CONNECTIONS.of("shown"): float(self.visitors.open - unproven),
+            metrics.CONTROL_CONNECTIONS.of("not_shown"): float(unproven),
+            **metrics.LINKS.of(self.counters),
         }
 
     def know(self, host: HostId, address: Address, public_key: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from examples.plugin.load.messages import Messages
 from examples.plugin.load.policy import LoadSettings
-from examples.plugin.load.service import LoadService
+from examples.plugin.load.service import METRICS, LoadService
 from plugins.base import Plugin
 
 PLUGIN = Plugin(
@@ -11,4 +11,5 @@ PLUGIN = Plugin(
     settings=LoadSettings,
     messages=Messages,
     service=LoadService,
+    metrics=METRICS,
 )

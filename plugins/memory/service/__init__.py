@@ -13,6 +13,7 @@ import msgspec
 
 from covey.core import ID_PATTERN, Fact, Heard, HostId
 from covey.core.errors import Refused
+from covey.core.metrics import Measured
 from covey.core.units import parse_size
 from covey.wire.job import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
 from plugins.base import Command, Host, JobPeer, PluginService
@@ -253,13 +254,13 @@ class MemoryService(PluginService):
     def _counts(self) -> list[PageCounts]:
         return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Measured:
         volumes = self.borrowing.volumes.values()
-        counted = one_sided.metrics(self._counts())
+        counted = one_sided.mapped_metrics(self._counts())
         accounts = measured.accounts(volumes, self.lending.machine.lent.values())
         rows = account_views(self.accounts, volumes, self._settings.budgets)
         accounts |= measured.account_metrics(rows, self.borrowing.refused_for_budget)
-        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.volume_metrics(volumes)}
         return {**found, **counted, **accounts, **stalls(self._counts())}
 
 

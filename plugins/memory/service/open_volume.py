@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.metrics import MetricSeries
 from plugins.memory.datapath.wire.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
 from plugins.memory.machine.borrowing.place import Link, SlabPlace
 from plugins.memory.policy import mirroring
+from plugins.memory.service import metrics
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
 
@@ -115,17 +117,13 @@ class OpenVolume:
         return [place for places in self.places.values() for place in places if place.state == "recovering"]
 
 
-def stalls(counted: Sequence[PageCounts]) -> dict[str, float]:
+def stalls(counted: Sequence[PageCounts]) -> dict[MetricSeries, float]:
     """Metrics of the loops of volumes' processes."""
     return {
-        'covey_memory_stalls_total{process="vold"}': sum(counts.stalls for counts in counted),
-        'covey_memory_stall_longest_seconds{process="vold"}': max(
-            (each.stall_s_longest for each in counted), default=0.0
-        ),
-        'covey_memory_processor_waits_total{process="vold"}': sum(counts.waits for counts in counted),
-        'covey_memory_processor_wait_longest_seconds{process="vold"}': max(
-            (each.wait_s_longest for each in counted), default=0.0
-        ),
+        metrics.STALLS.of("vold"): sum(counts.stalls for counts in counted),
+        metrics.STALL_LONGEST_SECONDS.of("vold"): max((each.stall_s_longest for each in counted), default=0.0),
+        metrics.PROCESSOR_WAITS.of("vold"): sum(counts.waits for counts in counted),
+        metrics.PROCESSOR_WAIT_LONGEST_SECONDS.of("vold"): max((each.wait_s_longest for each in counted), default=0.0),
     }
 
 

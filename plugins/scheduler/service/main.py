@@ -9,6 +9,7 @@ import msgspec
 
 from covey.core import Fact, Heard, HostId, JobId, Send
 from covey.core.errors import Refused
+from covey.core.metrics import MetricSeries
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     DrainedNow,
@@ -61,7 +62,7 @@ from plugins.scheduler.messages.wire import (
 )
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.service import asked, views
+from plugins.scheduler.service import asked, metrics, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
 from plugins.scheduler.service.gpus_here import OwnGpus
@@ -301,15 +302,15 @@ class SchedulerService(PluginService):
             "rack": self._rack,
         }
 
-    def metrics(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        found: dict[MetricSeries, float] = {}
         for state in STATES:
-            found[f'covey_jobs{{state="{state}"}}'] = sum(job.state == state for job in self.queue.jobs.values())
-        found["covey_gpus_free"] = len(self.ranks.reservations.free())
+            found[metrics.JOBS.of(state)] = sum(job.state == state for job in self.queue.jobs.values())
+        found[metrics.GPUS_FREE.of()] = len(self.ranks.reservations.free())
         found |= self.gpus_here.metrics()
-        found["covey_grants_total"] = self.leadership.counters["grants"]
-        found["covey_preemptions_total"] = self.leadership.counters["preemptions"]
-        found["covey_log_malformed_commands_total"] = self.queue_log.malformed
+        found[metrics.GRANTS.of()] = self.leadership.counters["grants"]
+        found[metrics.PREEMPTIONS.of()] = self.leadership.counters["preemptions"]
+        found[metrics.LOG_MALFORMED_COMMANDS.of()] = self.queue_log.malformed
         return found
 
     async def _submit(self, given: Mapping[str, Any]) -> JobView:

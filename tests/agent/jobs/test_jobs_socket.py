@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from agent.jobs.socket import jobs_socket as jobs_module
 from agent.jobs.socket.jobs_socket import STEP_MAX, JobSocket
 from agent.jobs.successors import NEVER
+from agent.metrics import JOB_FRAMES, JOB_PROCESSES
 from agent.ports.clock import RealClock
 from agent.ports.network.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
 from covey.core import Fact, HostId, JobId
@@ -450,6 +451,6 @@ async def test_counters_are_metrics(short: str) -> None:
     async with door(short) as found:
         stream, _ = await found.say(GOOD)
         await until(lambda: found.socket.peers(J1))
-        assert found.socket.metrics()["covey_job_processes"] == 1.0
-        assert found.socket.metrics()['covey_job_frames_total{kind="joined"}'] == 1.0
+        assert found.socket.metrics()[JOB_PROCESSES.of()] == 1.0
+        assert found.socket.metrics()[JOB_FRAMES.of("joined")] == 1.0
         stream.close()

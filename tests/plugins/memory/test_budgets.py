@@ -23,6 +23,7 @@ from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
 from plugins.memory.policy.budgets import BudgetAccount, BudgetHeld, budget_of, over_budget
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.service.forming import Payer, refuse_over_budget
+from plugins.memory.service.metrics import TENANT_BYTES
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.plugins.memory.rack import SETTINGS, MemoryRack
@@ -82,7 +83,7 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         view = next(view for view in rack.command("h1", "volumes") if view.volume == "of-a-job")
         assert (view.tenant, view.job) == ("ann", "j1")
-        assert service.metrics()['covey_memory_tenant_bytes{tenant="ann",role="volumes"}'] == 128 << 10
+        assert service.metrics()[TENANT_BYTES.of("ann", "volumes")] == 128 << 10
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 

@@ -43,6 +43,7 @@ from plugins.memory.policy.budgets import ACCOUNTS_TOLD, FRESH_S, SETTLED_S, Bud
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service import metrics
 from plugins.memory.service.views import peers as peers_seen
 from tests.plugins.memory.rack import SETTINGS
 from tests.plugins.memory.tale import noted, sent
@@ -348,9 +349,9 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
         assert (rows["j1"].budget_bytes, rows["j1"].volumes_bytes, rows["j1"].tenant) == (192 << 10, 192 << 10, "ann")
         view = next(view for view in rack.command("h1", "volumes") if view.volume == "one")
         assert (view.job_budget_bytes, view.budget_bytes, view.taken_bytes) == (192 << 10, None, 128 << 10)
-        metrics = service.metrics()
-        assert metrics['covey_memory_budget_bytes{job="j1"}'] == 192 << 10
-        assert metrics['covey_memory_budget_refused_total{by="borrower"}'] == 1
+        measured = service.metrics()
+        assert measured[metrics.BUDGET_BYTES.of("", "j1")] == 192 << 10
+        assert measured[metrics.BUDGET_REFUSED.of("borrower")] == 1
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 
@@ -484,7 +485,7 @@ def test_two_borrowers_of_one_tenant_share_its_budget_over_the_rack() -> None:
         for service in rack.agents.values():
             for slab in service.lending.machine.lent.values():
                 lent[slab.tenant] += slab.counted_bytes
-            found = service.metrics().get('covey_memory_tenant_bytes{tenant="ann",role="lent"}', 0)
+            found = service.metrics().get(metrics.TENANT_BYTES.of("ann", "lent"), 0)
             assert found == sum(slab.size_bytes for slab in service.lending.machine.lent.values())
         assert lent["ann"] == 256 << 10
         rows: Mapping[str, Any] = {row.name: row for row in rack.command("h4", "accounts")}

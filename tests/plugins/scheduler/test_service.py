@@ -10,6 +10,7 @@ from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
+from plugins.scheduler.service.metrics import GPUS_OUT
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 
 
@@ -400,7 +401,7 @@ def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so() -> None:
         assert sick in rack["gpu2"].service.notes()[0]
         probes._gpus = well
         await until(lambda: rack.job("j1").state == "running")
-        assert rack["gpu2"].service.notes() == [] and rack["gpu2"].service.metrics()["covey_gpus_out"] == 0
+        assert rack["gpu2"].service.notes() == [] and rack["gpu2"].service.metrics()[GPUS_OUT.of()] == 0
 
     on_a_rack(story)
 

@@ -15,6 +15,7 @@ from covey.ports import DeviceHealth, DeviceSample
 from covey.wire.job import AskPages
 from plugins.base import PluginService
 from plugins.sharing.plugin import PLUGIN
+from plugins.sharing.service.metrics import GPU_JOBS
 from tests.agent.here import until
 from tests.plugins.sharing.live_host import LiveHost, live_host
 
@@ -281,7 +282,7 @@ async def test_people_see_who_shares_and_what_it_costs() -> None:
         assert row.beside == ("o",) and row.baseline_s == pytest.approx(0.01) and row.audits == 1
         assert await host.service.commands()["interference"]({"job": "o"}) == []
         metrics = host.service.metrics()
-        assert metrics['covey_gpu_jobs{gpu="0"}'] == 2
+        assert metrics[GPU_JOBS.of("0")] == 2
         await guaranteed.close()
         await other.close()
 

@@ -1,4 +1,4 @@
-"""Failed tests get a second run alone, are named with both outcomes, and are not forgiven twice (`tests.again`)."""
+"""Failed tests get a second run alone, are named with both outcomes, and are not forgiven twice (`tools.again`)."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.again import (
+from tools.again import (
     MOST,
     RUNS,
     Run,
@@ -114,7 +114,7 @@ def test_pytest_says_what_failed_and_why(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     words = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "-n", "0", str(tmp_path)]
-    done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     (found,) = tmp_path.glob(".pytest_cache/v/covey/failed")
     assert failures(found) == {"test_it.py::test_no": "AssertionError: they differ"}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from covey.core.version import VERSION
-from tests import annotated
-from tests.wheels import FOLDERS, ROOT, build
+from tools import annotated
+from tools.wheels import FOLDERS, ROOT, build
 
 TOPS = {
     "covey_job": {"covey"},

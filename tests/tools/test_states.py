@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covey.core.transitions import StateTable
-from tests.states import MACHINES, PAGE, ROOT, Machine, declaring, diagram, page, rows
+from tools.states import MACHINES, PAGE, ROOT, Machine, declaring, diagram, page, rows
 
 
 def test_the_page_shows_the_tables_of_now() -> None:
@@ -16,7 +16,7 @@ def test_the_page_shows_the_tables_of_now() -> None:
 
 
 def test_every_module_that_declares_a_table_is_on_the_page() -> None:
-    assert sorted(machine.module for machine in MACHINES) == declaring(), "next: a line in MACHINES, tests/states.py"
+    assert sorted(machine.module for machine in MACHINES) == declaring(), "next: a line in MACHINES, tools/states.py"
 
 
 def test_a_title_names_one_machine() -> None:
@@ -28,7 +28,7 @@ def test_a_title_names_one_machine() -> None:
 def test_every_row_of_a_table_is_taken(machine: Machine) -> None:
     """A row that no test takes may be dead: correct the table, or write the test that takes it."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.states", "taken", *machine.tests],
+        [sys.executable, "-m", "tools.states", "taken", *machine.tests],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import ROOT, main, run
+from tools.cases import ROOT, main, run
 
 
 def case(folder: Path, name: str, script: str) -> Path:

@@ -17,7 +17,7 @@ MODULES = (
     "covey.tensors.numbers.updates",
     "plugins.base",
 )
-FOLDER = Path(__file__).parent / "api"
+FOLDER = Path(__file__).parent.parent / "docs/api"
 
 
 def write(folder: Path) -> None:

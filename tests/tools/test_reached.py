@@ -1,11 +1,11 @@
-"""Which modules agents reach: the check of `tests/reached.py`, here and on packages made for it."""
+"""Which modules agents reach: the check of `tools/reached.py`, here and on packages made for it."""
 
 from pathlib import Path
 
 import grimp
 import pytest
 
-from tests import reached
+from tools import reached
 
 FILES = {
     "agent/__init__.py": "",

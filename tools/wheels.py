@@ -1,6 +1,6 @@
 """The three wheels: built from sdists in a folder of their own, and tried in an environment that has nothing else.
 
-python -m tests.wheels DIR      sdists and wheels of all three into DIR, then a try of them; `make dist` runs it
+python -m tools.wheels DIR      sdists and wheels of all three into DIR, then a try of them; `make dist` runs it
 """
 
 import os

@@ -1,6 +1,6 @@
 """systemd/agent.toml: every setting with its default and what is said of it in the code.
 
-python -m tests.annotated       writes it; `make agent-toml` runs it
+python -m tools.annotated       writes it; `make agent-toml` runs it
 """
 
 import ast

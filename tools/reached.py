@@ -1,6 +1,6 @@
 """Which modules of `plugins/` do agents run? By the graph of imports: what no agent loads says why in `reached.toml`.
 
-    python -m tests.reached      what is wrong, or how many modules agents and tools reach; `make house` runs it
+    python -m tools.reached      what is wrong, or how many modules agents and tools reach; `make house` runs it
 
 A module that only tests reach is dead; one that only tools reach decides differently from what agents do. An import for
 types alone reaches nothing. What a tool imports by name, it lists in a table, and those are roots as well.
@@ -21,7 +21,7 @@ from sim.vectors import handlers as vectors
 from sim.vectors import main as covey_vectors
 
 ROOT = Path(__file__).parent.parent
-LISTED = "tests/reached.toml"
+LISTED = "tools/reached.toml"
 PACKAGE = "plugins"
 AGENT = (agentd.__name__, covey_program.__name__, covey_swapd.__name__)
 """`agentd`, the programs that it starts beside itself, and the helper of its host."""

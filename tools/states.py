@@ -1,7 +1,7 @@
 """docs/STATES.md: every machine whose states are one value, drawn from its table; and which rows tests take.
 
-    python -m tests.states                    writes the page; `make states` runs it
-    python -m tests.states taken TEST...      runs these tests, and prints the rows that they took, as JSON
+    python -m tools.states                    writes the page; `make states` runs it
+    python -m tools.states taken TEST...      runs these tests, and prints the rows that they took, as JSON
 
 `covey/core/transitions.py` says how a machine comes to be here.
 """

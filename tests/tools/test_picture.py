@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.picture import PICTURE, Panel, boxes, lanes, part, picture, svg
+from tools.picture import PICTURE, Panel, boxes, lanes, part, picture, svg
 
 TWO = [["high"], ["low"]]
 
