@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -148,10 +148,10 @@ swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote
 elsewhere: $(READY) ## the gate, hosts with our wheels, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
 	@$(BIN)/python -m chaos.guest.elsewhere $(or $(RELEASE),trixie) $(if $(RUN),--run '$(RUN)')
 
-picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
+picture: $(READY) ## draw docs/design/picture.svg anew: the layers, and who imports whom
 	@$(BIN)/python -m tools.picture
 
-states: $(READY) ## draw docs/STATES.md anew: the states of machines, and what may follow what
+states: $(READY) ## draw docs/design/STATES.md anew: the states of machines, and what may follow what
 	@$(BIN)/python -m tools.states
 
 coverage: $(READY) ## lines and branches run by tests, without tests/rack and tests/chaos; not a part of check, for it takes longer
@@ -163,8 +163,11 @@ dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty e
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
 	@$(BIN)/python -m tools.annotated
 
-docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, what a plugin is made of)
+docs: $(READY) ## build the site of docs/ into site/, every link checked, with API pages from docstrings in site/api/
+	@$(BIN)/python -m tools.pages site
+
+reference: $(READY) ## write docs/reference/ anew: agentctl, HTTP, Python API, exit codes, as the code has them now
 	@$(BIN)/python -m tools.pages
 
 clean: ## remove .venv and everything made by tools
-	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist
+	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist site

@@ -193,7 +193,7 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
             raise ConfigError(was, "the name changed before the first release; what it means did not", now)
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
-            next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, or see docs/operations.md"
+            next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, see docs/reference/agent-toml.md"
             here = f"[{name}] knows" if name else "the top of the file knows"
             raise ConfigError(
                 f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step

@@ -1,4 +1,6 @@
-"""`make picture`: the layers of the project and the arrows between them, as the imports are now, in docs/picture.svg.
+"""`make picture`: the layers of the project and the arrows between them, as the imports are now.
+
+It draws docs/design/picture.svg.
 
 The rows come from the contracts of import-linter (pyproject.toml), the arrows from the graph of imports, so nothing in
 the picture is drawn by hand. Arrows point down, or to the side within a row: an import upwards is an error here, as it
@@ -14,7 +16,7 @@ from typing import NamedTuple
 import grimp
 
 ROOT = Path(__file__).parent.parent
-PICTURE = ROOT / "docs/picture.svg"
+PICTURE = ROOT / "docs/design/picture.svg"
 WIDTH, ROW, BOX, GAP, TOP = 620, 100, 52, 16, 64
 """Pixels: of a panel; between the tops of two rows; height of a box; between two boxes; above the first row."""
 APART = 13.0

@@ -1,4 +1,4 @@
-"""docs/STATES.md: every machine whose states are one value, drawn from its table; and which rows tests take.
+"""docs/design/STATES.md: every machine whose states are one value, drawn from its table; and which rows tests take.
 
     python -m tools.states                    writes the page; `make states` runs it
     python -m tools.states taken TEST...      runs these tests, and prints the rows that they took, as JSON
@@ -24,7 +24,7 @@ from plugins.scheduler.machine.log.jobs import STATES
 from plugins.scheduler.machine.log.queue import FINDS
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/STATES.md"
+PAGE = ROOT / "docs/design/STATES.md"
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos")
 DECLARES = re.compile(r"^TRANSITIONS: StateTable\[", re.MULTILINE)
 HEAD = """\
@@ -32,7 +32,7 @@ HEAD = """\
 
 *For those who change machines or read event logs: what may follow what, and why. `make states` draws this page from the
 code, and a test fails when the page is older. Each row is taken by a test. A change that stands in no row raises an
-error: [covey/core/transitions.py](../covey/core/transitions.py) says how, and how a machine is added.*
+error: `covey/core/transitions.py` says how, and how a machine is added.*
 """
 
 
@@ -53,8 +53,7 @@ class Machine(NamedTuple):
 
 def commands() -> Iterator[str]:
     yield "A command of the log finds its job in one of these states, or it changes nothing (`FINDS`,"
-    yield "[plugins/scheduler/machine/log/queue.py](../plugins/scheduler/machine/log/queue.py)). `CancelAsked` finds it"
-    yield "in any."
+    yield "`plugins/scheduler/machine/log/queue.py`). `CancelAsked` finds it in any."
     yield ""
     yield f"| command | {' | '.join(STATES)} |"
     yield f"|---|{'---|' * len(STATES)}"
@@ -101,7 +100,7 @@ def page() -> str:
 def section(machine: Machine) -> Iterator[str]:
     table = machine.table
     file = machine.module.replace(".", "/") + ".py"
-    yield from (f"## {table.title[0].upper()}{table.title[1:]}", "", f"Declared in [{file}](../{file}).", "")
+    yield from (f"## {table.title[0].upper()}{table.title[1:]}", "", f"Declared in `{file}`.", "")
     yield from ("```mermaid", "stateDiagram-v2", *diagram(table), "```", "")
     if any(isinstance(kind, type) for kind in table.rows):
         yield from ("| state | what it is | what is known in it |", "|---|---|---|")

@@ -145,7 +145,7 @@ class Keeper:
     def _refuse(self, stranger: socket.socket, why: str) -> None:
         what = f"no array on volume {self._config.volume}"
         with contextlib.suppress(OSError):
-            frame = ArrayRefused(what, why[:600], "see docs/operations.md, arrays in remote memory")
+            frame = ArrayRefused(what, why[:600], "see docs/guides/memory.md, Arrays")
             stranger.send(arraywire.pack(frame), socket.MSG_NOSIGNAL)
         stranger.close()
 

@@ -2,7 +2,11 @@
 all lie on one, and at any moment of that the host that they leave, the one that they join, or the leader is cut off or
 stopped, its agent or its power fails, or the supervisor that takes them in is killed. Spares wait, or do not. No rank
 runs twice at any moment, none is missing in the end, and nobody begins anew unless all ranks lay on a host that was
-lost."""
+lost.
+
+Seeds that once broke: 1, 3, 6, 8 (a supervisor ended with the ranks that it had begun with, and killed those that
+had joined them).
+"""
 
 from typing import Any
 

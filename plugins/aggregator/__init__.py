@@ -20,5 +20,6 @@ A job's first iterations are its trial. Then its coordinator knows D and e (`mac
 promises it a part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. A job
 that is measured to hurt another leaves; the least loaded aggregator empties itself into others
 (`machine/consolidator.py`). The states of a job at its coordinator: `machine/tracked_job.py`.
-`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation (docs/papers/aggregator.md).
+`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation
+(docs/design/papers/aggregator.md).
 """

@@ -1,4 +1,4 @@
-"""The recipes of docs/operations.md for voters, on whole simulated agents."""
+"""The recipes of docs/guides/upgrades.md for voters, on whole simulated agents."""
 
 from typing import Any
 

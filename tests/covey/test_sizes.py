@@ -1,4 +1,4 @@
-"""Every size at which something changes on the way of a tensor (docs/SIZES.md): listed, and walked by real ranks."""
+"""Every size at which something changes on the way of a tensor (docs/design/SIZES.md): listed, walked by ranks."""
 
 import ast
 import threading
@@ -23,7 +23,7 @@ from tests.covey.test_host_rounds import gang
 from tests.plugins.aggregator.loopback import AggdThread
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/SIZES.md").read_text()
+PAGE = (ROOT / "docs/design/SIZES.md").read_text()
 LISTED = {
     cells[1].strip(" `"): int(cells[2].replace(",", ""))
     for cells in (line.split("|") for line in PAGE.splitlines() if line.startswith("| `"))
@@ -65,7 +65,7 @@ def sizes_in(path: Path) -> dict[str, int]:
 
 
 def test_the_page_lists_every_size_and_says_what_it_is() -> None:
-    """One that is new, or another: a line of docs/SIZES.md, and a tensor on both sides of it, here."""
+    """One that is new, or another: a line of docs/design/SIZES.md, and a tensor on both sides of it, here."""
     known = {name: size for path in ON_THE_WAY for name, size in sizes_in(path).items()}
     known |= {
         f"covey.tensors.numbers.blocks.Sizes.{name}": getattr(Sizes(), name)

@@ -1,4 +1,4 @@
-"""The plugin of docs/tutorial-plugin.md: its policy, its machine, its service on simulated hosts, and the page."""
+"""The plugin of docs/start/plugin.md: its policy, its machine, its service on simulated hosts, and the page."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ from examples.plugin.load.plugin import PLUGIN
 
 ROOT = Path(__file__).parents[2]
 LOAD = ROOT / "examples/plugin/load"
-PAGE = ROOT / "docs/tutorial-plugin.md"
+PAGE = ROOT / "docs/start/plugin.md"
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 ratios = st.floats(0, 1)
 

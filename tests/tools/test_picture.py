@@ -1,4 +1,4 @@
-"""The picture of docs/ARCHITECTURE.md is what the imports are, and not what they were."""
+"""The picture of docs/design/ARCHITECTURE.md is what the imports are, and not what they were."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/STATES.md shows the tables of the code, and each row of a table is taken."""
+"""docs/design/STATES.md shows the tables of the code, and each row of a table is taken."""
 
 import json
 import subprocess

@@ -68,12 +68,12 @@ def test_a_wheel_has_its_programs_the_one_version_and_the_licence(wheel: Wheel, 
 def test_units_settings_and_the_example_come_with_the_agent(wheel: Wheel) -> None:
     shared = {path.removeprefix("data/share/covey/") for path in inside(wheel("covey_agent"), ".data")}
     assert shared >= SHARED
-    steps = (ROOT / "docs/operations.md").read_text().partition("cd /opt/covey/share/covey")[2].partition("\n\n")[0]
+    steps = (ROOT / "docs/guides/install.md").read_text().partition("cd /opt/covey/share/covey")[2].partition("```")[0]
     named = set(re.findall(r"(?<![\w./])(?:\./)?((?:covey|agent)\.[a-z.]+)", steps))
-    assert named == SHARED - {"examples/digits.py"}, "docs/operations.md names what the wheel brings"
+    assert named == SHARED - {"examples/digits.py"}, "docs/guides/install.md names what the wheel brings"
     unit = (ROOT / "systemd/covey.service").read_text()
-    assert "Documentation=file:/opt/covey/share/covey/operations.md\n" in unit
-    assert "operations.md" in shared
+    assert "Documentation=file:/opt/covey/share/covey/guides/install.md\n" in unit
+    assert {"guides/install.md", "guides/memory.md"} <= shared
     assert inside(wheel("covey_job"), ".data") == inside(wheel("covey_tools"), ".data") == []
 
 

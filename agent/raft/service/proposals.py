@@ -233,7 +233,8 @@ class Proposals:
         if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
             self._counters["of_another_rack"] += 1
             why = "its log began apart from the one here"
-            raise Refused(2, f"{sender} belongs to another rack", why, "docs/operations.md, 'Who votes'")
+            next_step = "docs/guides/failures.md, 'A host of another rack'"
+            raise Refused(2, f"{sender} belongs to another rack", why, next_step)
         return encode_asked(await self._asked(question))
 
     async def _asked(self, question: ProposeEntry) -> ProposeReply:

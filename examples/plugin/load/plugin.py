@@ -7,7 +7,7 @@ from plugins.base import Plugin
 
 PLUGIN = Plugin(
     name="load",
-    paper="none: the example of docs/tutorial-plugin.md",
+    paper="none: the example of docs/start/plugin.md",
     settings=LoadSettings,
     messages=Messages,
     service=LoadService,

@@ -1,7 +1,8 @@
 """The coordinator of jobs: finds an aggregator for each job whose lowest live rank runs on this host, and another
 one when that is gone.
 
-The states of a job and what leads from one to the next: `TRANSITIONS` in `tracked_job.py`, drawn in docs/STATES.md.
+The states of a job and what leads from one to the next: `TRANSITIONS` in `tracked_job.py`, which
+docs/design/STATES.md draws.
 
 The first owner sums the trial iterations (`gauge`). Then the coordinator tells it what the job needs, and the owner
 checks. If it declines, or later asks the job away because somebody is hurt, or empties itself, the job moves: it is

@@ -12,9 +12,9 @@
      '----------------------'---------------------- Closing ------------------'
                  its place is closed; left are: nothing, a search, the next place
 
-These are the usual ones of the `TRANSITIONS` below, all of which `docs/STATES.md` draws. A slab that migrates has a
-place, which serves reads, and beside it a search for the next place, or the next place while it is filled. What is
-beside the place stays while the place is closed.
+These are the usual ones of the `TRANSITIONS` below, all of which `docs/design/STATES.md` draws. A slab that migrates
+has a place, which serves reads, and beside it a search for the next place, or the next place while it is filled. What
+is beside the place stays while the place is closed.
 
 People see `mapped` only while the volume's process reports a working link, each second. Without one the slab is
 `reopening` (the link ended, and is tried again under its epoch) or `recovering` (the process began anew, and the
