@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml samples docs clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -162,6 +162,9 @@ dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty e
 
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
 	@$(BIN)/python -m tests.annotated
+
+samples: $(READY) ## add what tests/compatibility lacks: a sample of each format as this version writes it
+	@$(BIN)/python -m tests.compatibility.samples
 
 docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, what a plugin is made of)
 	@$(BIN)/python docs/pages.py
