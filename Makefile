@@ -6,7 +6,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs reference clean
+.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -165,6 +165,9 @@ agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its defaul
 
 docs: $(READY) ## build the site of docs/ into site/, every link checked, with API pages from docstrings in site/api/
 	@$(BIN)/python -m tools.pages site
+
+samples: $(READY) ## add what tests/compatibility lacks: a sample of each format as this version writes it
+	@$(BIN)/python -m tests.compatibility.samples
 
 reference: $(READY) ## write docs/reference/ anew: agentctl, HTTP, Python API, exit codes, as the code has them now
 	@$(BIN)/python -m tools.pages

@@ -177,10 +177,6 @@ def parse(
     )
 
 
-RENAMED = {"rooms": "plugins", "scheduler.home_lost_after_s": "coordinator_lost_after_s"}
-"""Former names of settings of agent.toml -> their names now, in the same section."""
-
-
 def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
     """One section as its Struct. `others` are further valid names at this level, for the hint."""
     label = f"{name}." if name else ""
@@ -188,9 +184,6 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
         raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key in values:
-        if renamed := RENAMED.get(label + key):
-            was, now = f"{source}: `{label}{key}` is called `{label}{renamed}` now", f"write `{renamed}` in its place"
-            raise ConfigError(was, "the name changed before the first release; what it means did not", now)
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
             next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, see docs/reference/agent-toml.md"

@@ -86,7 +86,7 @@ class People:
             "gpus_per_worker": self.rng.choice((0, 1)),
             "cwd": "/",
             "env": {"API_KEY": "k" * self.rng.randint(1, 40)} if self.rng.random() < 0.8 else {},
-            "on_lost": self.rng.choice(("stop", "keep")),
+            "on_lost": self.rng.choice(("heal", "keep")),
         }
         return "scheduler.submit", {"spec": spec, "key": f"people-{self.rack.world.seed}-{self.submitted}"}
 

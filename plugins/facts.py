@@ -411,7 +411,7 @@ class Spare(msgspec.Struct, frozen=True):
 
 class LentNow(msgspec.Struct, frozen=True, array_like=True):
     """Key `lent`: what this host lends to tenants and jobs, so that budgets hold over the rack
-    (`plugins/memory/policy/budgets.py`). Hosts of before do not tell."""
+    (`plugins/memory/policy/budgets.py`)."""
 
     accounts: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 40)], ...], Meta(max_length=64)] = ()
     """CRC-32 of `tenant/NAME` or `job/ID`, KiB, and so on: those that have most of their budgets here."""

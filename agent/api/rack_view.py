@@ -37,14 +37,14 @@ NOT_WHOLE = 8
 """agentctl's exit code for a list that lacks what hosts say which did not answer."""
 
 
-class AskView(Message, frozen=True, tag="Ask"):
+class AskView(Message, frozen=True):
     """A read that another agent asks for: the name of one of `READS` and its arguments."""
 
     read: str
     arguments: dict[str, str] = {}
 
 
-class ViewAnswer(Message, frozen=True, tag="Answer"):
+class ViewAnswer(Message, frozen=True):
     rows: bytes
     """JSON list."""
 

@@ -47,11 +47,11 @@ _fence = msgspec.msgpack.Decoder(Fence)
 
 
 def fence_of(data: bytes, now_wall_s: float) -> Fence:
-    """A damaged record fences nothing: the scheduler's own fence still keeps an older grant from starting. A record
-    without a date gets the time of now."""
+    """A record that is damaged, or of another version, fences nothing: the scheduler's own fence still keeps an older
+    grant from starting. A record without a date gets the time of now."""
     try:
         found = checked.unseal(data, _fence)
-    except checked.Damaged:
+    except (checked.Damaged, checked.OtherFormat):
         found = Fence(0)
     return Fence(found.epoch, found.wall_s or now_wall_s)
 

@@ -24,7 +24,7 @@ TROUBLES = (
 def play(rack: SimRack) -> None:
     rack.settle()
     first = train(rack, rounds=130, tenant="blue", workers=2)
-    jobs = [first, *(sleep(rack, n, on_lost) for n, on_lost in enumerate(("stop", rack.rng.choice(("stop", "keep")))))]
+    jobs = [first, *(sleep(rack, n, on_lost) for n, on_lost in enumerate(("heal", rack.rng.choice(("heal", "keep")))))]
     rack.until(lambda: all(len(ranks(rack, job)) == 2 for job in jobs), 30.0, "all ranks run")
     rack.run(rack.rng.uniform(0.0, 8.0))
     leader, at_work = rack.leader(), sorted({host for job in jobs for host in ranks(rack, job)})

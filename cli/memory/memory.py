@@ -181,7 +181,7 @@ def accounts_of(volumes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
             mine.setdefault((volume["tenant"], volume["host"]), []).append(volume)
     rows: list[tuple[str, ...]] = []
     for (tenant, host), theirs in sorted(mine.items()):
-        has = sum(taken_bytes(volume) for volume in theirs)
+        has = sum(int(volume["taken_bytes"]) for volume in theirs)
         budget = theirs[0].get("budget_bytes")
         names = ", ".join(sorted(f"{v['volume']} ({v['job']})" if v.get("job") else v["volume"] for v in theirs))
         rows.append((tenant, host, format_size(has), "no limit" if budget is None else format_size(budget), names))
@@ -192,7 +192,7 @@ def rack_accounts(agent: Agent) -> list[dict[str, Any]]:
     """What the rack lends to tenants and jobs; nothing where the agent does not say."""
     try:
         return list(agent.get("memory", "accounts").data)
-    except AgentctlError:  # an agent of before, or without the plugin
+    except AgentctlError:  # an agent without the plugin
         return []
 
 
@@ -209,14 +209,6 @@ def account_line(row: dict[str, Any]) -> tuple[str, ...]:
     if budget is not None and row["used_bytes"] > budget:
         said += " (over)"
     return name, format_size(row["used_bytes"]), said, where + more or "-"
-
-
-def taken_bytes(volume: dict[str, Any]) -> int:
-    """Of other hosts' memory, when all of it is there."""
-    if volume.get("taken_bytes"):
-        return int(volume["taken_bytes"])  # agents of before do not say
-    size, members = int(volume["size_bytes"]), int(volume.get("members", 1))
-    return -(-size // (members - 1)) * members if volume.get("parity") else size * members
 
 
 def latency_text(seconds: float) -> str:

@@ -56,7 +56,7 @@ def run(context: Context) -> int:
 
 
 def is_mirrored(volume: dict[str, Any]) -> bool:
-    """It has no disk; an agent of before has none of these."""
+    """It has no disk."""
     return bool(volume.get("members", 1) > 1)
 
 

@@ -50,10 +50,6 @@ class RemoteMemoryError(Exception):
         return type(self), (self.what, self.why, self.next)
 
 
-class _HungUp(ConnectionResetError):
-    """The peer closed without an answer: a volume's process of version 1 does so, and any that is just ending."""
-
-
 class PageRequest:
     """One of at most `REQUEST_PAGES_MAX` pages. `done` is called with why it failed; empty: it did not."""
 
@@ -214,8 +210,6 @@ class VolumeLink:
                 why = f"it has {found.size_bytes} bytes now, and had {self.size_bytes} when it was opened here"
                 raise RemoteMemoryError(f"cannot use volume {self.volume}", why, "open it again")
         except OSError as error:
-            if isinstance(error, _HungUp):
-                next_step += f"; if it is older, end its process vold-{self.volume} (SIGTERM): the agent starts its own"
             if isinstance(error, PermissionError):
                 next_step = (
                     f"ask whose volume it is; agentctl attach {self.volume} SIZE --user NAME makes it somebody's"
@@ -361,8 +355,9 @@ def greet(volume: str, path: str, token: bytes, door: bytes) -> tuple[socket.soc
         stream.sendall(pack_hello(token, door))
         found = _hear_welcome(stream)
         if found.status is Status.VERSION:
-            why, step = f"its process is newer than this script: {SPOKEN}", "install the covey-job of this host's agent"
-            raise RemoteMemoryError(what, why, f"{step} and start the script again")
+            why = f"its process speaks another version of the volume protocol: {SPOKEN}"
+            step = "install the covey-job of this host's agent and start the script again"
+            raise RemoteMemoryError(what, why, step)
         if found.status is Status.OTHER_USER:
             why = f"it belongs to another user (uid {found.size_bytes}), and this process has uid {os.geteuid()}"
             raise RemoteMemoryError(what, why, "choose another name, or ask its user")
@@ -409,7 +404,7 @@ def _hear_welcome(stream: socket.socket) -> Welcome:
     try:
         receive(stream, memoryview(data))
     except ConnectionError as error:
-        raise _HungUp(f"its process hangs up on us: it is just ending, or older than this script: {SPOKEN}") from error
+        raise ConnectionResetError("its process hangs up on us: it is just ending") from error
     return headers.welcome(data)
 
 

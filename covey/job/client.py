@@ -443,7 +443,7 @@ class JobClient(OfOneProcess):
             self._urgent.clear()
             self._follows = joined.tensor_memory
             cannot = NoTensorMemory(self._memory.cannot[:400]) if self._memory.cannot else None
-            memory = (self._shared, cannot) if self._follows else ()  # an agent of before would not know these words
+            memory = (self._shared, cannot) if self._follows else ()
             self._agent_heals, self.heartbeats.every_s = joined.heals, joined.heartbeat_s
             heals = self._heals if joined.heals else None
             again = (*self._owners.again(), self._attached, *memory, self._pages.hello(), heals)

@@ -108,16 +108,9 @@ _COPY_BYTES = PAGE_BYTES // 2
 _AFTER = 16
 """Offset of the sequence number in a copy: the checksum covers what begins there."""
 _NAMES = {"limits": b"COVEYlim", "report": b"COVEYrep", "flag": b"COVEYflg"}
-_VERSIONS = {"limits": 1, "report": 2, "flag": 1}
+_VERSIONS = {"limits": 1, "report": 1, "flag": 1}
 """As they are written; that of limits and flags stands in `covey/hooks/gate/gate.cpp` too."""
-_OLD_BATCH = struct.Struct("<qqqq")
-"""Of a report of version 1, which does not say when a mini-batch ended: an agent may be younger than its jobs."""
-_BODY_BYTES = {
-    ("limits", 1): _LIMITS.size,
-    ("report", 1): _REPORT.size + HISTORY * _OLD_BATCH.size,
-    ("report", 2): _REPORT.size + HISTORY * _BATCH.size,
-}
-"""By page and version: what can be read."""
+_BODY_BYTES = {"limits": _LIMITS.size, "report": _REPORT.size + HISTORY * _BATCH.size}
 
 R = TypeVar("R")
 Page = Any
@@ -138,17 +131,16 @@ class _Copies:
         self._page[at : at + len(head) + len(body)] = head + bytes(body)
 
 
-def _newest(page: Page, kind: str) -> tuple[int, int, bytes] | None:
-    """Sequence number, version and body of the newer copy that adds up; None when neither does."""
-    best: tuple[int, int, bytes] | None = None
+def _newest(page: Page, kind: str) -> tuple[int, bytes] | None:
+    """Sequence number and body of the newer copy that adds up; None when neither does, or both have another version."""
+    best: tuple[int, bytes] | None = None
     for at in (0, _COPY_BYTES):
         magic, version, checksum, sequence = _HEAD.unpack_from(page, at)
-        body_bytes = _BODY_BYTES.get((kind, version))
-        if magic != _NAMES[kind] or body_bytes is None or (best is not None and sequence <= best[0]):
+        if magic != _NAMES[kind] or version != _VERSIONS[kind] or (best is not None and sequence <= best[0]):
             continue
-        copy = bytes(page[at : at + _HEAD.size + body_bytes])
+        copy = bytes(page[at : at + _HEAD.size + _BODY_BYTES[kind]])
         if zlib.crc32(copy[_AFTER:]) == checksum and _HEAD.unpack_from(copy)[3] == sequence:
-            best = sequence, version, copy[_HEAD.size :]
+            best = sequence, copy[_HEAD.size :]
     return best
 
 
@@ -195,8 +187,8 @@ class _Reader(Generic[R]):
         self._seen = 0
         self.newest: R | None = None
 
-    def _look(self, kind: str) -> tuple[int, bytes] | None:
-        """What was written since the last look, and in which version."""
+    def _look(self, kind: str) -> bytes | None:
+        """What was written since the last look."""
         found = _newest(self._page, kind)
         if found is None:
             written = any(any(self._page[at : at + _HEAD.size]) for at in (0, _COPY_BYTES))
@@ -205,7 +197,7 @@ class _Reader(Generic[R]):
         if found[0] == self._seen:
             return None
         self._seen = found[0]
-        return found[1:]
+        return found[1]
 
 
 class LimitsReader(_Reader[RankLimits]):
@@ -226,7 +218,7 @@ class LimitsReader(_Reader[RankLimits]):
             self._heads = heads
         if found is None:
             return False
-        limits = RankLimits(*_LIMITS.unpack(found[1]))
+        limits = RankLimits(*_LIMITS.unpack(found))
         if not _is_possible(limits):
             self.garbage += 1
             return False
@@ -245,10 +237,9 @@ class ReportReader(_Reader[RankReport]):
 
     def fresh(self) -> RankReport | None:
         """What is new since the last look, with the mini-batches since then; None: nothing."""
-        found = self._look("report")
-        if found is None:
+        body = self._look("report")
+        if body is None:
             return None
-        version, body = found
         acked, limit, peak, stable, spill, retries, gate, says_idle, fixed, count = _REPORT.unpack_from(body)
         numbers = (acked, limit, peak, stable, spill, retries, gate)
         if any(not 0 <= number < 1 << 60 for number in numbers) or gate >= len(GATES) or count < self._count:
@@ -256,9 +247,8 @@ class ReportReader(_Reader[RankReport]):
             return None
         first = max(self._count, count - HISTORY)
         self.missed += first - self._count
-        batch = _BATCH if version > 1 else _OLD_BATCH
         batches = tuple(
-            MiniBatch(*batch.unpack_from(body, _REPORT.size + n % HISTORY * batch.size)) for n in range(first, count)
+            MiniBatch(*_BATCH.unpack_from(body, _REPORT.size + n % HISTORY * _BATCH.size)) for n in range(first, count)
         )
         self._count = count
         good = tuple(batch for batch in batches if _is_batch(batch))

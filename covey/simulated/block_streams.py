@@ -56,7 +56,7 @@ class BlockStreams:
         def made(table: int) -> TensorStream:
             lost = partial(self._table_lost, table)
             stream = TensorStream(port, spawn, table_id(job, table), rank, world_size, lost, entropy, part_bytes)
-            stream.rounds.incarnation, stream.rounds.tells, stream.told = incarnation, self._heals, self._told_by_ranks
+            stream.rounds.incarnation, stream.told = incarnation, self._told_by_ranks
             return stream
 
         self._made = made
@@ -118,7 +118,7 @@ class BlockStreams:
     def heal(self, told: Callable[[ToldByRank], None]) -> None:
         self._heals, self._told_by_ranks = True, told
         for stream in self._at.values():
-            stream.told, stream.rounds.tells = told, True
+            stream.told = told
 
     def begin_with(self, packed: bytes) -> None:
         for table, declared, version in unpack_rounds(packed, self._tables):

@@ -104,7 +104,7 @@ class TensorStream:
 
     def tell(self, said: Tell) -> None:
         """To another rank, if both are connected."""
-        if self._outbox is not None and self.rounds.can_tell:
+        if self._outbox is not None:
             self._send((self.rounds.tell(said),))
 
     def leave(self, words: bytes) -> None:

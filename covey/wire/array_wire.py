@@ -33,7 +33,7 @@ class ArrayFrame(msgspec.Struct, frozen=True, tag=True):
     """One message; the tag is the class name."""
 
 
-class OpenArray(ArrayFrame, frozen=True, tag="OpenArray"):
+class OpenArray(ArrayFrame, frozen=True):
     """Answer faults of this memory. All sizes in bytes."""
 
     version: int
@@ -49,7 +49,7 @@ class OpenArray(ArrayFrame, frozen=True, tag="OpenArray"):
     writable: bool
 
 
-class AskArray(ArrayFrame, frozen=True, tag="AskArray"):
+class AskArray(ArrayFrame, frozen=True):
     """`what` is to be done about chunks `first` to `end`. `flush`: everything is on disk; `save`: everything is at the
     volume."""
 
@@ -59,22 +59,22 @@ class AskArray(ArrayFrame, frozen=True, tag="AskArray"):
     end: Size = 0
 
 
-class ArrayOpened(ArrayFrame, frozen=True, tag="ArrayOpened"):
+class ArrayOpened(ArrayFrame, frozen=True):
     budget: Size
     """That holds, in bytes."""
 
 
-class ArrayRefused(ArrayFrame, frozen=True, tag="ArrayRefused"):
+class ArrayRefused(ArrayFrame, frozen=True):
     what: Text
     why: Text
     next: Text
 
 
-class ArrayResumed(ArrayFrame, frozen=True, tag="ArrayResumed"):
+class ArrayResumed(ArrayFrame, frozen=True):
     """See above."""
 
 
-class ArrayDone(ArrayFrame, frozen=True, tag="ArrayDone"):
+class ArrayDone(ArrayFrame, frozen=True):
     id: Id
     why: Text = ""
     """Why not; empty: it is done."""

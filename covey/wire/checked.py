@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from covey.core.version import VERSION
 from covey.ports import Disk
 
 _MAGIC = b"COVEYREC"
@@ -35,8 +36,19 @@ class StateRefused(Exception):
         self.what, self.why, self.next = what, why, next
 
 
+class OtherFormat(StateRefused):
+    """A durable file of this host is whole, and in a format that this version does not read (docs/compatibility.md).
+    Nothing is written: the version that wrote it can go on with it."""
+
+
 class Damaged(ValueError):
     """This file does not hold what was written."""
+
+
+def other_format(name: str, found: int, reads: int) -> tuple[str, str, str]:
+    """What, why and what next, of a file in another format than this version reads."""
+    step = "start the version that wrote the file; docs/compatibility.md says which versions follow one another"
+    return f"{name} has format {found}", f"Covey {VERSION} reads and writes format {reads} of it", step
 
 
 def seal(value: msgspec.Struct, version: int = 1) -> bytes:
@@ -45,8 +57,11 @@ def seal(value: msgspec.Struct, version: int = 1) -> bytes:
     return _HEAD.pack(_MAGIC, version, len(body), _crc(version, body)) + body
 
 
-def unseal(data: bytes, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1) -> S:
-    """What `seal` wrote. Damaged when it is anything else, or of another version."""
+def unseal(
+    data: bytes, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1, name: str = "a file of this host"
+) -> S:
+    """What `seal` wrote. Damaged when it is anything else, OtherFormat when it is of another version. `name`: of the
+    file, for people."""
     if len(data) < _HEAD.size:
         raise Damaged(f"it has {len(data)} bytes, and less than its header")
     magic, found, length, crc = _HEAD.unpack_from(data)
@@ -58,7 +73,7 @@ def unseal(data: bytes, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1)
     if _crc(found, body) != crc:
         raise Damaged("its checksum is wrong")
     if found != version:
-        raise Damaged(f"it has format {found}, this agent reads format {version}")
+        raise OtherFormat(*other_format(name, found, version))
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -70,12 +85,12 @@ def _crc(version: int, body: bytes | memoryview) -> int:
 
 
 async def load(disk: Disk, name: str, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1) -> S | None:
-    """What the file holds; None when there is none. Damaged (which names the file), OSError."""
+    """What the file holds; None when there is none. Damaged and OtherFormat (which name the file), OSError."""
     data = await disk.read(name)
     if data is None:
         return None
     try:
-        return unseal(data, decoder, version)
+        return unseal(data, decoder, version, disk.path(name))
     except Damaged as error:
         raise Damaged(f"{disk.path(name)} is damaged: {error}") from error
 

@@ -23,7 +23,7 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
     """One frame; the tag is the class name."""
 
 
-class Join(Frame, frozen=True, tag="Join"):
+class Join(Frame, frozen=True):
     """First frame of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
     leaves `job` empty and is known by its uid (SO_PEERCRED)."""
 
@@ -37,14 +37,14 @@ class Join(Frame, frozen=True, tag="Join"):
     kernel: str = ""
     """`covey.healing.kernels.kernel()`; empty: not known yet."""
     protocol: int = 1
-    """`PROTOCOL` of the process; a frame without it is from before the first release."""
+    """`PROTOCOL` of the process."""
     version: str = ""
     """Of its covey-job."""
     tensor_memory: int = 0
     """Whether it can share memory for tensors with the other ranks of its job: 0 no, 1 yes, 2 it does."""
 
 
-class Joined(Frame, frozen=True, tag="Joined"):
+class Joined(Frame, frozen=True):
     host: HostId
     job: JobId | None = None
     rank: int = 0
@@ -56,12 +56,12 @@ class Joined(Frame, frozen=True, tag="Joined"):
     tensor_memory: bool = False
     """Whether `TensorMemoryHere` or `NoTensorMemory` follows, once all ranks have joined."""
     heals: bool = False
-    """Whether the agent knows `Heals`."""
+    """Whether its ranks may be lost one by one: `Heals` is heard."""
     heartbeat_s: float = 0.0
     """How often the process is to say `Heartbeat`; 0: never."""
 
 
-class Refusal(Frame, frozen=True, tag="Refusal"):
+class Refusal(Frame, frozen=True):
     """The agent refuses, with text for a person: one line what, one line why, one line what to do next."""
 
     what: str
@@ -69,7 +69,7 @@ class Refusal(Frame, frozen=True, tag="Refusal"):
     next: str
 
 
-class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
+class AggregatorAt(Frame, frozen=True):
     """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one, and the rank then
     pushes its unacknowledged round again there: at once, or when it is `handed_over`."""
 
@@ -89,7 +89,7 @@ class AggregatorAt(Frame, frozen=True, tag="AggregatorAt"):
     """Path of a unix socket of the same process, where that is on the rank's host; empty: there is none."""
 
 
-class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
+class AggregatorLost(Frame, frozen=True):
     """Rank -> agent: the address of `epoch` does not serve; the agent answers with `AggregatorAt` once it knows one."""
 
     epoch: int
@@ -97,13 +97,13 @@ class AggregatorLost(Frame, frozen=True, tag="AggregatorLost"):
     table: int = 0
 
 
-class TableWanted(Frame, frozen=True, tag="TableWanted"):
+class TableWanted(Frame, frozen=True):
     """Rank -> agent: this rank has Blocks in that table, and needs its owner; the agent answers with `AggregatorAt`."""
 
     table: int
 
 
-class Stepped(Frame, frozen=True, tag="Stepped"):
+class Stepped(Frame, frozen=True):
     """Rank -> agent: one mini-batch done. Becomes the fact `StepTimed`."""
 
     step: int
@@ -120,7 +120,7 @@ class Stepped(Frame, frozen=True, tag="Stepped"):
     """What a mini-batch is here: as the script says, or what `covey.hooks` goes by; at most 32 characters."""
 
 
-class Attached(Frame, frozen=True, tag="Attached"):
+class Attached(Frame, frozen=True):
     """Rank -> agent: what of the script is seen without its help. Becomes the fact `JobAttached`."""
 
     to: str = ""
@@ -129,7 +129,7 @@ class Attached(Frame, frozen=True, tag="Attached"):
     """One line: why less is seen than could be; at most 400 characters."""
 
 
-class AskPages(Frame, frozen=True, tag="AskPages"):
+class AskPages(Frame, frozen=True):
     """Rank -> agent: it can go by limits (`covey.kernel.pages`). It goes by these now, from an agent before this
     one."""
 
@@ -137,27 +137,27 @@ class AskPages(Frame, frozen=True, tag="AskPages"):
     memory_limit_bytes: int = 0
 
 
-class PagesHere(Frame, frozen=True, tag="PagesHere"):
+class PagesHere(Frame, frozen=True):
     """Agent -> rank, with three descriptors (SCM_RIGHTS): the pages `limits`, `report` and `flag`."""
 
 
-class PagesMapped(Frame, frozen=True, tag="PagesMapped"):
+class PagesMapped(Frame, frozen=True):
     """Rank -> agent: `report` and `flag` are mapped; from now on nobody else comes to write them."""
 
 
-class TensorMemoryHere(Frame, frozen=True, tag="TensorMemoryHere"):
+class TensorMemoryHere(Frame, frozen=True):
     """Agent -> rank, with a descriptor: memory in which all ranks of the job exchange tensors
     (`covey.tensors.same_host.layout`)."""
 
 
-class NoTensorMemory(Frame, frozen=True, tag="NoTensorMemory"):
+class NoTensorMemory(Frame, frozen=True):
     """Agent -> rank: there is none, or from now on none for more tensors. Rank -> agent: it cannot use what it was
     given; the agent tells the others."""
 
     why: str
 
 
-class Heals(Frame, frozen=True, tag="Heals"):
+class Heals(Frame, frozen=True):
     """Rank -> agent: this process has the job's state at the beginning of `step`; if it is lost from then on, start its
     rank again alone: the others have what it needs (`job.state`)."""
 
@@ -168,7 +168,7 @@ class Heals(Frame, frozen=True, tag="Heals"):
     """What a spare of this process imports ahead (`covey.hooks.warm`); none: it has none."""
 
 
-class Heartbeat(Frame, frozen=True, tag="Heartbeat"):
+class Heartbeat(Frame, frozen=True):
     """Rank -> agent, as often as `Joined.heartbeat_s` says: how the script gets on (`covey.job.heartbeats`)."""
 
     step: int | None
@@ -190,7 +190,7 @@ def heartbeat_s(hang_s: float | None) -> float:
     return 0.0 if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
 
 
-class TensorsShared(Frame, frozen=True, tag="TensorsShared"):
+class TensorsShared(Frame, frozen=True):
     """Rank 0 -> agent: what goes through that memory, whenever it is one tensor more. Aggregators know of others."""
 
     largest_bytes: int
@@ -206,28 +206,28 @@ class GoneRank(msgspec.Struct, frozen=True):
     """The newest that its host heard of; None: of none."""
 
 
-class RanksHaveLeft(Frame, frozen=True, tag="RanksGone"):
+class RanksHaveLeft(Frame, frozen=True):
     """Agent -> rank: these have ended with 0, while others run: what they have not pushed they never will. Said again,
     with all of them, when there are more, and to each process that joins."""
 
     ranks: dict[int, GoneRank]
 
 
-class InVain(Frame, frozen=True, tag="InVain"):
+class InVain(Frame, frozen=True):
     """Rank -> agent: it waits for a rank that has left, and ends that wait with an error. Becomes the fact
     `RankWaitsInVain`."""
 
     why: str
 
 
-class NeighbourFlag(Frame, frozen=True, tag="NeighbourFlag"):
+class NeighbourFlag(Frame, frozen=True):
     """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
     none any more."""
 
     there: bool
 
 
-class Stopping(Frame, frozen=True, tag="Stopping"):
+class Stopping(Frame, frozen=True):
     """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
     to all that is left of the rank when the time is over. Sent again when the time has changed."""
 
@@ -236,7 +236,7 @@ class Stopping(Frame, frozen=True, tag="Stopping"):
     may_extend: bool = True
 
 
-class ExtendGrace(Frame, frozen=True, tag="ExtendGrace"):
+class ExtendGrace(Frame, frozen=True):
     """Rank -> agent, once, after `Stopping`: so many seconds more are needed. Answer: `Stopping` to all ranks of the
     job on this host, or `Refusal` with what = `GRACE_KEPT`."""
 
@@ -251,7 +251,7 @@ Make = Literal["", "anew", "never"]
 then, empty; `never`: it is not."""
 
 
-class Attach(Frame, frozen=True, tag="Attach"):
+class Attach(Frame, frozen=True):
     """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`, and
     before it, while that takes long, `VolumeComing` every few seconds."""
 
@@ -269,14 +269,14 @@ class Attach(Frame, frozen=True, tag="Attach"):
     make: Make = ""
 
 
-class VolumeComing(Frame, frozen=True, tag="VolumeComing"):
+class VolumeComing(Frame, frozen=True):
     """Agent -> process: the volume is being made or opened, and why it is not ready yet."""
 
     volume: str
     why: str
 
 
-class VolumeAt(Frame, frozen=True, tag="VolumeAt"):
+class VolumeAt(Frame, frozen=True):
     """Agent -> process: the volume's own process listens on this unix socket."""
 
     volume: str
@@ -286,13 +286,13 @@ class VolumeAt(Frame, frozen=True, tag="VolumeAt"):
     token: bytes
 
 
-class Detach(Frame, frozen=True, tag="Detach"):
+class Detach(Frame, frozen=True):
     """Process -> agent: forget the volume and everything in it. Answer: `Detached` or `Refusal`."""
 
     volume: str
 
 
-class Detached(Frame, frozen=True, tag="Detached"):
+class Detached(Frame, frozen=True):
     volume: str
 
 
@@ -312,6 +312,6 @@ def other_protocol(what: str, there: str, other: Join | Joined) -> Refusal | Non
     if other.protocol == PROTOCOL:
         return None
     here = "covey-agent" if there == "covey-job" else "covey-job"
-    version = "".join(filter(str.isprintable, other.version[:VERSION_MAX])) or "of before"
+    version = "".join(filter(str.isprintable, other.version[:VERSION_MAX])) or "of a version that it does not say"
     why = f"{there} {version} speaks version {other.protocol} of jobs.sock, {here} {VERSION} here speaks {PROTOCOL}"
     return Refusal(what, why, "install the covey-job of this host's agent where the script runs, and start it again")

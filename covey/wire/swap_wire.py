@@ -30,7 +30,7 @@ class SwapFrame(msgspec.Struct, frozen=True, tag=True):
     """One message; the tag is the class name."""
 
 
-class ConnectSwap(SwapFrame, frozen=True, tag="ConnectSwap"):
+class ConnectSwap(SwapFrame, frozen=True):
     """A block device on the socket that comes along; one of this backend gets the socket in the place of its dead
     one. Answer: `SwapConnected`."""
 
@@ -43,34 +43,34 @@ class ConnectSwap(SwapFrame, frozen=True, tag="ConnectSwap"):
     """There must be one already: a new one would be an empty disk in the place of a swap area."""
 
 
-class BeginSwap(SwapFrame, frozen=True, tag="BeginSwap"):
+class BeginSwap(SwapFrame, frozen=True):
     """Make it a swap area and use it, unless it is in use. Answer: `SwapNow`."""
 
     backend: Backend
     priority: Annotated[int, Meta(ge=0, le=32767)] = 100
 
 
-class EndSwap(SwapFrame, frozen=True, tag="EndSwap"):
+class EndSwap(SwapFrame, frozen=True):
     """Take its pages back into memory, and the device away. Answer: `SwapNow`, when that is done; `SwapRefused` leaves
     the swap on."""
 
     backend: Backend
 
 
-class AskSwap(SwapFrame, frozen=True, tag="AskSwap"):
+class AskSwap(SwapFrame, frozen=True):
     """Answer: `SwapNow`."""
 
     backend: Backend
 
 
-class SwapConnected(SwapFrame, frozen=True, tag="SwapConnected"):
+class SwapConnected(SwapFrame, frozen=True):
     device: Text
     """`/dev/nbd0`."""
     resumed: bool
     """It was there."""
 
 
-class SwapNow(SwapFrame, frozen=True, tag="SwapNow"):
+class SwapNow(SwapFrame, frozen=True):
     device: Text = ""
     """Empty: there is none."""
     is_on: bool = False
@@ -79,7 +79,7 @@ class SwapNow(SwapFrame, frozen=True, tag="SwapNow"):
     """Of the area, that hold pages."""
 
 
-class SwapRefused(SwapFrame, frozen=True, tag="SwapRefused"):
+class SwapRefused(SwapFrame, frozen=True):
     why: Text
     next: Text
 

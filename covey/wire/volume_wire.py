@@ -9,9 +9,8 @@ from typing import NamedTuple
 from covey.wire import headers
 from covey.wire.headers import Op, WireError
 
-MAGIC = b"coveyvl3"
-"""The last byte is the version of the protocol. Version 1 had a WELCOME of its own and no answer to other versions;
-version 2 gave no reason for what failed."""
+MAGIC = b"coveyvl1"
+"""The last byte is the version of the protocol."""
 PAGES, ARRAYS = MAGIC, b"coveyar1"
 """What a hello asks for: pages over this connection; or that the volume's pager listens for arrays (`arr-NAME.sock`
 beside this socket), after which the connection ends."""

@@ -19,7 +19,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class SubtaskTimed(Message, frozen=True, tag="SubtaskTimed"):
+class SubtaskTimed(Message, frozen=True):
     """A host ran one subtask of a job while the group had so many hosts."""
 
     job: Name
@@ -28,7 +28,7 @@ class SubtaskTimed(Message, frozen=True, tag="SubtaskTimed"):
     hosts: Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
-class ProposeGroup(Message, frozen=True, tag="Propose"):
+class ProposeGroup(Message, frozen=True):
     """From the coordinator: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
 
     group: Epoch
@@ -38,7 +38,7 @@ class ProposeGroup(Message, frozen=True, tag="Propose"):
     hosts: Annotated[tuple[HostId, ...], Meta(max_length=1 << 16)]
 
 
-class GroupAnswered(Message, frozen=True, tag="Answered"):
+class GroupAnswered(Message, frozen=True):
     """Host: taken, or why not."""
 
     group: Epoch

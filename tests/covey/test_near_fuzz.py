@@ -254,7 +254,7 @@ class FalseAggregator:
                     answer = handshake.challenge(SECRET, hello, b"m" * 16)
                     sock.sendall(say(TensorOp.CHALLENGE, answer, key=0))
                     sock.recv(HEADER_BYTES + handshake.PROOF_BYTES, socket.MSG_WAITALL)
-                    socket.send_fds(sock, [say(TensorOp.WELCOME, round=3, key=0)], [sock.fileno()] * 3)
+                    socket.send_fds(sock, [say(TensorOp.WELCOME, key=0)], [sock.fileno()] * 3)
                     sock.sendall(said)
                     sock.shutdown(socket.SHUT_WR)
                     while sock.recv(1 << 20):

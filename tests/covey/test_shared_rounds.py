@@ -343,11 +343,11 @@ def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
     for rank in (1, 4):
         with pytest.raises(ValueError, match=f"is for 2 ranks from rank 2 on, and not for rank {rank} of 6"):
             TensorMemory(tensor_layout.make(2, 2), rank, 6)
-    monkeypatch.setattr(tensor_layout, "VERSION", 1)
-    older = tensor_layout.make(2)
+    monkeypatch.setattr(tensor_layout, "VERSION", 2)
+    other = tensor_layout.make(2)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="is of version 1, and not of version 3"):
-        TensorMemory(older, 0, 2)
+    with pytest.raises(ValueError, match="is of version 2, and not of version 1"):
+        TensorMemory(other, 0, 2)
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
     with pytest.raises(ValueError, match="no sealed memory"):
         TensorMemory(plain, 0, 2)

@@ -59,7 +59,7 @@ class TensorMemories:
             self._say(job, why)
             self._refused[job, epoch] = why
         for peer in peers:
-            if peer.tensor_memory and not peer.told_no_memory:  # others may be of before such frames
+            if peer.tensor_memory and not peer.told_no_memory:
                 peer.told_no_memory = True
                 peer.send(NoTensorMemory(why))
 

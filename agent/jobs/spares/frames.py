@@ -39,13 +39,13 @@ class SpareFrame(msgspec.Struct, frozen=True, tag=True):
     """A frame on that socket."""
 
 
-class KeepSpares(SpareFrame, frozen=True, tag="KeepSpares"):
+class KeepSpares(SpareFrame, frozen=True):
     """Agent -> keeper: so many are to wait. 0: none any more, and the keeper ends."""
 
     count: int
 
 
-class SparesStatus(SpareFrame, frozen=True, tag="SparesStatus"):
+class SparesStatus(SpareFrame, frozen=True):
     """Keeper -> agent, whenever it changes."""
 
     warm: int
@@ -53,17 +53,17 @@ class SparesStatus(SpareFrame, frozen=True, tag="SparesStatus"):
     """Why there are none, or fewer, for good."""
 
 
-class TakeSpare(SpareFrame, frozen=True, tag="TakeSpare"):
+class TakeSpare(SpareFrame, frozen=True):
     """Supervisor -> keeper: one is to become this command, which is not started otherwise before the answer."""
 
     command: Command
 
 
-class SpareTaken(SpareFrame, frozen=True, tag="SpareTaken"):
+class SpareTaken(SpareFrame, frozen=True):
     """Keeper -> supervisor: one has. `Processes.resume` finds it."""
 
 
-class NoSpare(SpareFrame, frozen=True, tag="NoSpare"):
+class NoSpare(SpareFrame, frozen=True):
     """Keeper -> supervisor: none has, or will."""
 
     why: str

@@ -8,9 +8,6 @@ from covey.ports import ByteStream
 from covey.wire.frames import pack, read_frame
 from plugins.base import Outbox
 
-UNDERSTOOD = {"heals": True, "pauses": True, "stacks": True, "joins": True}
-"""Frames that an older supervisor does not know."""
-
 
 class ConnectedAgents:
     """`heard`: a frame came; FrameError ends the connection."""
@@ -28,7 +25,7 @@ class ConnectedAgents:
             agent.put(status)
 
     def _status(self) -> bytes:
-        return pack(RanksStatus(self._config.job, self._config.epoch, self.said, **UNDERSTOOD))
+        return pack(RanksStatus(self._config.job, self._config.epoch, self.said))
 
     async def serve(self, stream: ByteStream) -> None:
         """Until the connection ends."""

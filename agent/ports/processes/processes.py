@@ -33,6 +33,7 @@ from agent.ports.processes.shims import resume as kept_resume
 from agent.ports.processes.shims import start as kept_start
 from covey.core.carried import for_process, for_processes
 from covey.ports import Command, Process, ProcessId, WaitingProcess
+from covey.wire.checked import StateRefused
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
@@ -71,7 +72,7 @@ def words_path(run_dir: str, instance: str) -> str:
 
 def leave_words(run_dir: str, instance: str, why: BaseException) -> None:
     """For whoever starts this program again, and its clients."""
-    plain = isinstance(why, OSError | ValueError) and str(why)
+    plain = isinstance(why, OSError | ValueError | StateRefused) and str(why)
     words = str(why) if plain else f"{type(why).__name__}: {why}"
     with contextlib.suppress(OSError), open(words_path(run_dir, instance), "w") as file:
         file.write(" ".join(words.split())[:WORDS_MAX])

@@ -144,7 +144,7 @@ class AggregatorRounds:
     def tell(self, said: Tell) -> None:
         """To another rank, if both are connected."""
         with self._changed:
-            link = self._link if self.rounds.can_tell else None
+            link = self._link
             frame = self.rounds.tell(said) if link is not None else None
         if link is not None and frame is not None:
             link.say((frame,), at_once=len(said.data) <= SMALL_BYTES)

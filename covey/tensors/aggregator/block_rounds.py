@@ -199,7 +199,7 @@ class BlockRounds:
         with self._lock:
             self._told_by_ranks, self._heals = told, True
             for rounds in self._at.values():
-                rounds.told, rounds.rounds.tells = told, True
+                rounds.told = told
 
     def begin_with(self, packed: bytes) -> None:
         """Of another rank's `versions`: its Blocks are those of this rank, too. TensorWireError, ValueError."""
@@ -244,7 +244,7 @@ class BlockRounds:
             lost = partial(self._table_lost, table)
             rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
             rounds.rounds.order = self._order
-            rounds.told, rounds.rounds.tells = self._told_by_ranks, self._heals
+            rounds.told = self._told_by_ranks
             rounds.leave(self._leaves)
             told = self._told.get(table)
         if self._closed:

@@ -23,17 +23,12 @@ from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.telling import Tell as Tell
 from covey.tensors.numbers.telling import ToldByRank as ToldByRank
 from covey.tensors.numbers.tensor_wire import (
-    ADDED_AS,
     FAULT_BYTES_MAX,
-    HALVES_SINCE,
     HOLLOW,
     IN_VAIN,
-    LEAVES_SINCE,
     PART_BYTES,
     SPEAKS,
-    TELLS_SINCE,
     TYPES,
-    UPDATES_SINCE,
     WANT,
     Declared,
     Frame,
@@ -57,18 +52,8 @@ _DRAINED = frozenset(
     (TensorOp.TOLD, TensorOp.CHALLENGE, TensorOp.WELCOME, TensorOp.STALE, TensorOp.ASK, TensorOp.PONG, TensorOp.FAULT)
 )
 """What is used at once."""
-OLD_FOR_TELLS = "was started by an older Covey, which job.state cannot use: end that aggd, and its agent starts another"
 Buffers = Sequence[memoryview]
 """Of a result, and of each of its moments."""
-
-OLD_AGGREGATOR = "was started by an older Covey: end that aggd, and its agent starts one that can update"
-
-
-def _known_since(declared: Declared) -> int:
-    """To which aggregators, as they say in WELCOME."""
-    if declared.update is None:
-        return 0
-    return UPDATES_SINCE if ADDED_AS[declared.type] == declared.type else HALVES_SINCE
 
 
 class Stale(ConnectionError):
@@ -218,12 +203,8 @@ class Rounds:
         """Late and repeated frames."""
         self._hash = job_hash(job)
         self._by_key: dict[int, TensorRounds] = {}
-        self.tells = False
-        """This rank has something to tell others (`covey.healing.healing`), which not all aggregators pass on."""
         self._leaves = b""
         """Who has left, which is this rank; empty: it has not."""
-        self._knows, self.can_tell = LEAVES_SINCE, True
-        """What the newest aggregator can, as far as is known."""
         self.near = False
         """The newest connection is to a process of this host (`covey.tensors.numbers.tensor_wire`)."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
@@ -254,8 +235,6 @@ class Rounds:
             return iter(())
         if known is not None:
             raise ValueError(f"tensor {declared.name!r} is already known as {known.declared.words}")
-        if self._knows < _known_since(declared):
-            raise ValueError(f"its aggregator {OLD_AGGREGATOR} {declared.name!r}")
         tensor = TensorRounds(declared, initial, ranks or (self.rank, self.rank + 1), self.world_size, buffers, moments)
         self.tensors[declared.label] = self._by_key[tensor.key] = tensor
         return iter((self._open(tensor),))
@@ -300,9 +279,8 @@ class Rounds:
     def leave(self, words: bytes) -> Iterator[Frame]:
         """This rank pushes no tensor more but the last one, in these words; empty: it goes on."""
         self._leaves = words
-        said = words and self._knows >= LEAVES_SINCE
         leaves = TensorOp.LEAVES, self._hash, self.epoch
-        return iter((frame(*leaves, rank=self.rank, payload=words),) if said else ())
+        return iter((frame(*leaves, rank=self.rank, payload=words),) if words else ())
 
     def versions(self) -> list[tuple[bytes, int]] | None:
         """Of each Block: its declaration, as `pack_declared` writes it, and the round whose result is here, or with
@@ -380,13 +358,6 @@ class Rounds:
                     self.ignored += 1
                 elif tensor.arrived(header.part) and tensor.keeps and tensor.version:
                     return iter((self._said(TensorOp.KEPT, tensor, tensor.version),))
-            case TensorOp.WELCOME:
-                self._knows, self.can_tell = header.round, header.round >= TELLS_SINCE
-                if self.tells and not self.can_tell:
-                    raise TensorWireError(OLD_FOR_TELLS)
-                for tensor in self.tensors.values():
-                    if self._knows < _known_since(tensor.declared):
-                        raise TensorWireError(f"{OLD_AGGREGATOR} {tensor.declared.name!r}")
             case TensorOp.CHALLENGE:
                 if len(payload) != CHALLENGE_BYTES:
                     raise TensorWireError(f"a challenge of {len(payload)} bytes")

@@ -30,7 +30,7 @@ the place of a rank, under the next one's epoch and secret:
 
     owner before                      next owner
       PING(megabytes)                 ->      until no round is under way
-                                       <- PONG(there is memory for them), to one that has asked in HELLO
+                                       <- PONG(there is memory for them)
       OPEN(key, version)              ->      of every Block that it brings, then
       COPIES                          ->      others come from ranks
       STATE(key, version, part) ...   ->      one Block after the other
@@ -56,16 +56,8 @@ from covey.tensors.numbers.updates import Update, check_rate
 from covey.wire.checksum import crc32
 from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
 
-UPDATES_SINCE = 1
-"""What a WELCOME says in place of a round, at least, where parameters can be updated; 0 before there was that."""
-TELLS_SINCE = 2
-"""Likewise, where ranks can tell one another something, and one may be `HOLLOW`."""
-HALVES_SINCE = 3
-"""Likewise, where parameters of 16 bits can be updated, whose moments have 32."""
-LEAVES_SINCE = 4
-"""Likewise, where ranks are told of one that has left (`covey.job.leaving`)."""
-VERSION = 2
-"""Version 1 sent the secret itself."""
+VERSION = 1
+"""Of the frames. A frame of another version is refused, whatever it says."""
 PART_BYTES_MAX = 1 << 20
 """Longest tensor part in one frame, bytes."""
 PART_BYTES = 1 << 20
@@ -174,7 +166,7 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. WELCOME: `UPDATES_SINCE` to `LEAVES_SINCE`. OPEN, STATE, ASK, COPIED: the
+    """PUSH, RATE, RESULT, KEPT: the round. OPEN, STATE, ASK, COPIED: the
     version of the state, which is the last complete round. TELL, TOLD: a step."""
     epoch: int
     length: int
@@ -267,7 +259,7 @@ class Declared(msgspec.Struct, frozen=True):
     part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
     """A whole number of elements."""
     order: Order = "rank"
-    """Of the additions of a round. A client of before this was said expects "rank"."""
+    """Of the additions of a round."""
     block: Annotated[int, msgspec.Meta(ge=0, le=BLOCKS_MAX)] = 0
     """Which Block of the tensor this is (`covey.tensors.numbers.blocks`)."""
     elements: tuple[Elements, Elements] | None = None

@@ -18,7 +18,7 @@ Factor = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 Positive = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class SGD(msgspec.Struct, frozen=True, tag="sgd"):
+class SGD(msgspec.Struct, frozen=True, tag=True):
     """Stochastic gradient descent, with momentum as PyTorch has it. ValueError."""
 
     rate: Positive
@@ -37,7 +37,7 @@ class SGD(msgspec.Struct, frozen=True, tag="sgd"):
         return 1 if self.momentum else 0
 
 
-class Adam(msgspec.Struct, frozen=True, tag="adam"):
+class Adam(msgspec.Struct, frozen=True, tag=True):
     """Adam (Kingma and Ba 2015, algorithm 1); with `decoupled` weight decay AdamW (Loshchilov and Hutter 2019).
     ValueError."""
 

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 
 from covey.kernel.memfd import F_ADD_SEALS, F_GET_SEALS, GROW, SHRINK
 
-MAGIC, VERSION = b"COVEYten", 3
-"""Version 1 did not say which ranks, version 2 not which of them have left."""
+MAGIC, VERSION = b"COVEYten", 1
 SIZE_BYTES = 1 << 40
 PAGE_BYTES = 4096
 RANKS_MAX = 128

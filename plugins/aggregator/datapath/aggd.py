@@ -13,7 +13,6 @@ from covey.core import JobId
 from covey.ports import ANYBODY, ByteStream, Env, Listener
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
-    LEAVES_SINCE,
     OWNER,
     Header,
     TensorOp,
@@ -291,14 +290,14 @@ class Aggd:
             await self._refuse(stream, head.job, 0)
             return None
         if head.rank == OWNER:
-            return OwnerLink(job, stream, head.round)
+            return OwnerLink(job, stream)
         newest = job.newest[head.rank] = max(head.round, job.newest.get(head.rank, 0))
         if head.round < newest:  # it was lost to its host, and does not know it
             await self._refuse(stream, head.job, job.epoch, newest)
             return None
         link = WorkerLink(job, head.rank, stream)
         job.join(link)
-        link.send(TensorOp.WELCOME, round=LEAVES_SINCE)
+        link.send(TensorOp.WELCOME)
         self.env.spawn(f"aggd worker {job.job} {head.rank}", link.write_out())
         return link
 

@@ -154,7 +154,7 @@ def first_missing(batches: Sequence[int], first: int, last: int) -> int | None:
 
 _MARK = struct.Struct("<8sQI")
 MARK_BYTES = _MARK.size
-_MARK_MAGIC = b"coveymk3"
+_MARK_MAGIC = b"coveymk1"
 
 
 def pack_mark(batch: int, salt: int) -> bytes:

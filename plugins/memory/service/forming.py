@@ -178,7 +178,7 @@ class Former:
             self._host.note(f"volume/{volume.known.volume}", "racks shared", why)
 
     async def _give_up(self, volume: OpenVolume) -> None:
-        """Unless it may hold pages: agents of before opened doors to a volume that was not ready."""
+        """Unless it may hold pages."""
         name = volume.known.volume
         if volume.known.exports or volume.known.swap or any(each.written for each in volume.counted.values()):
             which = f"{volume.formed()} of {volume.slabs} slabs are whole"

@@ -87,8 +87,6 @@ class OpenVolume:
         if self.counts is None or counts.life != self.counts.life:
             self.counted, self.places, self.links = {}, {}, {}
             self.older.clear()
-        if not counts.life:  # a process of before tells everything each time
-            self.places, self.links = {}, {}
         if self._answers % LATENCIES_EVERY == 0:
             self.older.append(counts.latencies)
         self._answers += 1

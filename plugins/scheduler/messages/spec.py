@@ -28,10 +28,10 @@ from covey.core.carried import (
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
 
-OnLost = Literal["stop", "restart", "keep"]
-"""What becomes of ranks on a host that no leader reaches. `stop`, which people call `heal`: another host takes them
-over and the rest of the job goes on, if its script attached its state; if not, as `restart`: they end there, and the
-whole job is placed again. `keep` lets them run, and the job waits for that host."""
+OnLost = Literal["heal", "restart", "keep"]
+"""What becomes of ranks on a host that no leader reaches. `heal`: another host takes them over and the rest of the job
+goes on, if its script attached its state; if not, as `restart`: they end there, and the whole job is placed again.
+`keep` lets them run, and the job waits for that host."""
 JobClass = Literal["guaranteed", "auto", "opportunistic"]
 """AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
 guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
@@ -99,7 +99,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
     attach: bool = True
     """Steps of a script are seen without a change to it (`covey/hooks`)."""
-    on_lost: OnLost = "stop"
+    on_lost: OnLost = "heal"
     hang_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
     """For how long the others may wait for the part of one rank in a sum; then its stacks are kept, and its process is
     ended: a successor takes its place, or the job fails. None: for ever."""
@@ -131,8 +131,6 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         if not isinstance(given, Mapping):
             raise _wrong("spec", given, "an object with fields such as argv, workers and gpus_per_worker")
         fields = {("class" if name == "job_class" else name): value for name, value in given.items()}
-        if fields.get("on_lost") == "heal":
-            fields["on_lost"] = "stop"
         for name in fields:
             if name not in EXPECTED:
                 raise _unknown(name)
@@ -141,7 +139,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
                 "argv", "nothing to run", "argv is missing", 'give a command, such as argv = ["./train.py"]'
             )
         checked = {name: _checked(name, value) for name, value in sorted(fields.items()) if value is not None}
-        if checked.get("spares") and checked.get("on_lost", "stop") != "stop":
+        if checked.get("spares") and checked.get("on_lost", "heal") != "heal":
             why = f"they replace single ranks, and with on_lost = {checked['on_lost']!r} none is replaced alone"
             raise SpecError("spares", "this job can have no spares", why, 'leave spares out, or set on_lost = "heal"')
         checked.setdefault("name", name_of(checked["argv"]))

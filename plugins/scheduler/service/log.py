@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.wire.checked import StateRefused
 from plugins.base import Host
 from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
@@ -67,7 +68,12 @@ class QueueLog:
         return pack(result)
 
     def _restore(self, data: bytes) -> None:
-        self.queue.restore(data)
+        """StateRefused: nothing of the snapshot is used."""
+        try:
+            self.queue.restore(data)
+        except (ValueError, msgspec.DecodeError) as error:
+            what, step = "the snapshot of the log cannot be used", "start the version of Covey that wrote it"
+            raise StateRefused(what, str(error), step) from error
         self.rack_clock.heard(self.queue.rack_s)
         self.wake()
 

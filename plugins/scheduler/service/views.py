@@ -293,7 +293,7 @@ def job_view(
         hang_s=job.spec.hang_s,
         spares=job.spec.spares,
         hang_unseen=_hang_unseen(job, now),
-        on_lost="heal" if job.spec.on_lost == "stop" else job.spec.on_lost,
+        on_lost=job.spec.on_lost,
         heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
         away=away,
         coordinator=job.coordinator,

@@ -403,7 +403,7 @@ async def test_a_damaged_record_is_reported_and_the_others_are_found(host: Here)
     await host.env.disk.replace("jobs/j1/forgotten", b"not a number")
     runner = host.runner()
     await runner.start_up()
-    assert "record is damaged" in host.lines.text
+    assert "record cannot be read" in host.lines.text
     assert (await ended(host, ranks("j2", "/bin/true"))).codes == {0: 0}
 
 

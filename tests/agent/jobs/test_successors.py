@@ -147,7 +147,7 @@ async def meet(env: Env, told: SupervisorConfig) -> ByteStream:
 async def last_word(stream: ByteStream) -> SupervisorState:
     while True:
         heard = await read_frame(stream, decoder)
-        assert isinstance(heard, RanksStatus) and heard.heals
+        assert isinstance(heard, RanksStatus)
         if heard.state.ended:
             return heard.state
 

@@ -14,7 +14,6 @@ from covey.core import JobId
 from covey.tensors.aggregator.rounds import Rounds
 from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.tensor_wire import (
-    HALVES_SINCE,
     TYPES,
     WANT,
     Declared,
@@ -161,10 +160,7 @@ class Owner:
 
     def connect(self, rank: int, hello: Frame) -> None:
         self.disconnect(rank)
-        self.inboxes[rank], self.outboxes[rank] = (
-            deque(),
-            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=HALVES_SINCE)]),
-        )
+        self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch)])
         assert parse(hello[0]).epoch == self.epoch
 
     def disconnect(self, rank: int) -> None:

@@ -281,12 +281,6 @@ OFFER = Offer(JOB, G1 + 2, 2, SECRET)
 HELD = ServedJob(JOB, G1 + 2, 2, SECRET, A)
 
 
-def test_what_is_kept_of_a_job_has_the_names_that_are_on_disks() -> None:
-    on_disk = {"job", "epoch", "workers", "secret", "home", "demand", "order", "refused", "stays", "size_bytes"}
-    on_disk.add("unpromised")
-    assert msgspec.to_builtins(HELD).keys() == on_disk and msgspec.to_builtins(HELD)["home"] == A
-
-
 def owner(*held: ServedJob, **changes: Any) -> Play:
     play = Play(Owner(msgspec.structs.replace(AggregatorSettings(), **changes), held))
     play(ProcessUp("10.0.0.3:9", {one.job: one.epoch for one in held}))

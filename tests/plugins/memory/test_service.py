@@ -260,7 +260,7 @@ def test_a_volumes_why_says_once_a_minute_that_another_version_was_refused() -> 
         async def older(client: SimClient) -> None:
             for _ in range(4):
                 stream = await client.env.bytes.connect(f"unix:{client.path}")
-                await stream.write(b"coveyvl1" + client.token)
+                await stream.write(b"coveyvl0" + client.token)
                 await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
                 await asyncio.sleep(25.0)  # at 0, 25, 50 and 75 s
 

@@ -153,7 +153,7 @@ class PlainLeader:
             elif job.state == "placing" and job.coordinator is not None:
                 if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
                     said = f"{job.coordinator}, which looked for its GPUs, is gone"
-                    commands.append(taken_back(job, "home lost", said, wall_s))
+                    commands.append(taken_back(job, "coordinator lost", said, wall_s))
                 elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
                     commands.append(
                         taken_back(job, "placing took too long", f"{job.coordinator} did not place it", wall_s)

@@ -198,7 +198,7 @@ def test_a_coordinator_that_is_gone_or_too_slow_loses_the_grant() -> None:
     id = led.submit()
     led.act()
     away = (RackHost(H1, 4, gone_s=4.0), RackHost(H2, 4))
-    assert taken(led.look(away)) == [(id, "home lost")]
+    assert taken(led.look(away)) == [(id, "coordinator lost")]
     assert led.look(after_s=50.0) == []
     assert taken(led.look(after_s=20.0)) == [(id, "placing took too long")]
 

@@ -104,7 +104,7 @@ class Story:
             "class": dice.choice(CLASSES),
             "skew": dice.choice((0.0, 0.9)),
             "pack": dice.choice(("few", "few", "host", "any", "apart")),
-            "on_lost": dice.choice(("stop", "stop", "stop", "keep")),
+            "on_lost": dice.choice(("heal", "heal", "heal", "keep")),
             "retries": dice.choice((0, 0, 1)),
         }
         if dice.random() < 0.1:
@@ -237,7 +237,7 @@ def agree(seed: int, looks: int) -> Story:
 
 ALL_KINDS = {
     "Demoted", "Elapsed", "GpusKept", "Granted", "Promoted", "QuotaSet", "TimeLimitReached", "Upgraded",
-    "home lost", "host lost", "placing took too long", "preempted",
+    "coordinator lost", "host lost", "placing took too long", "preempted",
 }  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def test_a_new_leader_takes_no_host_for_lost_before_earlier_leaders_leases_end()
 def test_a_new_leader_with_shorter_leases_waits_for_the_longer_ones_before_it() -> None:
     led = Led(host_lost_after_s=20.0)
     id = led.run(2, host=H2)
-    led.say(Leads(wall_s=1.0, term=3, leases_over_s=100.0))
+    led.say(Leads(wall_s=1.0, term=3, leases_over_s=100.0, pauses_over_s=5.0))
     led.leader.forget()
     led.plain.forget()
     assert taken(led.act(gone(500.0))) == [] and taken(led.act(gone(500.0), after_s=99.0)) == []
@@ -165,8 +165,8 @@ def lost(told: Told, id: JobId, term: int = 0) -> Any:
 def test_what_an_earlier_leader_judged_by_its_leases_is_void_once_another_one_leads() -> None:
     told = Told()
     id = told.run()
-    told.say(Leads(wall_s=1.0, term=4, leases_over_s=50.0))
-    assert isinstance(told.say(Leads(wall_s=1.0, term=3, leases_over_s=9.0)), NotApplied)
+    told.say(Leads(wall_s=1.0, term=4, leases_over_s=50.0, pauses_over_s=5.0))
+    assert isinstance(told.say(Leads(wall_s=1.0, term=3, leases_over_s=9.0, pauses_over_s=5.0)), NotApplied)
     assert isinstance(lost(told, id, 3), NotApplied) and told[id].state == "running"
     again = Queue()
     again.restore(told.queue.snapshot())

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,7 +11,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from covey.core import HostId
 from plugins.scheduler.machine.leader.capacity import fits_whole
 from plugins.scheduler.machine.leader.leader import Leader
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,
@@ -290,21 +290,15 @@ def test_the_log_refuses_what_a_leader_that_was_cut_off_says_too_late() -> None:
     assert job.state == "running" and isinstance(rack.say(Upgraded(wall_s=1.0, job=b, epoch=job.epoch)), NotApplied)
 
 
-def test_a_state_that_knew_no_classes_is_read() -> None:
-    """The snapshot of an older agent: version 1, without the newer fields."""
+def test_a_snapshot_of_another_version_is_refused_and_changes_nothing() -> None:
     rack = Little([4], {"red": 2})
     rack.submit(2, "red", "auto")
     rack.settle()
-    old = msgspec.msgpack.decode(rack.queue.snapshot())
-    newer = ("clock_s", "reserving", "reserved", "tensors", "steps")
-    old = {name: value for name, value in old.items() if name not in newer} | {"version": 1}
-    for job in old["jobs"]:
-        for name in ("demoted", "upgraded", "queued_s", "waited_s", "step_s", "tensors"):
-            del job[name]
-    queue = Queue()
-    queue.restore(msgspec.msgpack.encode(old))
-    queue.check()
-    assert queue.snapshot() == rack.queue.snapshot()
+    before = rack.queue.snapshot()
+    for other in (msgspec.msgpack.decode(before) | {"version": 2}, {"version": 2}):
+        with pytest.raises(ValueError, match="snapshot has version 2; this agent reads 1"):
+            rack.queue.restore(msgspec.msgpack.encode(other))
+    assert rack.queue.snapshot() == before
 
 
 def test_a_quota_that_was_lowered_under_what_several_jobs_hold_is_restored_as_it_was() -> None:

@@ -12,8 +12,6 @@ from agent.rpc.envelope import ENVELOPE_BYTES_MAX
 from covey.core import HostId, JobId
 from covey.core.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
 from plugins.facts import Place
-from plugins.scheduler.machine.host.parts import Hold
-from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
 from plugins.scheduler.messages.spec import EXPECTED, JobSpec, SealedEnv, SpecError, name_of
@@ -221,8 +219,8 @@ def test_each_message_comes_back_as_it_went_in(message: wire.Talk) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"type": "Granted", "wall_s": 1.0, "job": "j1", "epoch": -1, "home": "h"},
-        {"type": "Granted", "wall_s": float("nan"), "job": "j1", "epoch": 1, "home": "h"},
+        {"type": "Granted", "wall_s": 1.0, "job": "j1", "epoch": -1, "coordinator": "h"},
+        {"type": "Granted", "wall_s": float("nan"), "job": "j1", "epoch": 1, "coordinator": "h"},
         {"type": "QuotaSet", "wall_s": 1.0, "tenant": "A B", "gpus": 1},
         {"type": "QuotaSet", "wall_s": 1.0, "tenant": "a", "gpus": -1},
         {"type": "Attained", "wall_s": 1.0, "host": "h", "service_gpu_s": {"j1": -1.0}},
@@ -276,9 +274,3 @@ def test_random_and_mutated_messages_are_decoded_or_refused(data: bytes) -> None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return
     assert wire.decoder.decode(msgspec.msgpack.encode(message)) == message
-
-
-@pytest.mark.parametrize("kind", [commands.Granted, Job, Hold])
-def test_a_coordinator_is_called_home_in_logs_snapshots_and_files(kind: type[msgspec.Struct]) -> None:
-    """As they were written before it was called so here."""
-    assert [field.encode_name for field in msgspec.structs.fields(kind) if field.name == "coordinator"] == ["home"]

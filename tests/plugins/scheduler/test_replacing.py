@@ -518,15 +518,6 @@ def test_a_new_leader_waits_for_the_pauses_that_leaders_before_it_gave() -> None
     assert len(it.lost()) == 1
 
 
-def test_after_leaders_that_gave_no_pauses_it_waits_for_their_leases() -> None:
-    it = LedHealing()
-    it.led.say(Leads(wall_s=1.0, term=3, leases_over_s=50.0))
-    it.led.leader.forget()
-    it.look()
-    it.led.now_s += 49.0
-    assert it.lost() == []
-
-
 def test_another_host_looks_when_the_one_that_did_is_gone() -> None:
     it = LedHealing()
     it.job.missing, it.job.coordinator, it.job.sought = (H1,), H3, 1

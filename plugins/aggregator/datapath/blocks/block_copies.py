@@ -124,9 +124,8 @@ class OutgoingCopies:
 class IncomingCopies:
     """Of one job, at its next owner: of one connection of the owner before."""
 
-    def __init__(self, job: TakesCopies, answers: bool = False) -> None:
-        """`answers`: who brings wants to know whether there is memory for the job, and asks by PING."""
-        self._job, self._answers = job, answers
+    def __init__(self, job: TakesCopies) -> None:
+        self._job = job
         self._versions: dict[int, int] = {}
         """Of Blocks that are to come, or have come."""
         self._next: dict[int, int] = {}
@@ -169,7 +168,7 @@ class IncomingCopies:
                 self._announced()
             case TensorOp.STATE if header.key not in self._refused:
                 return self._came(header)
-            case TensorOp.PING if self._answers:
+            case TensorOp.PING:
                 self._job.expect(header.round << MEGABYTE)
                 return (self._answer(TensorOp.PONG, header, ready=self._job.is_ready),)
             case _:

@@ -35,10 +35,7 @@ TOGETHER_BYTES = 1 << 16
 HERE_S, ASKS_S = 1.0, 0.1
 """How often it says that it is there; and until the next owner is ready."""
 READY_BYTES_S = 50 << 20
-"""As fast as a next owner that does not say so gets memory ready, bytes/s: one that was started by an older Covey."""
-ASKS_SINCE = 1
-"""What both say of themselves, in HELLO and in WELCOME: PING is answered, with whether there is memory. 0: it is not,
-nothing is said of memory."""
+"""The next owner makes memory ready at least as fast, bytes/s."""
 
 
 class StateCarrier:
@@ -73,8 +70,8 @@ class StateCarrier:
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 stream = await self._env.bytes.connect(self._to.address)
-                answers = await self._enter(stream)
-            await self._wait(stream, answers)
+                await self._enter(stream)
+            await self._wait(stream)
             began_s, copies = self._env.clock.now_s(), OutgoingCopies(self._job, self._epoch, self._tensors)
             await self._bring(stream, copies)
         except (OSError, TimeoutError) as error:
@@ -90,9 +87,9 @@ class StateCarrier:
         whole = copies is not None and copies.is_over
         self._env.log.info("state brought", to=self._to.address, why=why, whole=whole, took_s=took_s, **said)
 
-    async def _enter(self, stream: ByteStream) -> bool:
-        """Both prove that they know the secret of the next owner's assignment. Whether that answers PING."""
-        head, nonce = self._frame(TensorOp.HELLO, self._env.entropy(NONCE_BYTES), ASKS_SINCE)
+    async def _enter(self, stream: ByteStream) -> None:
+        """Both prove that they know the secret of the next owner's assignment."""
+        head, nonce = self._frame(TensorOp.HELLO, self._env.entropy(NONCE_BYTES))
         hello, secret = bytes(head) + bytes(nonce), self._to.secret
         await stream.write(hello)
         _, found = await self._hear(stream, TensorOp.CHALLENGE)
@@ -100,20 +97,16 @@ class StateCarrier:
         if not handshake.is_proof(challenge.proof, handshake.proof_of_server(secret, hello, challenge.nonce)):
             raise TensorWireError("does not know the secret of its assignment")
         await stream.write(*self._frame(TensorOp.PROOF, handshake.proof_of_client(secret, hello, challenge.nonce)))
-        welcome, _ = await self._hear(stream, TensorOp.WELCOME)
-        return welcome.round >= ASKS_SINCE
+        await self._hear(stream, TensorOp.WELCOME)
 
-    async def _wait(self, stream: ByteStream, answers: bool) -> None:
+    async def _wait(self, stream: ByteStream) -> None:
         """Until there is something to bring."""
-        pause_s, began_s = ASKS_S, self._env.clock.now_s()
+        pause_s = ASKS_S
         while not self._begun.is_set():
             await self._say(stream, self._frame(TensorOp.PING, round=-(-self._state_bytes >> MEGABYTE)))
-            is_ready = self._env.clock.now_s() - began_s >= self._state_bytes / READY_BYTES_S
-            if answers:
-                async with asyncio.timeout(COPY_SILENT_S):
-                    pong, _ = await self._hear(stream, TensorOp.PONG)
-                is_ready = pong.round > 0
-            if is_ready:
+            async with asyncio.timeout(COPY_SILENT_S):
+                pong, _ = await self._hear(stream, TensorOp.PONG)
+            if pong.round:
                 self._ready()
                 pause_s = HERE_S
             with contextlib.suppress(TimeoutError):

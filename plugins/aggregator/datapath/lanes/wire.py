@@ -28,7 +28,7 @@ class LaneMemoryAt(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class LaneOrder(msgspec.Struct, frozen=True, array_like=True, tag="LaneOrder"):
+class LaneOrder(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One addition, as of `part_additions.PartAddition`."""
 
     number: int
@@ -41,7 +41,7 @@ class LaneOrder(msgspec.Struct, frozen=True, array_like=True, tag="LaneOrder"):
     new: tuple[Place, ...]
 
 
-class LaneMaps(msgspec.Struct, frozen=True, array_like=True, tag="LaneMaps"):
+class LaneMaps(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """There is no answer to it."""
 
     opens: Sequence[LaneMemoryAt] = ()

@@ -51,11 +51,11 @@ class KeeperFrame(msgspec.Struct, frozen=True, tag=True):
     """One frame; the tag is the class name."""
 
 
-class KeeperHello(KeeperFrame, frozen=True, tag="KeeperHello"):
+class KeeperHello(KeeperFrame, frozen=True):
     secret: Annotated[bytes, Meta(max_length=64)]
 
 
-class KeepMemory(KeeperFrame, frozen=True, tag="KeepMemory"):
+class KeepMemory(KeeperFrame, frozen=True):
     """Hold it from now on; it is there already under the same name: nothing new."""
 
     number: Number
@@ -63,17 +63,17 @@ class KeepMemory(KeeperFrame, frozen=True, tag="KeepMemory"):
     size: Size
 
 
-class DropMemory(KeeperFrame, frozen=True, tag="DropMemory"):
+class DropMemory(KeeperFrame, frozen=True):
     number: Number
 
 
-class KeptAddress(KeeperFrame, frozen=True, tag="KeptAddress"):
+class KeptAddress(KeeperFrame, frozen=True):
     """Where the slab process listens: the next one does so there again."""
 
     address: AddressText
 
 
-class EndKeeper(KeeperFrame, frozen=True, tag="EndKeeper"):
+class EndKeeper(KeeperFrame, frozen=True):
     """Free everything, and end."""
 
 
@@ -83,14 +83,14 @@ class KeptMemory(msgspec.Struct, frozen=True, array_like=True):
     size: Size
 
 
-class KeptNow(KeeperFrame, frozen=True, tag="KeptNow"):
+class KeptNow(KeeperFrame, frozen=True):
     address: AddressText
     memories: tuple[KeptMemory, ...]
     more: bool = False
     """Another one follows."""
 
 
-class KeeperDone(KeeperFrame, frozen=True, tag="KeeperDone"):
+class KeeperDone(KeeperFrame, frozen=True):
     """To the oldest question that was not answered yet."""
 
     why: Annotated[str, Meta(max_length=400)] = ""

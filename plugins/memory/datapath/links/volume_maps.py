@@ -3,8 +3,8 @@
     a slab is attached (TCP) --> both ends of this host? --> third connection, MAP --> its memory by name
                                                                                   `-> is it that slab? --> mapped
 
-Where something refuses (another user's process, another namespace of processes, a slab process of before `MAP`) its
-pages go as to another host. Hosts with several agents have such slabs: one for each NUMA node, or a rack to try things.
+Where something refuses (another user's process, another namespace of processes) its pages go as to another host. Hosts
+with several agents have such slabs: one for each NUMA node, or a rack to try things.
 """
 
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class LogEnd(msgspec.Struct, frozen=True):
     """Number of its first record."""
 
 
-class SpillHello(SpillFrame, frozen=True, tag="SpillHello"):
+class SpillHello(SpillFrame, frozen=True):
     ring: Annotated[str, Meta(max_length=64)]
     places: Annotated[int, Meta(ge=1, le=1 << 24)]
     page_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
@@ -54,7 +54,7 @@ class SpillHello(SpillFrame, frozen=True, tag="SpillHello"):
     end: LogEnd
 
 
-class SpillReady(SpillFrame, frozen=True, tag="SpillReady"):
+class SpillReady(SpillFrame, frozen=True):
     pass
 
 
@@ -65,7 +65,7 @@ class LogSync(msgspec.Struct, frozen=True):
     batch: Number
 
 
-class AppendRecords(SpillFrame, frozen=True, tag="AppendRecords"):
+class AppendRecords(SpillFrame, frozen=True):
     """Records `end.start` to `stop` of the ring, as one batch."""
 
     end: LogEnd
@@ -78,7 +78,7 @@ class AppendRecords(SpillFrame, frozen=True, tag="AppendRecords"):
     """Once they are written."""
 
 
-class CopyRecords(SpillFrame, frozen=True, tag="CopyRecords"):
+class CopyRecords(SpillFrame, frozen=True):
     """Records of one segment, read, checked and written to another as one batch. `SpillDone.wrong` says which are not
     what they were, and `unreadable` which the disk cannot read now; then nothing is written."""
 
@@ -93,13 +93,13 @@ class CopyRecords(SpillFrame, frozen=True, tag="CopyRecords"):
     that reading them stays an error."""
 
 
-class OrderPart(SpillFrame, frozen=True, tag="OrderPart"):
+class OrderPart(SpillFrame, frozen=True):
     """The beginning of the rows, or of the record, of the order that follows."""
 
     data: RowBytes
 
 
-class SealSegment(SpillFrame, frozen=True, tag="SealSegment"):
+class SealSegment(SpillFrame, frozen=True):
     """Write a table of all rows of a segment behind its last batch."""
 
     segment: Number
@@ -110,11 +110,11 @@ class SealSegment(SpillFrame, frozen=True, tag="SealSegment"):
     rows: RowBytes
 
 
-class SyncLog(SpillFrame, frozen=True, tag="SyncLog"):
+class SyncLog(SpillFrame, frozen=True):
     sync: LogSync
 
 
-class SaveSegments(SpillFrame, frozen=True, tag="SaveSegments"):
+class SaveSegments(SpillFrame, frozen=True):
     """Replace the list of segments; durable when it is done."""
 
     record: RowBytes
@@ -122,13 +122,13 @@ class SaveSegments(SpillFrame, frozen=True, tag="SaveSegments"):
     """Where the next batch goes from then on."""
 
 
-class DropSegment(SpillFrame, frozen=True, tag="DropSegment"):
+class DropSegment(SpillFrame, frozen=True):
     """Delete a file of which nothing is listed."""
 
     slot: Block
 
 
-class SpillDone(SpillFrame, frozen=True, tag="SpillDone"):
+class SpillDone(SpillFrame, frozen=True):
     """`why` is empty when it is done; else the disk refused it. `written`: the batch is written, and only its sync was
     refused."""
 

@@ -30,7 +30,6 @@ from covey.ports import Env
 from covey.wire import checked
 from plugins.memory.datapath.links.remote_slab import RemoteSlab, SlabGone
 from plugins.memory.datapath.links.write_buffers import WriteBuffers
-from plugins.memory.datapath.spill.old_layout import Conversion
 from plugins.memory.datapath.spill.spill import Spill, named
 from plugins.memory.datapath.volumes.flushed_regions import FlushedRegions
 from plugins.memory.datapath.volumes.latencies import Answerer
@@ -132,15 +131,9 @@ class Volume(PagedVolume[SlabMemory]):
         await self.regions.load()
         await self._writable_soon(record)
         self._env.spawn("spill", self.spill.run())
-        await Conversion(self._env, self._prefix, self.spill, self._says).run()
         self._count_written()
         self.lenders.find_again(self.places.all(), self.places.clean)
         self._opened = True  # whoever ends before leaves the lenders to the next one
-
-    def _says(self, what: str) -> None:
-        if what and what != self.opening:
-            self._env.log.info("the volume opens", what=what)
-        self.opening = what or self.opening
 
     def _count_written(self) -> None:
         """Slab by slab, of those in which the disk has something."""

@@ -34,7 +34,7 @@ class ControlFrame(msgspec.Struct, frozen=True, tag=True):
     """One frame; the tag is the class name."""
 
 
-class ControlHello(ControlFrame, frozen=True, tag="Hello"):
+class ControlHello(ControlFrame, frozen=True):
     """First frame of an agent. No answer: a wrong secret ends the connection."""
 
     secret: Secret
@@ -49,17 +49,17 @@ class Question(ControlFrame, frozen=True):
 # ---- both ------------------------------------------------------------------------------------------------------------
 
 
-class StopProgram(Question, frozen=True, tag="Stop"):
+class StopProgram(Question, frozen=True):
     """End, in good order. `forget`: delete everything durable first. Answer: `Yes`."""
 
     forget: bool = False
 
 
-class Yes(ControlFrame, frozen=True, tag="Yes"):
+class Yes(ControlFrame, frozen=True):
     id: Id
 
 
-class No(ControlFrame, frozen=True, tag="No"):
+class No(ControlFrame, frozen=True):
     id: Id
     why: Text
 
@@ -67,7 +67,7 @@ class No(ControlFrame, frozen=True, tag="No"):
 # ---- slab process ----------------------------------------------------------------------------------------------------
 
 
-class RegisterSlabFrame(Question, frozen=True, tag="RegisterSlab"):
+class RegisterSlabFrame(Question, frozen=True):
     """Make room. Answer: `Yes` (also when this very mapping exists) or `No`."""
 
     borrower: Name
@@ -79,7 +79,7 @@ class RegisterSlabFrame(Question, frozen=True, tag="RegisterSlab"):
     secret: Secret
 
 
-class FreeSlabFrame(Question, frozen=True, tag="FreeSlab"):
+class FreeSlabFrame(Question, frozen=True):
     """Cut its connections and give its memory back. Answer: `Yes`, also when there is none of that epoch."""
 
     borrower: Name
@@ -88,7 +88,7 @@ class FreeSlabFrame(Question, frozen=True, tag="FreeSlab"):
     epoch: Count
 
 
-class ListSlabs(Question, frozen=True, tag="ListSlabs"):
+class ListSlabs(Question, frozen=True):
     """At most `most` slabs, those after this borrower, volume and index. Answer: `SlabList`."""
 
     after: tuple[Name, Name, Count] = ("", "", 0)
@@ -117,7 +117,7 @@ class RdmaLent(msgspec.Struct, frozen=True, array_like=True):
     """Why the last that was asked for was refused; empty: it was not."""
 
 
-class SlabList(ControlFrame, frozen=True, tag="SlabList"):
+class SlabList(ControlFrame, frozen=True):
     id: Id
     address: Text
     """TCP address of the byte path, as bound."""
@@ -145,7 +145,7 @@ class SlabList(ControlFrame, frozen=True, tag="SlabList"):
 # ---- volume process --------------------------------------------------------------------------------------------------
 
 
-class OpenSlabFrame(Question, frozen=True, tag="OpenSlab"):
+class OpenSlabFrame(Question, frozen=True):
     """Use this place from now on; a place of an older epoch stays open for reading until it is closed. Answer: `Yes`
     once it is in use, or `No`."""
 
@@ -156,7 +156,7 @@ class OpenSlabFrame(Question, frozen=True, tag="OpenSlab"):
     secret: Secret
 
 
-class CloseSlabFrame(Question, frozen=True, tag="CloseSlab"):
+class CloseSlabFrame(Question, frozen=True):
     """Stop using the place of this epoch. Answer: `Yes` once nothing acknowledged depends on it, also when it is not
     open."""
 
@@ -164,7 +164,7 @@ class CloseSlabFrame(Question, frozen=True, tag="CloseSlab"):
     epoch: Count
 
 
-class CountPages(Question, frozen=True, tag="CountPages"):
+class CountPages(Question, frozen=True):
     """What changed since an answer of this process? `life` and `since` are its `life` and `upto`; 0 before the first.
     Answer: `PageCounts`."""
 
@@ -208,7 +208,7 @@ class LatencyCounts(msgspec.Struct, frozen=True, array_like=True):
     sum_s: float = 0.0
 
 
-class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
+class PageCounts(ControlFrame, frozen=True):
     id: Id
     slabs: tuple[SlabCounts, ...]
     """Those that changed since the answer that the question names, at most `SLABS_TOLD` of them; all that were ever
@@ -260,20 +260,20 @@ class PageCounts(ControlFrame, frozen=True, tag="PageCounts"):
     """Pages that came back from a lender and were not what had been sealed for it."""
 
 
-class ExportVolume(Question, frozen=True, tag="Export"):
+class ExportVolume(Question, frozen=True):
     """Offer the volume as a block device (NBD) at this unix socket from now on. Answer: `Yes`, also when it is offered
     there already, or `No`."""
 
     path: Text
 
 
-class EndExport(Question, frozen=True, tag="EndExport"):
+class EndExport(Question, frozen=True):
     """Not any more. Answer: `Yes`."""
 
     path: Text
 
 
-class BeginSwapping(Question, frozen=True, tag="BeginSwap"):
+class BeginSwapping(Question, frozen=True):
     """Be swap of this host, through the helper that listens there. `resume`: it was before this process began. Answer:
     `Yes` or `No`."""
 
@@ -282,11 +282,11 @@ class BeginSwapping(Question, frozen=True, tag="BeginSwap"):
     resume: bool = False
 
 
-class EndSwapping(Question, frozen=True, tag="EndSwap"):
+class EndSwapping(Question, frozen=True):
     """Not any more. Answer: `Yes`, when it is over or goes on (`SwapCounts`), or `No`, and it stays swap."""
 
 
-class PlaceDead(Question, frozen=True, tag="PlaceDead"):
+class PlaceDead(Question, frozen=True):
     """The lender's own agent says that it does not hold this place any more. Answer: `Yes`."""
 
     index: Count
@@ -294,12 +294,12 @@ class PlaceDead(Question, frozen=True, tag="PlaceDead"):
     why: Text
 
 
-class GiveUp(Question, frozen=True, tag="GiveUp"):
+class GiveUp(Question, frozen=True):
     """Sent when a person asks for it: wait no longer for lenders that do not answer, use the disk's pages. Answer:
     `PlaceList` of the places given up."""
 
 
-class ListPlaces(Question, frozen=True, tag="ListPlaces"):
+class ListPlaces(Question, frozen=True):
     """Those after this slab and epoch. Answer: `PlaceList`."""
 
     index: Count = 0
@@ -314,7 +314,7 @@ class OpenPlace(msgspec.Struct, frozen=True, array_like=True):
     secret: Secret
 
 
-class PlaceList(ControlFrame, frozen=True, tag="PlaceList"):
+class PlaceList(ControlFrame, frozen=True):
     """Every place in use, and those that may hold what the disk does not have yet; at most `SLABS_TOLD` of them."""
 
     id: Id
@@ -323,7 +323,7 @@ class PlaceList(ControlFrame, frozen=True, tag="PlaceList"):
     """There are others."""
 
 
-class SlabLost(ControlFrame, frozen=True, tag="SlabLost"):
+class SlabLost(ControlFrame, frozen=True):
     """Process -> agent: this place is lost; the queue or the disk serves what it held. It must be closed before its
     lender may free it: the disk may not have everything yet."""
 
@@ -332,14 +332,14 @@ class SlabLost(ControlFrame, frozen=True, tag="SlabLost"):
     why: Text
 
 
-class SlabCopiedFrame(ControlFrame, frozen=True, tag="SlabCopied"):
+class SlabCopiedFrame(ControlFrame, frozen=True):
     """Process -> agent: this place holds every page of the slab."""
 
     index: Count
     epoch: Count
 
 
-class ClientRefused(ControlFrame, frozen=True, tag="ClientRefused"):
+class ClientRefused(ControlFrame, frozen=True):
     """Volume's process -> agent: one of this host's processes speaks another version, and what to do about it."""
 
     why: Text

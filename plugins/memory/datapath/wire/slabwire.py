@@ -22,9 +22,8 @@ about a slab that was freed, or was never attached; a GONE with tag 0 tells of i
 fenced without its neighbours noticing, and what a dead process left under way cannot land in it any more.
 
 A third connection of the same session asks for one-sided access (`lender_pair`): `PAIR` once, then for each slab
-`ATTACH` and `REGION`. A slab process of before those two ends that connection, and nothing else. The queue pair lives
-as long as the connection, and ends when another session attaches one of its slabs. After a GONE a `DETACH` over this
-connection says that nothing one-sided is under way any more in that slab.
+`ATTACH` and `REGION`. The queue pair lives as long as the connection, and ends when another session attaches one of its
+slabs. After a GONE a `DETACH` over this connection says that nothing one-sided is under way any more in that slab.
 
 A volume's process on the same host asks over such a connection `MAP` instead, for the name of the slab's memory, which
 it maps then (`mapped_slab`); the connection is closed after that.
@@ -47,9 +46,8 @@ from covey.wire.headers import OtherProtocolVersion, WireError
 from plugins.memory.policy.log_records import Versions as Versions
 from plugins.memory.policy.settings import PAGE_BYTES_MAX, REQUEST_PAGES_MAX
 
-MAGIC = b"coveysl4"
-"""The last byte is the version of the protocol. Version 3 had one connection for each slab, version 2 sent its
-secret."""
+MAGIC = b"coveysl1"
+"""The last byte is the version of the protocol."""
 SESSION_BYTES = 16
 _HELLO = struct.Struct(f"<8s64s64sIQ{SESSION_BYTES}s{NONCE_BYTES}s")
 HELLO_BYTES = _HELLO.size

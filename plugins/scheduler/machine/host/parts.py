@@ -22,8 +22,7 @@ class Hold(msgspec.Struct, frozen=True):
     job: JobId
     epoch: int
     attempt: int
-    coordinator: HostId = msgspec.field(name="home")
-    """`home` in files, from the time when it was called so."""
+    coordinator: HostId
     gpus: tuple[str, ...]
     """UUIDs, or parts of GPUs (`policy/shared.py`)."""
     port: int

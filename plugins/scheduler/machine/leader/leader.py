@@ -324,7 +324,7 @@ class Leader:
             elif job.coordinator is not None:
                 if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
                     said = f"{job.coordinator}, which looked for its GPUs, is gone"
-                    commands.append(taken_back(job, "home lost", said, wall_s))
+                    commands.append(taken_back(job, "coordinator lost", said, wall_s))
                 elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
                     commands.append(
                         taken_back(job, "placing took too long", f"{job.coordinator} did not place it", wall_s)
@@ -390,9 +390,8 @@ class Leader:
         them."""
         led_s = now_s if self.leases.led_s is None else self.leases.led_s
         queue, terms = self.queue, self.terms
-        said = queue.pauses_over_s > 0 or not queue.leases_over_s
         shortest = queue.leases_over_s <= terms.over_s and queue.pauses_over_s <= terms.paused_s
-        if (shortest and said) or now_s - led_s < self.leases.earlier_s:
+        if shortest or now_s - led_s < self.leases.earlier_s:
             return []
         leads = Leads(wall_s=event.wall_s, term=event.term, leases_over_s=terms.over_s, pauses_over_s=terms.paused_s)
         return [leads]

@@ -86,10 +86,8 @@ class Leases:
 
     @property
     def pauses_over_s(self) -> float:
-        """What a leader's first word in the log says: of leases of before that did not say, nobody stands still before
-        they are over. In a new log nobody gave any."""
-        before_s = self.queue.pauses_over_s or (self.queue.leases_over_s if self.queue.leading_term else 0.0)
-        return max(before_s, self.terms.paused_s)
+        """What a leader's first word in the log says."""
+        return max(self.queue.pauses_over_s, self.terms.paused_s)
 
     def over_in_s(self, host: HostId, now_s: float) -> float:
         """Seconds until no rank of any grant can be left on this host; 0 once that is so."""

@@ -16,10 +16,8 @@ from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
 """Ended jobs kept."""
-SNAPSHOT_VERSION = 7
-"""Version 1 knew no classes, reservation, clock or models, version 2 no leases, version 3 no parts of GPUs
-(`policy/shared.py`), version 4 no models that do not pair, version 5 no gangs that go on without a host, version 6 no
-hosts that are drained; they are read as states without them."""
+SNAPSHOT_VERSION = 1
+"""Of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
 """Hosts that are drained at a time."""
 
@@ -34,8 +32,15 @@ class Drain(msgspec.Struct, frozen=True):
     """Since when."""
 
 
-class QueueState(msgspec.Struct, frozen=True):
+class SnapshotHead(msgspec.Struct, frozen=True):
+    """What every version of a snapshot says."""
+
     version: int
+
+
+class QueueState(SnapshotHead, frozen=True):
+    """A snapshot of this version."""
+
     index: int
     next_number: int
     quotas: dict[str, int | None]
@@ -44,17 +49,17 @@ class QueueState(msgspec.Struct, frozen=True):
     """In order of admission."""
     ended: list[JobId]
     """In order of ending."""
-    clock_s: float = 0.0
-    reserving: JobId | None = None
-    reserved: dict[HostId, int] = {}
-    tensors: dict[str, tuple[int, int]] = {}
-    steps: dict[str, StepHistory] = {}
-    leading_term: int = 0
-    leases_over_s: float = 0.0
-    pairs: dict[str, dict[str, float]] = {}
-    pauses_over_s: float = 0.0
-    drained: dict[HostId, Drain] = {}
-    rack_s: float = 0.0
+    clock_s: float
+    keeper: JobId | None
+    kept: dict[HostId, int]
+    tensors: dict[str, tuple[int, int]]
+    steps: dict[str, StepHistory]
+    leading_term: int
+    leases_over_s: float
+    pairs: dict[str, dict[str, float]]
+    pauses_over_s: float
+    drained: dict[HostId, Drain]
+    rack_s: float
 
 
 FEED_MAX = 200_000
@@ -91,6 +96,7 @@ class Feed:
         return None if whole else list(ids)
 
 
+_heads = msgspec.msgpack.Decoder(SnapshotHead)
 _snapshots = msgspec.msgpack.Decoder(QueueState)
 
 
@@ -258,14 +264,15 @@ class JobTable:
         return msgspec.msgpack.encode(state)
 
     def restore(self, data: bytes) -> None:
-        """Become what `snapshot` wrote. ValueError when it is of a newer version or damaged."""
+        """Become what `snapshot` wrote. ValueError when it is of another version or damaged."""
+        version = _heads.decode(data).version
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"the queue's snapshot has version {version}; this agent reads {SNAPSHOT_VERSION}")
         state = _snapshots.decode(data)
-        if not 1 <= state.version <= SNAPSHOT_VERSION:
-            raise ValueError(f"the queue's snapshot has version {state.version}; this agent reads {SNAPSHOT_VERSION}")
         self.index, self.next_number = state.index, state.next_number
         self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
         self.jobs = {job.id: job for job in state.jobs}
-        self.clock_s, self.keeper, self.kept = state.clock_s, state.reserving, dict(state.reserved)
+        self.clock_s, self.keeper, self.kept = state.clock_s, state.keeper, dict(state.kept)
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s

@@ -120,8 +120,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The log's clock (`Queue.clock_s`) when the present wait began."""
     waited_s: float = 0.0
     """Waits before the present one, since its last promotion."""
-    coordinator: HostId | None = msgspec.field(default=None, name="home")
-    """`home` in snapshots, from the time when it was called so."""
+    coordinator: HostId | None = None
     places: tuple[Place, ...] = ()
     """Of the newest start, also after it is over."""
     tables: int = 0
@@ -250,7 +249,7 @@ class Job(msgspec.Struct, kw_only=True):
         rest = [place.host for place in self.places if place.host not in hosts and place.host not in self.missing]
         ready = all(place.host in (*self.healing, *self.missing) or place.since for place in self.places)
         have = any(host in self.healing for host in rest)
-        return self.state == "running" and not self.codes and self.spec.on_lost == "stop" and ready and have
+        return self.state == "running" and not self.codes and self.spec.on_lost == "heal" and ready and have
 
 
 def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:

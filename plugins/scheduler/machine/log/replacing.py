@@ -112,7 +112,7 @@ def taken_over(place: Place, joined: Place | None) -> Place:
 
 def why_not(job: Job) -> str:
     """Why it cannot go on when a host of it is lost."""
-    if job.spec.on_lost != "stop":
+    if job.spec.on_lost != "heal":
         return f"it was submitted with --on-lost {job.spec.on_lost}"
     if len(job.places) - len(job.missing) < 2:
         return "all its ranks are on one host: nobody would have what they need"

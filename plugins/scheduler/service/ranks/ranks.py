@@ -152,7 +152,7 @@ class LocalRanks:
         """Why no rank can start here, or join those that run, whatever is free; empty when they can."""
         runner = self.host.runner
         if ask.joins and (ask.job, ask.epoch) in runner.running() and not runner.may_join(ask.job, ask.epoch):
-            return "the supervisor of its ranks here is of an older version, and takes no more"
+            return "its ranks here are ending, or their supervisor is not there now"
         return runner.refusal
 
     async def dispatch(self, event: Event) -> None:
