@@ -13,10 +13,10 @@ from covey.core import HostId, JobId
 from covey.core.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
 from plugins.facts import Place
 from plugins.scheduler.machine.host.parts import Hold
-from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
-from plugins.scheduler.messages.spec import EXPECTED, JobSpec, SealedEnv, SpecError, name_of
+from plugins.scheduler.messages.options import OPTIONS
+from plugins.scheduler.messages.spec import JobSpec, SealedEnv, SpecError, name_of
 from plugins.scheduler.messages.wire import SEALED_BYTES_MAX
 
 GOOD: dict[str, Any] = {
@@ -44,6 +44,9 @@ GOOD: dict[str, Any] = {
     "bind_gpus": True,
     "attach": False,
 }
+
+
+EXPECTED = {option.field: option.expected for option in OPTIONS}
 
 
 def test_a_full_job_is_taken_as_given() -> None:
@@ -278,7 +281,7 @@ def test_random_and_mutated_messages_are_decoded_or_refused(data: bytes) -> None
     assert wire.decoder.decode(msgspec.msgpack.encode(message)) == message
 
 
-@pytest.mark.parametrize("kind", [commands.Granted, Job, Hold])
+@pytest.mark.parametrize("kind", [commands.Granted, Hold])
 def test_a_coordinator_is_called_home_in_logs_snapshots_and_files(kind: type[msgspec.Struct]) -> None:
     """As they were written before it was called so here."""
     assert [field.encode_name for field in msgspec.structs.fields(kind) if field.name == "coordinator"] == ["home"]
