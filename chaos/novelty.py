@@ -99,7 +99,15 @@ _GANG = {"placing": "forming", "running": "whole"}
 
 
 def _before(job: "Job") -> str:
-    return "preempted" if job.preemptions else "lost a host" if job.hosts_lost else "failed" if job.failures else ""
+    return (
+        "preempted"
+        if job.tally.preemptions
+        else "lost a host"
+        if job.tally.hosts_lost
+        else "failed"
+        if job.tally.failures
+        else ""
+    )
 
 
 class Seen:

@@ -57,7 +57,7 @@ def _gang(rack: SimRack) -> JobId:
     end_s = rack.world.now + 10 * MOST_S
     spec = {"argv": ["healer", str(int(end_s))], "tenant": "red", "workers": HOSTS - 1, "cwd": "/", "pack": "apart"}
     job = rack.submit(spec, f"healer-{rack.world.seed}")
-    rack.until(lambda: len(known(rack, job).healing) == HOSTS - 1, 30.0, "all its hosts may be lost")
+    rack.until(lambda: len(known(rack, job).healing.may_be_lost) == HOSTS - 1, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     return job
 

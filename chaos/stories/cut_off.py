@@ -44,11 +44,13 @@ def play(rack: SimRack) -> None:
     assert rack.world.now < began_s + AWAY_S, f"{host} is back, and nothing was shown"
     for job in kept:
         assert host in ranks(rack, job), "it was to be kept"
-    lost = host in ranks(rack, failing) or known(rack, failing).attempt > 1
+    lost = host in ranks(rack, failing) or known(rack, failing).tally.attempt > 1
     ended(rack, dict.fromkeys(jobs, ("done",)) | {failing: ("failed",)})
-    assert lost or known(rack, failing).attempt == 1, f"{failing} failed by itself and was started again"
+    assert lost or known(rack, failing).tally.attempt == 1, f"{failing} failed by itself and was started again"
     for job in theirs:
-        assert known(rack, job).attempt == 1 + (job in moved), f"{job} was started {known(rack, job).attempt} times"
+        assert known(rack, job).tally.attempt == 1 + (job in moved), (
+            f"{job} was started {known(rack, job).tally.attempt} times"
+        )
 
 
 def fails_soon(rack: SimRack) -> JobId:
@@ -102,4 +104,9 @@ def ranks(rack: SimRack, job: JobId) -> list[str]:
 def again(rack: SimRack, job: JobId, without: str) -> bool:
     """Started again, and whole, on other hosts."""
     where = ranks(rack, job)
-    return known(rack, job).attempt == 2 and state(rack, job) == "running" and len(where) == 2 and without not in where
+    return (
+        known(rack, job).tally.attempt == 2
+        and state(rack, job) == "running"
+        and len(where) == 2
+        and without not in where
+    )

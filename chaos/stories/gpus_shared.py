@@ -40,9 +40,9 @@ def play(rack: SimRack) -> None:
             strike(rack)
     ended(rack, jobs, OVER_S)
     queue = rack.plugin(next(iter(rack.hosts)), "scheduler").queue
-    shared = [id for id in jobs if any(is_part(gpu) for place in queue.jobs[id].places for gpu in place.gpus)]
+    shared = [id for id in jobs if any(is_part(gpu) for place in queue.jobs[id].start.places for gpu in place.gpus)]
     rack.world.counts["shared"] = len(shared)
-    rack.world.counts["upgraded"] = sum(queue.jobs[id].upgraded is not None for id in jobs)
+    rack.world.counts["upgraded"] = sum(queue.jobs[id].priority.upgraded is not None for id in jobs)
 
 
 def watched(rack: SimRack) -> PagesFollowTheLog:

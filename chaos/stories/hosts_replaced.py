@@ -32,7 +32,7 @@ def play(rack: SimRack) -> None:
     spec = {"argv": ["healer", str(int(rack.world.now + LASTS_S))], "tenant": "red", "workers": workers, "cwd": "/"}
     spares = rack.rng.choice((0, 0, 1, 2))
     job = rack.submit({**spec, "pack": "apart", "spares": spares}, f"healer-{rack.world.seed}")
-    rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost")
+    rack.until(lambda: len(known(rack, job).healing.may_be_lost) == workers, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     host = rack.rng.choice(ranks(rack, job))
     if rack.rng.random() < 0.25:
@@ -47,7 +47,7 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: whole(rack, job, workers, host), LOST_S, f"{job} goes on without {host} ({kind})")
     rack.run(rack.rng.uniform(0.0, 60.0))
     ended(rack, {job: ("done",)})
-    assert known(rack, job).attempt == 1, f"it was started {known(rack, job).attempt} times"
+    assert known(rack, job).tally.attempt == 1, f"it was started {known(rack, job).tally.attempt} times"
 
 
 def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
@@ -56,7 +56,7 @@ def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
     rack.until(lambda: whole(rack, job, workers, host), DRAINED_S, f"{job} leaves {host}, which is drained")
     rack.run(rack.rng.uniform(0.0, 10.0))
     assert host not in ranks(rack, job), f"{host} is drained, and {job} came to it"
-    rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost again")
+    rack.until(lambda: len(known(rack, job).healing.may_be_lost) == workers, 30.0, "all its hosts may be lost again")
     drain(rack, host, False)
     rack.run(rack.rng.uniform(0.0, 2.0))
 
@@ -73,8 +73,8 @@ def move(rack: SimRack, job: JobId, host: str) -> None:
     """What `agentctl move` does, at any agent."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
     asked = known(rack, job)
-    first = next(place.host for place in asked.places)
-    command = MoveAsked(wall_s=0.0, job=job, epoch=asked.epoch, host=HostId(host), to=None, coordinator=first)
+    first = next(place.host for place in asked.start.places)
+    command = MoveAsked(wall_s=0.0, job=job, epoch=asked.grant.epoch, host=HostId(host), to=None, coordinator=first)
     if scheduler is not None:
         scheduler.env.spawn("move", scheduler.queue_log.insist(command))
 
@@ -82,5 +82,5 @@ def move(rack: SimRack, job: JobId, host: str) -> None:
 def whole(rack: SimRack, job: JobId, workers: int, without: str) -> bool:
     """All its ranks run, none of them there."""
     where = [name for name in ranks(rack, job) if name != without]
-    hosts = [place.host for place in known(rack, job).places]
+    hosts = [place.host for place in known(rack, job).start.places]
     return state(rack, job) == "running" and len(where) == workers == len(hosts) and without not in hosts

@@ -38,7 +38,7 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: known(rack, job).over, LEFT_S, f"those of {job} that wait for rank 0 end")
     ended(rack, {job: ("failed",), beside: ("done",)})
     now = known(rack, job)
-    assert now.blame is not None and now.blame.code == RANK_LEFT, f"{job} failed with {now.reason}"
+    assert now.ending.blame is not None and now.ending.blame.code == RANK_LEFT, f"{job} failed with {now.reason}"
     assert leaves or told_of(rack, job), f"no host has noted which rank of {job} left"
 
 

@@ -62,7 +62,7 @@ def play(rack: SimRack) -> None:
             again(rack, job, workers, going)
         rack.until(lambda: over(rack, job) or whole(rack, job, workers), WHOLE_S, f"all ranks of {job} run once")
     ended(rack, {job: ("done",)})
-    assert known(rack, job).attempt == 1, f"{job} was started {known(rack, job).attempt} times"
+    assert known(rack, job).tally.attempt == 1, f"{job} was started {known(rack, job).tally.attempt} times"
     right = rack.learners.right(job, workers, FLOATS, own, STEPS).w[STEPS]
     for rank in range(workers):
         found = rack.learners.ended.get((job, rank))
@@ -177,7 +177,7 @@ def over(rack: SimRack, job: JobId) -> bool:
 def move(rack: SimRack, job: JobId, host: str, to: str) -> None:
     """What `agentctl move` does, at any agent; nothing where it is refused."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
-    epoch = known(rack, job).epoch
+    epoch = known(rack, job).grant.epoch
     command = MoveAsked(wall_s=0.0, job=job, epoch=epoch, host=HostId(host), to=HostId(to), coordinator=HostId(to))
     if scheduler is not None:
         scheduler.env.spawn("move", scheduler.queue_log.insist(command))

@@ -30,5 +30,5 @@ def play(rack: SimRack) -> None:
             faults.strike(rack.world, faults.Kill("agent", leader, 3.0))
         rack.run(rack.rng.uniform(4.0, 9.0))
     for job in jobs:
-        assert known(rack, job).attempt == 1, f"{job} was taken back from a host that renewed its lease"
+        assert known(rack, job).tally.attempt == 1, f"{job} was taken back from a host that renewed its lease"
     return ended(rack, dict.fromkeys(jobs, ("done",)))

@@ -10,10 +10,12 @@ import re
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from cli.client import USAGE, Agent, AgentctlError, Gone
 from cli.context import Context
+from plugins.scheduler.messages import options
+from plugins.scheduler.messages.options import Option
 
 NOT_CARRIED = frozenset(
     """_ OLDPWD SHLVL PWD TERM COLORTERM COLUMNS LINES LS_COLORS PS1 PS2 PROMPT_COMMAND TERM_PROGRAM TMUX STY WINDOWID
@@ -30,77 +32,47 @@ NOT_CARRIED_PREFIXES = tuple(
 )
 LITTLE = ("PATH", "HOME", "USER", "LANG")
 """What is carried with --no-env."""
-CLASSES = ("guaranteed", "auto", "opportunistic")
-CLASS_HELP = (
-    "guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left, and yields; "
-    "auto: guaranteed, and opportunistic once it waited long"
-)
-BIND_HELP = (
-    "each worker sees its own GPUs only, as device 0 and up (for programs that take every GPU they see); default: it "
-    "sees all of the job's on its host, and LOCAL_RANK is its own"
-)
 NODES_HELP = "one process on each of N different hosts, for launchers: --nodes 2 --gpus 8 -- torchrun train.py"
-PACK_HELP = (
-    "host: all workers on one host, and wait for one with room; any: wherever GPUs are free, filling gaps; "
-    "default: the fewest hosts that have room now, and gaps once a model has shown that spreading does not slow it"
-)
-ON_LOST_HELP = (
-    "when a host is lost, heal (default): another one takes its ranks over and the rest of the job goes on, if the "
-    "script attached its state, else as restart: the whole job begins again; stop: it fails; keep: ranks on a host "
-    "that is cut off go on, and the job waits until it is back or is given up"
-)
-GPU_MEMORY_HELP = (
-    "what each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, one that has less now is not taken "
-    "beside others"
-)
-REMOTE_MEMORY_HELP = (
-    "the most memory of other hosts that its volumes have, all its hosts together, such as 8GiB (default: no limit but "
-    "its tenant's budget)"
-)
-NO_ATTACH_HELP = (
-    "leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch and JAX "
-    "scripts are seen without a change to them"
-)
 AGGREGATE_HELP = (
     "gradients of PyTorch's DistributedDataParallel are averaged by Covey, without a change to the script: the same "
     "bits whatever fails (covey.torch.attach)"
-)
-HANG_HELP = (
-    "how long the others may wait for one rank, or all stand still, such as 10m: then the stacks of all are kept "
-    "(agentctl logs), and that rank is started again, or the job fails where nobody can be named (default: for ever)"
-)
-SPARES_HELP = (
-    "processes on each of its hosts, and on one more, that have imported what the script imports and wait to become a "
-    "rank that is lost (default 0; where the script attached its state)"
 )
 SUBMIT_TRIES = 3
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help="default: the script's")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes of the gang (default 1)")
-    parser.add_argument("--nodes", type=int, metavar="N", help=NODES_HELP)
-    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs for each worker or node (default 1)")
-    parser.add_argument("--pack", choices=("host", "any"), help=PACK_HELP)
-    parser.add_argument("--bind-gpus", action="store_true", help=BIND_HELP)
-    parser.add_argument("--gpu-memory", metavar="SIZE", help=GPU_MEMORY_HELP)
-    parser.add_argument("--remote-memory", metavar="SIZE", help=REMOTE_MEMORY_HELP)
-    parser.add_argument("--no-attach", action="store_true", help=NO_ATTACH_HELP)
-    parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
-    parser.add_argument("--tenant", help="who pays (default: default)")
-    parser.add_argument("--class", dest="job_class", choices=CLASSES, help=CLASS_HELP)
+    for option in options.OPTIONS:
+        if option.flag:
+            add_option(parser, option)
+        if option.field == "workers":
+            parser.add_argument("--nodes", type=int, metavar="N", help=NODES_HELP)
+        if option.field == "attach":
+            parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
     parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
     parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
     parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
-    parser.add_argument("--time", metavar="TIME", help="longest time to run, such as 2h")
-    parser.add_argument("--retries", type=int, metavar="N", help="starts again after a failure (default 0)")
-    parser.add_argument("--on-lost", choices=("heal", "restart", "stop", "keep"), help=ON_LOST_HELP)
-    parser.add_argument("--spares", type=int, metavar="N", help=SPARES_HELP)
-    parser.add_argument("--hang", metavar="TIME", help=HANG_HELP)
-    parser.add_argument("--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)")
     parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
     parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
     parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
+
+
+def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    """The flag of a job's option; what it says stands under the option's field, None when it was not given."""
+    flag, field, help = option.flag, option.field, option.help
+    match option.kind:
+        case "switch":
+            says = not flag.startswith("--no-")
+            parser.add_argument(flag, dest=field, action="store_const", const=says, help=help)
+        case "choice":
+            parser.add_argument(flag, dest=field, choices=option.flag_choices or option.choices, help=help)
+        case "count":
+            parser.add_argument(flag, dest=field, type=int, metavar=option.metavar, help=help)
+        case "number":
+            parser.add_argument(flag, dest=field, type=float, metavar=option.metavar, help=help)
+        case "text" | "seconds" | "bytes":
+            parser.add_argument(flag, dest=field, metavar=option.metavar or None, help=help)
+        case _:
+            assert_never(option.kind)
 
 
 def run(context: Context) -> int:
@@ -139,56 +111,54 @@ def run(context: Context) -> int:
 
 def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
     """The body of POST /v1/jobs. What was not given is left to the agent."""
-    if args.nodes is not None and (args.workers is not None or args.pack is not None):
-        what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} do not go together"
-        raise AgentctlError(USAGE, what, "--nodes N is N workers, each on a host of its own", "leave one of them out")
+    refuse_what_contradicts_itself(args)
     kept = LITTLE if args.no_env else [name for name in environ if means_something(name)]
     env = {name: environ[name] for name in kept if name in environ} | dict(pair(text) for text in args.env)
     spec: dict[str, Any] = {
         "argv": [text_of(word) for word in command],
         "cwd": text_of(os.path.abspath(os.path.join(here, args.cwd or ""))),
         "env": {text_of(name): text_of(value) for name, value in env.items()},
-        "workers": next((count for count in (args.workers, args.nodes) if count is not None), 1),
-        "gpus_per_worker": args.gpus,
     }
-    if args.bind_gpus:
-        spec["bind_gpus"] = True
-    if args.gpu_memory is not None:
-        spec["gpu_memory"] = memory("--gpu-memory", args.gpu_memory)
-    if args.remote_memory is not None:
-        spec["remote_memory"] = memory("--remote-memory", args.remote_memory)
-        if not spec["remote_memory"]:
-            what, why = f"--remote-memory {args.remote_memory} cannot be used", "a job without any attaches no volume"
-            raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
-    if args.no_attach and args.aggregate:
+    for option in options.OPTIONS:
+        said = getattr(args, option.field, None) if option.flag else None
+        if said is not None:
+            spec[option.field] = value_of(option, said)
+    if spec.get("remote_memory") == 0:
+        what, why = f"--remote-memory {args.remote_memory} cannot be used", "a job without any attaches no volume"
+        raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
+    if args.aggregate:
+        spec["env"]["COVEY_AGGREGATE"] = "1"
+    if args.nodes is not None:
+        spec["workers"], spec["pack"] = args.nodes, "apart"
+    if args.on_lost == "stop":
+        spec["on_lost"], spec["retries_lost"] = "restart", 0
+    return spec
+
+
+def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
+    """AgentctlError names two flags that do not go together."""
+    if args.nodes is not None and (args.workers is not None or args.pack is not None):
+        what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} do not go together"
+        raise AgentctlError(USAGE, what, "--nodes N is N workers, each on a host of its own", "leave one of them out")
+    if args.attach is False and args.aggregate:
         what, why = (
             "--aggregate and --no-attach do not go together",
             "it is by attaching that Covey sees the script's DDP",
         )
         raise AgentctlError(USAGE, what, why, "leave --no-attach out, or call covey.torch.attach(ddp) in the script")
-    if args.no_attach:
-        spec["attach"] = False
-    if args.aggregate:
-        spec["env"]["COVEY_AGGREGATE"] = "1"
-    if args.nodes is not None or args.pack is not None:
-        spec["pack"] = "apart" if args.nodes is not None else args.pack
-    given = (
-        ("name", args.name),
-        ("tenant", args.tenant),
-        ("class", args.job_class),
-        ("retries", args.retries),
-        ("spares", args.spares),
-        ("on_lost", "restart" if args.on_lost == "stop" else args.on_lost),
-        ("retries_lost", 0 if args.on_lost == "stop" else None),
-    )
-    for field, value in given:
-        if value is not None:
-            spec[field] = value
-    times = ("time_limit_s", "--time", args.time), ("grace_s", "--grace", args.grace), ("hang_s", "--hang", args.hang)
-    for field, flag, text in times:
-        if text is not None:
-            spec[field] = duration(flag, text)
-    return spec
+
+
+def value_of(option: Option, said: Any) -> Any:
+    """What the agent is told for this value of a flag: seconds, bytes, or the value itself."""
+    match option.kind:
+        case "seconds":
+            return duration(option.flag, said)
+        case "bytes":
+            return memory(option.flag, said)
+        case "text" | "choice" | "count" | "number" | "switch":
+            return said
+        case _:
+            assert_never(option.kind)
 
 
 def umask() -> int:

@@ -22,8 +22,10 @@ from plugins.facts import Place
 from plugins.scheduler.machine.leader.admission import packlimit
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.job_starts import LIVE_MAX
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import LIVE_MAX, Queue
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Attained,
     Command,
@@ -143,7 +145,7 @@ class Live:
         self.given = sorted(range(len(jobs)), key=lambda at: (jobs[at].submit_s, jobs[at].id))
         self.jobs, self.asks = jobs, asks or [Asks()] * len(jobs)
         self.preempt_s, self.restore_s = rules.preempt_s, rules.restore_s
-        self.queue = Queue()
+        self.queue = JobTable()
         self.leader = Leader(self.queue, settings)
         names = [HostId(f"h{at:0{len(str(hosts))}}") for at in range(hosts)]
         self.rack = tuple(RackHost(host, gpus_each) for host in names)
@@ -225,7 +227,7 @@ class Live:
     # ---- the log ----
 
     def _say(self, command: Command) -> Result:
-        return self.queue.apply(self.queue.index + 1, command)[0]
+        return apply(self.queue, self.queue.index + 1, command)[0]
 
     def _perform(self, command: Command) -> bool:
         """What the leader proposes; whether the log takes it."""
@@ -264,9 +266,9 @@ class Live:
         job = self._job(at)
         self._counts(at, False)
         self.lives[at].holds, self.lives[at].since = False, self.now
-        for place in job.places:
+        for place in job.start.places:
             codes = dict.fromkeys(place.ranks, 0)
-            epoch, host = job.epoch, place.host
+            epoch, host = job.grant.epoch, place.host
             self._say(RanksReported(wall_s=self.now, job=job.id, epoch=epoch, host=host, codes=codes, asked=asked))
 
     # ---- what happens to a job ----
@@ -335,11 +337,11 @@ class Live:
 
     def _place(self, job: Job) -> None:
         self._bring_ground_up_to_date()
-        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        skew = self.queue.models.shown_skew(job.spec, job.measured.tensors)
         limit = packlimit(self.queue, self.leader.settings)
         plan = self.capacity.plan(job, self.capacity.free_for(job), skew, limit)
         if not plan:
-            self._say(PlaceFailed(wall_s=self.now, job=job.id, epoch=job.epoch, reason="no room"))
+            self._say(PlaceFailed(wall_s=self.now, job=job.id, epoch=job.grant.epoch, reason="no room"))
             return
         places, rank = [], 0
         for host, count in plan.items():
@@ -347,7 +349,7 @@ class Live:
             free = [gpu for gpu in self.gpus[host] if gpu not in held]
             places.append(Place(host, tuple(range(rank, rank + count)), tuple(free[:count])))
             rank += count
-        epoch = job.epoch
+        epoch = job.grant.epoch
         placed = Placed(wall_s=self.now, job=job.id, epoch=epoch, places=tuple(places), master_addr="", master_port=1)
         result = self._say(placed)
         assert not isinstance(result, NotApplied), result
@@ -383,7 +385,7 @@ class Live:
         """What comes first: its end, or enough service to sink into the next queue. At one second it ends."""
         life, gpus, job = self.lives[at], self.jobs[at].gpus, self._job(at)
         thresholds = self.leader.settings.queue_thresholds_gpu_s
-        attained = life.ran * gpus - job.base_gpu_s
+        attained = life.ran * gpus - job.priority.base_gpu_s
         queue = queue_of(attained, thresholds)
         end = self.now + life.remaining
         if queue < len(thresholds):

@@ -464,7 +464,7 @@ def test_a_node_is_a_worker_on_a_host_of_its_own(run: Run, agent: FakeAgent, job
     ):
         run("submit", *words.split(), "--", "torchrun", "train.py")
         body = agent.asked[-1][1]
-        assert (body["workers"], body.get("pack")) == (workers, pack), words
+        assert (body.get("workers", 1), body.get("pack")) == (workers, pack), words
 
 
 def test_a_script_is_attached_to_unless_it_is_left_alone(run: Run, agent: FakeAgent, job: Job) -> None:

@@ -21,7 +21,7 @@ from msgspec import inspect
 
 from agent import event_log
 from agent.api import http
-from agent.api.metrics import HELP
+from agent.api.exposition import declared
 from agent.ports.disk import DirectoryDisk
 from agent.raft.disk import Store
 from agent.raft.machine.types import HardState, Persist, SaveSnapshot, Snapshot
@@ -37,9 +37,9 @@ from gossip.types import Sender
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.policy import log_records
 from plugins.views import EventLine
-from tests import annotated
 from tests.plugins.memory.ports import a_bench, write
 from tests.plugins.scheduler.little import Little
+from tools import annotated
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -203,7 +203,11 @@ def names() -> dict[str, list[str]]:
     api._add_changes(lambda path, *more, **also: routes.append(f"POST {path}"))
     python = [f"covey.{name}" for name in covey.__all__] + [f"covey.remote.{name}" for name in covey.remote.__all__]
     job = [f"covey.Job.{name}" for name in dir(covey.Job) if not name.startswith("_")]
-    return {"http": sorted(routes), "metrics": sorted(HELP), "python": sorted([*python, *job])}
+    return {
+        "http": sorted(routes),
+        "metrics": [metric.name for metric in declared()],
+        "python": sorted([*python, *job]),
+    }
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

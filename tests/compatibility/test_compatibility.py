@@ -28,7 +28,7 @@ from covey.wire.checked import OtherFormat
 from gossip.packet import Keyring, Opened, Opener
 from plugins.memory.datapath.wire import slabwire
 from plugins.memory.policy import log_records
-from plugins.scheduler.machine.log.queue import Queue
+from plugins.scheduler.machine.log.job_table import JobTable
 from tests.compatibility.samples import (
     FRAMES,
     KEPT,
@@ -161,7 +161,7 @@ def test_the_log_of_version_0_1_0_is_read_with_its_snapshot(tmp_path: Path) -> N
     assert (saved.base_index, [entry.command for entry in saved.entries]) == (5, [b"one", b"two"])
     assert (saved.hard.term, saved.hard.vote, saved.hard.commit, saved.hard.lost) == (2, "h1", 6, False)
     assert saved.image is not None
-    queue = Queue()
+    queue = JobTable()
     queue.restore(saved.image.data)
     queue.check()
     assert sorted(job.spec.tenant for job in queue.jobs.values()) == ["blue", "red", "red"]

@@ -14,7 +14,8 @@ from covey.core.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
 from plugins.facts import Place
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
-from plugins.scheduler.messages.spec import EXPECTED, JobSpec, SealedEnv, SpecError, name_of
+from plugins.scheduler.messages.options import OPTIONS
+from plugins.scheduler.messages.spec import JobSpec, SealedEnv, SpecError, name_of
 from plugins.scheduler.messages.wire import SEALED_BYTES_MAX
 
 GOOD: dict[str, Any] = {
@@ -42,6 +43,9 @@ GOOD: dict[str, Any] = {
     "bind_gpus": True,
     "attach": False,
 }
+
+
+EXPECTED = {option.field: option.expected for option in OPTIONS}
 
 
 def test_a_full_job_is_taken_as_given() -> None:

@@ -67,10 +67,10 @@ class Hangs:
 
     def _over(self, job: Job, now_s: float) -> list[RankNow]:
         """Ranks of hosts that have reported their end."""
-        since = {host: self.over_s.setdefault((job.id, job.epoch, host), now_s) for host in job.codes}
+        since = {host: self.over_s.setdefault((job.id, job.grant.epoch, host), now_s) for host in job.ending.codes}
         return [
             RankNow(rank, False, now_s - since[place.host], False)
-            for place in job.places
+            for place in job.start.places
             if place.host in since
             for rank in place.ranks
         ]
@@ -84,7 +84,7 @@ class Hangs:
         return job
 
     def _recent(self, job: Job, shown: bool, now_s: float) -> Asked:
-        known = self.asked.get((job.id, job.epoch, shown), {})
+        known = self.asked.get((job.id, job.grant.epoch, shown), {})
         return {rank: at_s for rank, at_s in known.items() if now_s - at_s < (job.spec.hang_s or 0.0)}
 
     def _told(self, job: Job, found: StuckRank, now_s: float) -> Sequence[Send]:
@@ -94,26 +94,28 @@ class Hangs:
         recent = self._recent(job, shown, now_s)
         if rank in recent or any(now_s - at_s < NEXT_S for at_s in recent.values()):
             return ()
-        place = next((place for place in job.places if rank in place.ranks), None)
+        place = next((place for place in job.start.places if rank in place.ranks), None)
         if place is None:
             return ()
-        self.asked[job.id, job.epoch, shown] = {**recent, rank: now_s}
-        hangs = RankHangs(job.id, job.epoch, rank, waits_s, why)
+        self.asked[job.id, job.grant.epoch, shown] = {**recent, rank: now_s}
+        hangs = RankHangs(job.id, job.grant.epoch, rank, waits_s, why)
         return [*self._stacks(job, place.host), Send(place.host, hangs, HEARD_S)]
 
     def _all_told(self, job: Job, found: StuckGang, now_s: float) -> Sequence[Send]:
         if self._recent(job, True, now_s):
             return ()
-        place = min((place for place in job.places if place.host not in job.codes), key=lambda place: place.ranks)
-        self.asked[job.id, job.epoch, True] = {place.ranks[0]: now_s}
-        stands = GangStands(job.id, job.epoch, found.quiet_s, found.why)
+        place = min(
+            (place for place in job.start.places if place.host not in job.ending.codes), key=lambda place: place.ranks
+        )
+        self.asked[job.id, job.grant.epoch, True] = {place.ranks[0]: now_s}
+        stands = GangStands(job.id, job.grant.epoch, found.quiet_s, found.why)
         return [*self._stacks(job, place.host), Send(place.host, stands, HEARD_S)]
 
     @staticmethod
     def _stacks(job: Job, but: HostId) -> list[Send]:
-        wanted = StacksWanted(job.id, job.epoch)
-        return [Send(other.host, wanted, HEARD_S) for other in job.places if other.host != but]
+        wanted = StacksWanted(job.id, job.grant.epoch)
+        return [Send(other.host, wanted, HEARD_S) for other in job.start.places if other.host != but]
 
     def _runs(self, id: JobId, epoch: int) -> bool:
         job = self.queue.jobs.get(id)
-        return job is not None and job.epoch == epoch and job.state == "running"
+        return job is not None and job.grant.epoch == epoch and job.state == "running"

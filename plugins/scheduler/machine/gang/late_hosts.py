@@ -60,9 +60,9 @@ class LateHosts:
 
     def _runs(self, id: JobId, epoch: int) -> bool:
         job = self.queue.jobs.get(id)
-        return job is not None and job.epoch == epoch and job.state == "running" and not job.seeks
+        return job is not None and job.grant.epoch == epoch and job.state == "running" and not job.seeks
 
 
 def _awaited_host(job: Job, event: RanksAwaited) -> HostId | None:
-    hosts = {place.host for place in job.places for rank in place.ranks if rank in event.ranks}
+    hosts = {place.host for place in job.start.places for rank in place.ranks if rank in event.ranks}
     return hosts.pop() if len(hosts) == 1 and 2 * len(event.ranks) < job.spec.workers else None

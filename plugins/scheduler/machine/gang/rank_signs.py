@@ -43,7 +43,7 @@ class Signs(msgspec.Struct, frozen=True):
 
 def is_beside(job: Job) -> bool:
     """Whether it may be stopped for others on its GPUs: then it says nothing if it stands still."""
-    return any(is_part(gpu) for place in job.places for gpu in place.gpus) and job.job_class == "opportunistic"
+    return any(is_part(gpu) for place in job.start.places for gpu in place.gpus) and job.job_class == "opportunistic"
 
 
 class RankSigns:
@@ -73,7 +73,7 @@ class RankSigns:
         ages: dict[Rank, RankAge] = {}
         for (id, epoch), pids in running.items():
             job = self.queue.jobs.get(id)
-            place = job.place_on(self.here) if job is not None and job.epoch == epoch else None
+            place = job.place_on(self.here) if job is not None and job.grant.epoch == epoch else None
             for rank in {*pids, *(place.ranks if place is not None else ())}:
                 known, pid = self.ages.get((id, epoch, rank)), pids.get(rank, 0)
                 ages[id, epoch, rank] = known if known is not None and known.pid == pid else RankAge(pid, now_s)
@@ -87,21 +87,21 @@ class RankSigns:
 
     def _calm_of(self, grant: Grant, now_s: float) -> tuple[int, float]:
         job, known = self.queue.jobs.get(grant[0]), self._calm.get(grant)
-        if job is None or known is None or known[0] != job.healed or not steady(job, grant[1]):
-            return (job.healed if job is not None else 0, now_s)
+        if job is None or known is None or known[0] != job.healing.healed or not steady(job, grant[1]):
+            return (job.healing.healed if job is not None else 0, now_s)
         return known
 
     def now(self, job: Job, connected: Collection[int], now_s: float) -> GangNowAnswer:
         """`connected`: ranks of it with a process that has joined. One that said that it waits is believed for as long
         as it may stand still: on a busy machine heartbeats are late, and one that is suspended while it waits says no
         more."""
-        place, calm = job.place_on(self.here), self._calm.get((job.id, job.epoch))
-        if place is None or calm is None or self._calm_s is None or not steady(job, job.epoch):
+        place, calm = job.place_on(self.here), self._calm.get((job.id, job.grant.epoch))
+        if place is None or calm is None or self._calm_s is None or not steady(job, job.grant.epoch):
             return GangNowAnswer(False)
         since_s, silent_s = max(calm[1], self._calm_s), job.spec.hang_s or 0.0
         found = []
         for rank in place.ranks:
-            key = job.id, job.epoch, rank
+            key = job.id, job.grant.epoch, rank
             age = self.ages.get(key)
             if age is None:
                 return GangNowAnswer(False)
@@ -131,4 +131,4 @@ class RankSigns:
 
 def steady(job: Job, epoch: int) -> bool:
     """Whether this grant runs, whole, and nothing of it moves or is looked for: then it should get on."""
-    return job.epoch == epoch and job.state == "running" and not (job.seeks or job.leaving)
+    return job.grant.epoch == epoch and job.state == "running" and not (job.seeks or job.healing.leaving)

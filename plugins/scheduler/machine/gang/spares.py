@@ -55,14 +55,14 @@ class SparesOfOthers:
 
     def chooses(self, job: Job) -> bool:
         """Whether this host asks another one: the first that has ranks of it, who would also look for a stand-in."""
-        left = [place.host for place in job.places if place.host not in job.missing]
+        left = [place.host for place in job.start.places if place.host not in job.healing.missing]
         return job.state == "running" and bool(job.spec.spares) and left[:1] == [self.host]
 
     def choose(self, job: Job, free: Mapping[HostId, int]) -> HostId | None:
         """The host that would take over its widest place; the one before, as long as it has room. `free`: GPUs that the
         job may have, or ranks of a job without GPUs, of each host that takes jobs."""
-        each, width = job.spec.gpus_per_worker, max((len(place.ranks) for place in job.places), default=0)
-        taken = {place.host for place in (*job.places, *job.leaving)}
+        each, width = job.spec.gpus_per_worker, max((len(place.ranks) for place in job.start.places), default=0)
+        taken = {place.host for place in (*job.start.places, *job.healing.leaving)}
         room = {host: count // each if each else -count for host, count in free.items() if host not in taken}
         need, before = width if each else 0, self.chosen.get(job.id)
         found = stand_in(room, [(need, before)]) if before in room else None
@@ -82,8 +82,8 @@ class SparesOfOthers:
 
     def kept_by(self, job: Job) -> HostId | None:
         """Another host where processes wait for it."""
-        taken = {place.host for place in (*job.places, *job.leaving)}
-        heard = self.warm.get((job.id, job.epoch), {})
+        taken = {place.host for place in (*job.start.places, *job.healing.leaving)}
+        heard = self.warm.get((job.id, job.grant.epoch), {})
         return next((host for host, said in sorted(heard.items()) if said.warm and host not in taken), None)
 
     def heard(self, sender: HostId, said: SparesWarm) -> None:
@@ -96,9 +96,9 @@ class SparesOfOthers:
         too long; or the gang waits anyway."""
         since_s = self._leaves_s.setdefault((job.id, place.since), now_s)
         to = destination(job, place)
-        if not modules or job.missing or to is None or now_s - since_s > MOVE_WAITS_S:
+        if not modules or job.healing.missing or to is None or now_s - since_s > MOVE_WAITS_S:
             return True
-        said = self.warm.get((job.id, job.epoch), {}).get(to)
+        said = self.warm.get((job.id, job.grant.epoch), {}).get(to)
         return said is not None and (said.warm >= len(place.ranks) or bool(said.why))
 
     # ---- what is kept here ----
@@ -120,9 +120,9 @@ class SparesOfOthers:
 
 def destination(job: Job, place: Place) -> HostId | None:
     """Where ranks that leave a host go on."""
-    return next((other.host for other in job.places if set(place.ranks) <= set(other.ranks)), None)
+    return next((other.host for other in job.start.places if set(place.ranks) <= set(other.ranks)), None)
 
 
 def _runs(jobs: Mapping[JobId, Job], id: JobId, epoch: int) -> bool:
     job = jobs.get(id)
-    return job is not None and job.epoch == epoch and job.state == "running"
+    return job is not None and job.grant.epoch == epoch and job.state == "running"

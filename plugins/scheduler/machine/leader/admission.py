@@ -16,7 +16,8 @@ others.)
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,12 +25,27 @@ from covey.core import HostId, JobId
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus, add, held_by
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.run_queues import Choice, RunQueues
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import AboutJob, GpusKept, Granted, TakenBack
 from plugins.scheduler.policy import classes, explain
 from plugins.scheduler.policy.defragment import Departure
 from plugins.scheduler.policy.settings import SchedulerSettings
+
+
+class JobsSeen(NamedTuple):
+    """What one look of the leader goes by, beside the order and the GPUs."""
+
+    apart: Sequence[Job]
+    """Running jobs that wait for a host."""
+    pausing: Set[JobId]
+    """Jobs that this look leaves out, and that hold nothing up."""
+    placing: Collection[JobId]
+    """Gangs that are being placed."""
+    coordinators: Mapping[HostId, int]
+    """For how many of them each host is the coordinator."""
+    may_move: Sequence[Job]
+    """Running gangs that go on without some of their hosts."""
 
 
 class Admission:
@@ -37,26 +53,19 @@ class Admission:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobTable,
         settings: SchedulerSettings,
         run_queues: RunQueues,
         capacity: Capacity,
-        *,
-        apart: Sequence[Job],
-        pausing: Set[JobId],
-        placing: Iterable[JobId],
-        coordinators: Mapping[HostId, int],
-        wall_s: float,
         defragmenting: Defragmenting,
-        may_move: Sequence[Job],
+        seen: JobsSeen,
+        wall_s: float,
     ) -> None:
-        """`run_queues`: jobs that may run; `apart`: running ones that wait for a host; `pausing`: jobs that this look
-        leaves out, and that hold nothing up; `placing`: gangs that are being placed; `coordinators`: for how many of
-        them each host is the coordinator; `may_move`: running gangs that go on without some of their hosts."""
-        self.defragmenting, self.may_move = defragmenting, may_move
+        """`run_queues`: jobs that may run."""
+        self.defragmenting, self.may_move = defragmenting, seen.may_move
         self.queue, self.settings, self.run_queues, self.capacity = queue, settings, run_queues, capacity
-        self.apart, self.pausing, self.placing, self.wall_s = apart, pausing, tuple(placing), wall_s
-        self.coordinators = NextCoordinator(capacity.totals, coordinators)
+        self.apart, self.pausing, self.placing, self.wall_s = seen.apart, seen.pausing, tuple(seen.placing), wall_s
+        self.coordinators = NextCoordinator(capacity.totals, seen.coordinators)
         self.spent: dict[str, int] = {}
         """Tenant -> GPUs of its quota granted in this look."""
         self.commands: list[AboutJob] = []
@@ -94,7 +103,7 @@ class Admission:
         keeper, jobs = self.capacity.keeper, self.queue.jobs
         if keeper is None or not self.capacity.stops:
             return False
-        again = [id for id in self.placing if jobs[id].counts and jobs[id].place_failures]
+        again = [id for id in self.placing if jobs[id].counts and jobs[id].tally.place_failures]
         return any(id != keeper for id in [*self.claimants, *again])
 
     def _choose(self) -> Choice:
@@ -134,23 +143,25 @@ class Admission:
         being placed."""
         spec, capacity = job.spec, self.capacity
         if not spec.gpus:
-            return spec.pack != "apart" or len(capacity.takers) >= spec.workers
+            return spec.pack != "apart" or len(capacity.takers(job)) >= spec.workers
         free = capacity.free_for(job)
         return spec.gpus <= sum(free.values()) - capacity.placing and capacity.fits(job, free)
 
     def _plan(self, job: Job, free: Mapping[HostId, int]) -> Gpus:
         """GPUs where its coordinator would put it; empty when it does not fit whole."""
-        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        skew = self.queue.models.shown_skew(job.spec, job.measured.tensors)
         return self.capacity.plan(job, free, skew, packlimit(self.queue, self.settings))
 
     def _grant(self, job: Job) -> None:
         self.capacity.take(self._plan(job, self.capacity.free_for(job)), job.counts)
         if job.counts:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
-            if job.place_failures:
+            if job.tally.place_failures:
                 self.claimants.append(job.id)
         coordinator = self.coordinators.pick()
-        self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, coordinator=coordinator))
+        self.commands.append(
+            Granted(wall_s=self.wall_s, job=job.id, epoch=job.grant.epoch + 1, coordinator=coordinator)
+        )
 
     # ---- a job that lacks GPUs ----
 
@@ -163,7 +174,7 @@ class Admission:
         keeps = moves.kept_by(job)
         if keeps is None:
             self._set_aside()
-            steps = moves.steps(job, capacity.free_for(job), capacity.takers, self.may_move)
+            steps = moves.steps(job, capacity.free_for(job), capacity.takers(job), self.may_move)
             if not steps:
                 return False
             keeps = self._ask(job, steps)
@@ -181,10 +192,10 @@ class Admission:
         keeps = moves.kept_by(job)
         if keeps is None:
             hosts = len(self._plan(job, capacity.free_for(job)))
-            loss = self.queue.models.spread_loss(spec, job.tensors, packlimit(self.queue, self.settings))
+            loss = self.queue.models.spread_loss(spec, job.measured.tensors, packlimit(self.queue, self.settings))
             if hosts < 2 or not loss or self.placing:
                 return False
-            steps = moves.steps_together(job, loss, capacity.free_for(job), capacity.takers, self.may_move)
+            steps = moves.steps_together(job, loss, capacity.free_for(job), capacity.takers(job), self.may_move)
             if not steps:
                 return False
             keeps = self._ask(job, steps, hosts)
@@ -198,11 +209,11 @@ class Admission:
         if not self.settings.defragment or capacity.keeper is not None or self.short or self.placing or self.commands:
             return
         for job in self.may_move:
-            if len(job.places) < 2 or not job.spec.gpus_per_worker:
+            if len(job.start.places) < 2 or not job.spec.gpus_per_worker:
                 continue
-            loss = self.queue.models.spread_loss(job.spec, job.tensors, packlimit(self.queue, self.settings))
+            loss = self.queue.models.spread_loss(job.spec, job.measured.tensors, packlimit(self.queue, self.settings))
             free = capacity.free_for(job)
-            move = self.defragmenting.merge(job, loss, free, capacity.takers, self.wall_s) if loss else None
+            move = self.defragmenting.merge(job, loss, free, capacity.takers(job), self.wall_s) if loss else None
             if move is not None:
                 self.commands.append(move)
                 return
@@ -246,7 +257,7 @@ class Admission:
         capacity, keeper = self.capacity, self._keeper_beside(job)
         gives_back = keeper is not None and self._outranks(job, keeper)
         if gives_back and not capacity.fits(job, capacity.free_for(job)):
-            return capacity.open
+            return capacity.usable(job, capacity.open)
         return capacity.open_for(job)
 
     def _claim(self, job: Job, plan: Mapping[HostId, int]) -> None:
@@ -261,7 +272,7 @@ class Admission:
         if capacity.keeper == job.id or capacity.fits(job, capacity.free_for(job)):
             return False
         coming = {host: gpus - capacity.staying.get(host, 0) for host, gpus in capacity.open_for(job).items()}
-        if self.settings.preemption and not job.place_failures:
+        if self.settings.preemption and not job.tally.place_failures:
             for other in self.unchosen:
                 if self._may_displace(job, other):
                     add(coming, capacity.held_by(other))
@@ -287,7 +298,7 @@ class Admission:
             return
         self.set_aside = True
         jobs, capacity = [self.queue.jobs[id] for id in self.placing], self.capacity
-        for job in sorted(jobs, key=lambda job: job.granted):
+        for job in sorted(jobs, key=lambda job: job.grant.index):
             plan = self._plan(job, capacity.free_for(job))
             capacity.take(plan, job.counts)
             capacity.placing -= sum(plan.values())
@@ -303,7 +314,7 @@ class Admission:
         if keeper is not None and self._outranks(job, keeper):
             self._give_back(keeper)
         if classes.may_keep(job.id, capacity.keeper) and gpus != capacity.kept:
-            self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
+            self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.grant.epoch, gpus=dict(gpus)))
             capacity.keep(job.id, gpus)
 
     def _keeper_beside(self, job: Job) -> Job | None:
@@ -317,7 +328,7 @@ class Admission:
         return keeper.state == "queued" and has_quota(job.spec.tenant) and not has_quota(keeper.spec.tenant)
 
     def _give_back(self, job: Job) -> None:
-        self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
+        self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.grant.epoch, gpus={}))
         self.capacity.keep(None, {})
 
     def _give_back_if_not_chosen(self, chosen: Sequence[JobId]) -> None:
@@ -334,7 +345,7 @@ class Admission:
         be placed before: what that one lacks is not GPUs."""
         if not self.settings.preemption:
             return
-        able = [job for job in self.short if not job.place_failures]
+        able = [job for job in self.short if not job.tally.place_failures]
         for other in self.unchosen:
             first = next((job for job in able if self._may_displace(job, other)), None)
             if first is not None:
@@ -372,7 +383,7 @@ class NextCoordinator:
         return host
 
 
-def packlimit(queue: Queue, settings: SchedulerSettings) -> float:
+def packlimit(queue: JobTable, settings: SchedulerSettings) -> float:
     """The limit that placement goes by: as set, or as gangs of the past say."""
     return queue.models.packlimit(settings.packlimit) if settings.packlimit_refit else settings.packlimit
 
@@ -381,7 +392,7 @@ def taken_back(
     job: Job, cause: str, reason: str, wall_s: float, lost: tuple[HostId, ...] = (), term: int = 0
 ) -> TakenBack:
     """The command that takes a grant back; `cause` is one of `TakenBack.cause`."""
-    told = {"wall_s": wall_s, "job": job.id, "epoch": job.epoch, "cause": cause, "reason": reason}
+    told = {"wall_s": wall_s, "job": job.id, "epoch": job.grant.epoch, "cause": cause, "reason": reason}
     return msgspec.convert({**told, "lost": lost, "term": term}, TakenBack)
 
 

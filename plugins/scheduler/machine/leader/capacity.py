@@ -24,9 +24,10 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from covey.core import HostId, JobId
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.policy import classes
+from plugins.scheduler.policy.eligible import open_to
 from plugins.scheduler.policy.place import fits, place
 
 Gpus = dict[HostId, int]
@@ -60,7 +61,7 @@ class Capacity:
     stops = True
     """Opportunistic jobs have to stop where a guaranteed one starts."""
 
-    def __init__(self, queue: Queue, totals: Mapping[HostId, int], jobs: Iterable[Job] | None = None) -> None:
+    def __init__(self, queue: JobTable, totals: Mapping[HostId, int], jobs: Iterable[Job] | None = None) -> None:
         self.queue = queue
         self.totals = dict(sorted(totals.items()))
         self.size = sum(self.totals.values())
@@ -133,10 +134,13 @@ class Capacity:
             elif holding.age is not None:
                 _set(self.staying, host, self.staying.get(host, 0) + sign * gpus)
 
-    @property
-    def takers(self) -> Set[HostId]:
-        """Hosts where ranks may start, with GPUs or without."""
-        return self.totals.keys() - self.queue.drained.keys()
+    def takers(self, job: Job) -> Set[HostId]:
+        """Hosts where ranks of this job may start, with GPUs or without."""
+        return open_to(job.spec, self.totals, self.queue.drained).keys()
+
+    def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
+        """Those of these GPUs that are on hosts which this job may use."""
+        return open_to(job.spec, gpus, self.queue.drained)
 
     @property
     def vacant(self) -> int:
@@ -149,8 +153,11 @@ class Capacity:
         gang = self.queue.jobs.get(self.keeper) if self.keeper is not None else None
         return gang is not None and sum(self.kept.values()) == gang.spec.gpus
 
-    def free_for(self, job: Job) -> Gpus:
+    def free_for(self, job: Job) -> Mapping[HostId, int]:
         """GPUs that this job may start on now."""
+        return self.usable(job, self._free_for(job))
+
+    def _free_for(self, job: Job) -> Gpus:
         mine = classes.may_keep(job.id, self.keeper) or (not job.counts and not self.kept_whole)
         if mine and not self.claimed:
             return self.free
@@ -163,8 +170,11 @@ class Capacity:
                 found[host] = min(free, left)
         return found
 
-    def open_for(self, job: Job) -> Gpus:
+    def open_for(self, job: Job) -> Mapping[HostId, int]:
         """GPUs that a guaranteed job may wait for: opportunistic ones would stop for it."""
+        return self.usable(job, self._open_for(job))
+
+    def _open_for(self, job: Job) -> Gpus:
         if classes.may_keep(job.id, self.keeper):
             return self.open
         return {host: max(0, gpus - self.withheld.get(host, 0)) for host, gpus in self.open.items()}
@@ -179,25 +189,26 @@ class Capacity:
 
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
         """Whether the whole gang fits into this."""
-        return fits_whole(job, free)
+        return fits_whole(job, self.usable(job, free))
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
         """GPUs where its coordinator would put it; empty when it does not fit whole, or asks for none."""
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}
-        workers = place(free, spec.workers, spec.gpus_per_worker, skew, packlimit, spec.pack) or {}
+        workers = place(self.usable(job, free), spec.workers, spec.gpus_per_worker, skew, packlimit, spec.pack) or {}
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
     def to_keep(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
         """What a gang keeps of these while it does not fit."""
         spec = job.spec
         mine = self.kept if self.keeper == job.id else {}
+        there = self.usable(job, there)
         return classes.gpus_to_keep(mine, there, self.totals, spec.workers, spec.gpus_per_worker, spec.pack)
 
     def victims(self, job: Job, coming: Mapping[HostId, int], most: Mapping[HostId, int]) -> list[JobId] | None:
         """Opportunistic jobs that have to stop so that this gang fits; None when that would not help."""
-        spec = job.spec
+        spec, most = job.spec, self.usable(job, most)
         return classes.victims(coming, self.opportunistic, most, spec.workers, spec.gpus_per_worker, spec.pack)
 
     def closed(self, job: Job) -> bool:
@@ -286,7 +297,11 @@ def add(gpus: Gpus, more: Mapping[HostId, int]) -> None:
 def held_by(job: Job, hosts: Mapping[HostId, int]) -> Gpus:
     """GPUs of these hosts that a gang holds, or is about to move to, by host."""
     held = {place.host: len(place.gpus) for place in job.awaited if hosts.get(place.host) and place.gpus}
-    return {**held, **{host: gpus for host, gpus in job.arriving.items() if hosts.get(host)}} if job.moving else held
+    return (
+        {**held, **{host: gpus for host, gpus in job.arriving.items() if hosts.get(host)}}
+        if job.healing.moving
+        else held
+    )
 
 
 def fits_whole(job: Job, free: Mapping[HostId, int]) -> bool:

@@ -19,11 +19,11 @@ from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.machine.log.replacing import leaves_to, move_asked
 from plugins.scheduler.messages.commands import MoveAsked
+from plugins.scheduler.policy import eligible
 from plugins.scheduler.policy.defragment import (
     Apart,
     Departure,
     Movable,
-    WantedShape,
     departures,
     gains,
     merging,
@@ -83,7 +83,7 @@ class Defragmenting:
     def _goes_on(self, clearing: Clearing) -> bool:
         gang, since_s = self.queue.jobs.get(clearing.gang), self.now_s - clearing.since_s
         movers = [self.queue.jobs[id] for id in clearing.movers if id in self.queue.jobs]
-        moving = since_s < HEARD_S or any(job.seeks or job.leaving for job in movers)
+        moving = since_s < HEARD_S or any(job.seeks or job.healing.leaving for job in movers)
         if not moving and clearing.through_s is None:
             clearing.through_s = self.now_s
         settles = clearing.spread and clearing.through_s is not None and self.now_s - clearing.through_s < SETTLES_S
@@ -97,13 +97,11 @@ class Defragmenting:
         """Moves that would make room for it, and pay. `free`: GPUs that it may start on; `hosts`: where ranks may
         start; `others`: jobs that run."""
         spec = job.spec
-        if self.clearing is not None or job.id in self.rests_until_s or job.place_failures:
+        if self.clearing is not None or job.id in self.rests_until_s or job.tally.place_failures:
             return []
         takers = {host: free.get(host, 0) for host in hosts}
         movable = [place for other in others for place in self._movable(other, takers)]
-        found = (
-            departures(WantedShape(spec.workers, spec.gpus_per_worker, spec.pack), takers, movable) if movable else None
-        )
+        found = departures(eligible.shape_of(spec), takers, movable) if movable else None
         waited_s = self.now_s - self.waiting_since.get(job.id, self.now_s)
         return found if found and pays(spec.gpus, waited_s, found) else []
 
@@ -112,9 +110,9 @@ class Defragmenting:
     ) -> list[Departure]:
         """Moves after which a gang that has room on several hosts lies on one, if that gains more than it costs.
         `loss`: of a step, when it is spread; the rest as of `steps`."""
-        if self.clearing is not None or not self.quiet or job.id in self.rests_until_s or job.place_failures:
+        if self.clearing is not None or not self.quiet or job.id in self.rests_until_s or job.tally.place_failures:
             return []
-        if any(other.seeks or other.leaving for other in others):
+        if any(other.seeks or other.healing.leaving for other in others):
             return []
         takers = {host: free.get(host, 0) for host in hosts}
         movable = [place for other in others for place in self._movable(other, takers)]
@@ -125,8 +123,14 @@ class Defragmenting:
     def merge(self, job: Job, loss: float, free: Gpus, hosts: Container[HostId], wall_s: float) -> MoveAsked | None:
         """Of a gang that runs: the next of the moves after which it lies on one of its hosts, if these gain more than
         they cost. `loss`: of a step, since it is spread; the rest as of `steps`."""
-        spec, places = job.spec, job.places
-        if self.clearing is not None or not self.quiet or job.seeks or job.leaving or job.id in self.rests_until_s:
+        spec, places = job.spec, job.start.places
+        if (
+            self.clearing is not None
+            or not self.quiet
+            or job.seeks
+            or job.healing.leaving
+            or job.id in self.rests_until_s
+        ):
             return None
         gang = Apart(tuple((place.host, len(place.gpus)) for place in places))
         if spec.pack not in ("few", "host") or not all(gpus for _, gpus in gang.places):
@@ -145,12 +149,12 @@ class Defragmenting:
         return move_asked(job, leaves, to, coordinator, by, wall_s)
 
     def _movable(self, job: Job, takers: Gpus) -> list[Movable]:
-        if job.state != "running" or job.seeks or job.leaving or job.id in self.rests_until_s:
+        if job.state != "running" or job.seeks or job.healing.leaving or job.id in self.rests_until_s:
             return []
-        hosts = frozenset(place.host for place in job.places)
+        hosts = frozenset((*(place.host for place in job.start.places), *eligible.bars(job.spec, self.queue.drained)))
         return [
             Movable(job.id, place.host, len(place.gpus), job.spec.width, hosts)
-            for place in job.places
+            for place in job.start.places
             if place.gpus and place.host in takers and leaves_to(job, place.host, takers) is not None
             if not any(map(is_part, place.gpus))
         ]

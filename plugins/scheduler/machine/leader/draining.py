@@ -6,14 +6,14 @@
 A gang leaves one host at a time: what is left of it has what its successors need.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.log.job_index import JobIndex
-from plugins.scheduler.machine.log.queue import Queue
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.replacing import leaves_to, move_asked
 from plugins.scheduler.messages.commands import MoveAsked, TakenBack
 
@@ -34,7 +34,7 @@ class Asked(msgspec.Struct, frozen=True):
 class Draining:
     """What this leader asked for."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: JobTable) -> None:
         self.queue = queue
         self.asked: dict[Departure, Asked] = {}
 
@@ -48,7 +48,7 @@ class Draining:
             for job in roll.by_age(roll.awaited.get(host, ()) if host in alive else ()):
                 if job.state != "running" or job.place_on(host) is None:
                     continue
-                departure = job.id, job.epoch, host
+                departure = job.id, job.grant.epoch, host
                 asked = known.get(departure, Asked())
                 self.asked[departure] = asked
                 told = {command.job for command in found}
@@ -63,8 +63,3 @@ class Draining:
                 elif drain.stop_jobs:
                     found.append(taken_back(job, "preempted", f"{host} is drained, by {drain.by}", wall_s))
         return found
-
-
-def open_gpus(gpus: Mapping[HostId, int], drained: Container[HostId]) -> dict[HostId, int]:
-    """GPUs of hosts that may be given to jobs: none of a host that is drained, though what runs there is known."""
-    return {host: 0 if host in drained else count for host, count in gpus.items()}

@@ -2,7 +2,7 @@
 
 Everything that must survive the leader stands in the log. What it remembers by itself (since when a grant is being
 placed, when to try one again, how long jobs have waited since it last told the log) the next leader begins anew, which
-only makes that one a little slower to act. The leader proposes; `Queue.apply` decides whether a proposal still holds.
+only makes that one a little slower to act. The leader proposes; `queue.apply` decides whether a proposal still holds.
 Which jobs start, and on which GPUs, is decided in `machine/admission.py`.
 """
 
@@ -13,17 +13,17 @@ import msgspec
 
 from covey.core import HostId, JobId
 from covey.core.units import format_seconds
-from plugins.scheduler.machine.leader.admission import Admission, taken_back
+from plugins.scheduler.machine.leader.admission import Admission, JobsSeen, taken_back
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
-from plugins.scheduler.machine.leader.draining import Draining, open_gpus
+from plugins.scheduler.machine.leader.draining import Draining
 from plugins.scheduler.machine.leader.leases import Leases
 from plugins.scheduler.machine.leader.run_queues import RunQueues
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
 from plugins.scheduler.machine.leader.starvation import StarvationTimers
 from plugins.scheduler.machine.log.job_index import JobIndex
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Command,
@@ -37,7 +37,7 @@ from plugins.scheduler.messages.commands import (
     TimeLimitReached,
     Upgraded,
 )
-from plugins.scheduler.policy import classes
+from plugins.scheduler.policy import classes, eligible
 from plugins.scheduler.policy.leases import terms
 from plugins.scheduler.policy.settings import SchedulerSettings
 
@@ -94,7 +94,7 @@ class Leader:
     """What the leader remembers outside the log. `handle` looks at the jobs that changed since the last look, at those
     whose time has come, and at those that may start or must stop; at all jobs only after `forget`."""
 
-    def __init__(self, queue: Queue, settings: SchedulerSettings, sharing: Sharing | None = None) -> None:
+    def __init__(self, queue: JobTable, settings: SchedulerSettings, sharing: Sharing | None = None) -> None:
         """`sharing`: opportunistic jobs run beside guaranteed ones; None: a GPU is one job's."""
         self.queue = queue
         self.settings = settings
@@ -214,7 +214,7 @@ class Leader:
         self.restarting = frozenset(host.host for host in rack if host.away)
         self.suspects = tuple(host.host for host in rack if host.suspect)
         self.roll.heard({host.host: host.gone_s for host in rack})
-        totals = open_gpus({host.host: host.usable for host in rack if host.gone_s is None}, self.drained)
+        totals = eligible.open_gpus({host.host: host.usable for host in rack if host.gone_s is None}, self.drained)
         moved = (totals.keys() ^ self.capacity.totals.keys()) | (drained.keys() ^ self.drained.keys())
         if not moved and totals == self.capacity.totals and self._same_gpus():
             return []
@@ -238,23 +238,22 @@ class Leader:
             self.capacity.heard(hosts)
         return same
 
-    def _shared_gpus(self) -> dict[HostId, SharedGpus]:
-        return {
-            host.host: host.shared for host in self.rack if host.shared is not None and host.host not in self.drained
-        }
+    def _shared_gpus(self) -> Mapping[HostId, SharedGpus]:
+        shared = {host.host: host.shared for host in self.rack if host.shared is not None}
+        return eligible.open_to(None, shared, self.drained)
 
     def _put(self, job: Job, now_s: float) -> None:
         id = job.id
         if job.state != "placing":
             self.placing_since.pop(id, None)
-        elif self.placing_since.get(id, (0, 0.0))[0] != job.epoch:
-            self.placing_since[id] = job.epoch, now_s
+        elif self.placing_since.get(id, (0, 0.0))[0] != job.grant.epoch:
+            self.placing_since[id] = job.grant.epoch, now_s
         if not job.seeks:
             self.seeking_since.pop(id, None)
-        elif self.seeking_since.get(id, ((0, 0), 0.0))[0] != (job.epoch, job.sought):
-            self.seeking_since[id] = (job.epoch, job.sought), now_s
-        self.waits.put(job, now_s, self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0)
-        failures = job.place_failures + job.requeues + job.failures + job.unfit
+        elif self.seeking_since.get(id, ((0, 0), 0.0))[0] != (job.grant.epoch, job.healing.sought):
+            self.seeking_since[id] = (job.grant.epoch, job.healing.sought), now_s
+        self.waits.put(job, now_s, self.queue.clock_s - job.priority.queued_s if self.clock_at is None else 0.0)
+        failures = job.tally.place_failures + job.tally.requeues + job.tally.failures + job.tally.unfit
         if failures > self.failures.get(id, 0):
             self.retry_at[id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
         if failures or id in self.failures:
@@ -275,7 +274,7 @@ class Leader:
         """Whether it may run now, and where it stands then. One that runs on a host that is not alive, or is drained,
         is counted apart: it neither stops for others nor stands on GPUs that they could have."""
         self.away.pop(job.id, None)
-        open_hosts = self.capacity.totals.keys() - self.drained.keys() if self.drained else self.capacity.totals
+        open_hosts = eligible.open_to(job.spec, self.capacity.totals, self.drained)
         if job.state == "running" and any(at.host not in open_hosts for at in job.awaited):
             self.away[job.id] = None
         if job.state == "stopping" or job.id in self.away or job.id in self.retry_at:
@@ -313,7 +312,7 @@ class Leader:
             if job.id in lost_on:
                 lost = [place.host for place in job.awaited if place.host in lost_on[job.id]]
                 said = ", ".join(self._silence(host, gone) for host in lost)
-                self.leases.close(lost, (job.id, job.epoch))
+                self.leases.close(lost, (job.id, job.grant.epoch))
                 heir = self._heir(job, lost)
                 if heir is None:
                     commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost), event.term))
@@ -321,13 +320,13 @@ class Leader:
                     commands.append(places_lost(job, lost, heir, said, event))
             elif job.placed:
                 commands += self._not_found(job, gone, event, now_s)
-            elif job.coordinator is not None:
-                if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
-                    said = f"{job.coordinator}, which looked for its GPUs, is gone"
+            elif job.grant.coordinator is not None:
+                if gone.get(job.grant.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
+                    said = f"{job.grant.coordinator}, which looked for its GPUs, is gone"
                     commands.append(taken_back(job, "coordinator lost", said, wall_s))
                 elif now_s - self.placing_since[job.id][1] > self.settings.placing_limit_s:
                     commands.append(
-                        taken_back(job, "placing took too long", f"{job.coordinator} did not place it", wall_s)
+                        taken_back(job, "placing took too long", f"{job.grant.coordinator} did not place it", wall_s)
                     )
         return commands
 
@@ -342,19 +341,22 @@ class Leader:
         needed = [host for host in lost if job.left_on(host) is None]
         if needed and not job.heals_without(needed):
             return None
-        left = [place.host for place in job.places if place.host not in (*lost, *job.missing)]
+        left = [place.host for place in job.start.places if place.host not in (*lost, *job.healing.missing)]
         alive = [host for host in left if host in self.capacity.totals]
         return min(alive, key=lambda host: host in self.suspects, default=None)
 
     def _not_found(self, job: Job, gone: Mapping[HostId, float], event: ScheduleTick, now_s: float) -> list[PlacesLost]:
         """A gang some of whose ranks are to go on elsewhere, which its coordinator looks for, unless it is gone."""
-        lost = job.coordinator is not None and gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s
+        lost = (
+            job.grant.coordinator is not None
+            and gone.get(job.grant.coordinator, -1.0) >= self.settings.coordinator_lost_after_s
+        )
         late = now_s - self.seeking_since[job.id][1] > self.settings.placing_limit_s
         heir = self._heir(job, ()) if lost or late else None
         if heir is None:
             return []
-        why = f"{job.coordinator}, which looked for new places, {'is gone' if lost else 'found none'}"
-        return [places_lost(job, job.missing, heir, why, event)]
+        why = f"{job.grant.coordinator}, which looked for new places, {'is gone' if lost else 'found none'}"
+        return [places_lost(job, job.healing.missing, heir, why, event)]
 
     def _lost_on(self, gone: dict[HostId, float], now_s: float) -> dict[JobId, dict[HostId, None]]:
         """Job -> hosts on which it is lost. What was decided once stays so until the log has it. Where ranks stand
@@ -399,13 +401,13 @@ class Leader:
     def _time_limit_reached(self, wall_s: float) -> list[TimeLimitReached]:
         """Running time is attained service over the gang's width, so it counts across attempts and leaders."""
         over = self.roll.by_age(self.roll.time_limit_reached)
-        return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
+        return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
     def _starved(self, wall_s: float, now_s: float) -> list[Promoted]:
         """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order. Nobody starts in the
         same look: the promoted come first in the next one."""
         starved = self.waits.starved(now_s)
-        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in starved]
+        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in starved]
 
     def _moved(self, settled: Set[JobId], wall_s: float, now_s: float) -> list[Demoted | Upgraded]:
         """Jobs of class auto that waited too long for their quota, and demoted ones whose quota has room by now. They
@@ -413,7 +415,8 @@ class Leader:
         for: its jobs stay what they are."""
         late = [(job, waited_s) for job, waited_s in self.waits.late(now_s) if job.id not in settled]
         moved: list[Demoted | Upgraded] = [
-            Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)) for job, waited_s in late
+            Demoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch, waited_s=round(waited_s, 3))
+            for job, waited_s in late
         ]
         opportunistic = [job for job in self.roll.by_age(self._upgradable()) if job.id not in settled]
         capacity = self.capacity.draft() if opportunistic else self.capacity
@@ -425,7 +428,7 @@ class Leader:
             if classes.may_upgrade(gpus, left, capacity.closed(job)):
                 spent[tenant] = spent.get(tenant, 0) + gpus
                 capacity.upgrade(job)
-                moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
+                moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.grant.epoch))
         return moved
 
     def _upgradable(self) -> list[JobId]:
@@ -448,27 +451,22 @@ class Leader:
 
     def _order(self, settled: Set[JobId], wall_s: float) -> list[AboutJob]:
         """Who starts and who stops. A job that just failed to be placed sits some decisions out."""
-        look = Admission(
-            self.queue,
-            self.settings,
-            self.run_queues,
-            self.capacity.draft(),
+        seen = JobsSeen(
             apart=[job for job in self.roll.by_age(self.away) if job.id not in settled],
             pausing=set(self.retry_at),
             placing=self.roll.placing,
             coordinators=self.roll.coordinators,
-            wall_s=wall_s,
-            defragmenting=self.defragmenting,
             may_move=[job for job in self.roll.by_age(self.roll.healing) if job.id not in settled],
         )
-        return look.decide()
+        draft, moves = self.capacity.draft(), self.defragmenting
+        return Admission(self.queue, self.settings, self.run_queues, draft, moves, seen, wall_s).decide()
 
 
 def places_lost(job: Job, hosts: Sequence[HostId], heir: HostId, said: str, event: ScheduleTick) -> PlacesLost:
     return PlacesLost(
         wall_s=event.wall_s,
         job=job.id,
-        epoch=job.epoch,
+        epoch=job.grant.epoch,
         hosts=tuple(hosts),
         coordinator=heir,
         reason=said[:1000],

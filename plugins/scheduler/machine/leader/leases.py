@@ -46,7 +46,10 @@ def over_there(
         (id, epoch)
         for id, epoch in grants
         if id in about
-        or ((job := jobs.get(id)) is not None and (job.epoch > epoch or (job.epoch == epoch and not job.awaits(host))))
+        or (
+            (job := jobs.get(id)) is not None
+            and (job.grant.epoch > epoch or (job.grant.epoch == epoch and not job.awaits(host)))
+        )
     )
 
 
@@ -81,7 +84,7 @@ class Leases:
 
     def _runs(self, host: HostId, grant: Grant) -> bool:
         job = self.queue.jobs.get(grant[0])
-        mine = job is not None and job.epoch == grant[1] and job.awaits(host)
+        mine = job is not None and job.grant.epoch == grant[1] and job.awaits(host)
         return mine and (host, grant) not in self.closed
 
     @property
@@ -115,7 +118,7 @@ class Leases:
 
     def _awaited(self, host: HostId, grant: Grant) -> bool:
         job = self.queue.jobs.get(grant[0])
-        return job is not None and job.epoch == grant[1] and job.awaits(host)
+        return job is not None and job.grant.epoch == grant[1] and job.awaits(host)
 
     @property
     def earlier_are_over(self) -> bool:

@@ -14,34 +14,26 @@ goes down all books at once, and three facts keep it short:
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from covey.core import JobId
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
-from plugins.scheduler.machine.log.jobs import HOLDING, Job
-from plugins.scheduler.messages.spec import Pack
+from plugins.scheduler.machine.log.jobs import Job, row_of
+from plugins.scheduler.policy import order
 from plugins.scheduler.policy.classes import QuotaWalk
-from plugins.scheduler.policy.order import queue_of
+from plugins.scheduler.policy.eligible import GangShape, shape_of
 from plugins.scheduler.policy.settings import SchedulerSettings
 
-NEVER = 1 << 60
-"""Stands for the first start of a job that never started; over every index of the log."""
+PART_BITS = 64
+"""Of each part of a key; each part is a whole number below 2 to this power."""
 PLENTY = 1 << 60
 """More GPUs than there are."""
 
 Books = Mapping[str, OrderBook]
 """Tenant with a quota -> the order of its jobs."""
-
-
-class GangShape(NamedTuple):
-    """What a gang asks of hosts: jobs of one shape fit where any of them fits."""
-
-    workers: int
-    gpus_per_worker: int
-    pack: Pack
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
@@ -96,21 +88,20 @@ class RunQueues:
         if entry is not None:
             self._put_in_book(job, entry)
         elif job.state == "queued":
-            shape = GangShape(job.spec.workers, job.spec.gpus_per_worker, job.spec.pack)
+            shape = shape_of(job.spec)
             self.ids[job.number], self.shapes[job.id] = job.id, (shape, job.number)
             bisect.insort(self.opportunistic.setdefault(shape, []), job.number)
 
     def _entry(self, job: Job, tenant: str | None) -> QueueEntry:
-        attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
-        queue, running = queue_of(attained, self.settings.queue_thresholds_gpu_s), job.state in HOLDING
-        if job.promoted is not None and queue == 0:
-            return QueueEntry(tenant, queue, job.promoted << JOB_BITS | job.number, running, True)
-        if running and not self.settings.preemption:
+        thresholds = self.settings.queue_thresholds_gpu_s
+        row = row_of(job, thresholds)
+        queue = order.queue_of(row.attained_gpu_s, thresholds)
+        if row.promoted is not None:
+            return QueueEntry(tenant, queue, packed((row.promoted,), job.number), row.running, True)
+        if row.running and not self.settings.preemption:
             queue = 0  # the walk comes to it before all that wait, so it is never stopped
-        first = NEVER if job.first is None else job.first
-        if not running and self.settings.narrow_first:
-            first |= job.spec.gpus * 2 * NEVER
-        return QueueEntry(tenant, queue, first << JOB_BITS | job.number, running, False)
+        key = packed(order.inside(row, self.settings.narrow_first), job.number)
+        return QueueEntry(tenant, queue, key, row.running, False)
 
     def _put_in_book(self, job: Job, entry: QueueEntry) -> None:
         self._asked = None
@@ -213,6 +204,14 @@ class RunQueues:
             book.check()
         assert sorted(self.ids.values()) == sorted([*self.entries, *self.shapes])
         assert sum(self.sizes.values()) == len(self.entries) == len(self.widths)
+
+
+def packed(parts: Iterable[float], number: int) -> int:
+    """The key of a job in its book: parts that the order compares one after the other, then its number."""
+    key = 0
+    for part in parts:
+        key = key << PART_BITS | int(part)
+    return key << JOB_BITS | number
 
 
 class BookWalk:

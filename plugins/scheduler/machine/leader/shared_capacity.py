@@ -17,9 +17,10 @@ import msgspec
 
 from covey.core import HostId, JobId
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus, HeldGpus
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.policy import classes, shared
+from plugins.scheduler.policy.eligible import open_to
 from plugins.scheduler.policy.place import fits, place
 
 
@@ -56,7 +57,7 @@ class SharedCapacity(Capacity):
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobTable,
         totals: Mapping[HostId, int],
         jobs: Iterable[Job] | None,
         sharing: Sharing,
@@ -132,9 +133,12 @@ class SharedCapacity(Capacity):
 
     # ---- questions ----
 
-    def free_for(self, job: Job) -> Gpus:
+    def usable(self, job: Job, gpus: Mapping[HostId, int]) -> Mapping[HostId, int]:
+        return open_to(job.spec, gpus, self.queue.drained, host_of)
+
+    def _free_for(self, job: Job) -> Gpus:
         if job.counts:
-            found = self.open_for(job)
+            found = self._open_for(job)
             if not self.alone and not self.refusing:
                 return found
             return {unit: 1 for unit in found if unit not in self.alone and unit not in self.refusing}
@@ -146,7 +150,7 @@ class SharedCapacity(Capacity):
         others = [self.queue.jobs[id] for id in self.queue.apart_from(job)]
         return {unit: 1 for other in others for unit in self.held_by(other)}
 
-    def open_for(self, job: Job) -> Gpus:
+    def _open_for(self, job: Job) -> Gpus:
         if classes.may_keep(job.id, self.keeper):
             return self.open
         return {unit: 1 for unit in self.open if unit not in self.kept}
@@ -160,7 +164,7 @@ class SharedCapacity(Capacity):
         )
 
     def fits(self, job: Job, free: Mapping[HostId, int]) -> bool:
-        spec = job.spec
+        spec, free = job.spec, self.usable(job, free)
         if not spec.gpus:
             return True
         if spec.gpus > len(free):
@@ -178,7 +182,7 @@ class SharedCapacity(Capacity):
         return found
 
     def plan(self, job: Job, free: Mapping[HostId, int], skew: float | None, packlimit: float) -> Gpus:
-        spec = job.spec
+        spec, free = job.spec, self.usable(job, free)
         if not spec.gpus or spec.gpus > len(free):
             return {}
         if _wherever(job):
@@ -199,7 +203,7 @@ class SharedCapacity(Capacity):
         return shared.least_busy(units, gpus, self.utilisation, self.beside)
 
     def to_keep(self, job: Job, there: Mapping[HostId, int]) -> Gpus:
-        spec = job.spec
+        spec, there = job.spec, self.usable(job, there)
         mine = [unit for unit in self.kept if unit in there] if self.keeper == job.id else []
         if spec.gpus_per_worker == 1 and spec.pack != "apart":
             one = host_of if spec.pack == "host" else None

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Iterable
 
 from covey.core import JobId
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.policy import classes
 from plugins.scheduler.policy.order import queue_of
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -21,7 +21,7 @@ from plugins.scheduler.policy.starve import EARLY_S, due_second, promoted_after
 class StarvationTimers:
     """Jobs that wait for GPUs or are being placed."""
 
-    def __init__(self, queue: Queue, settings: SchedulerSettings) -> None:
+    def __init__(self, queue: JobTable, settings: SchedulerSettings) -> None:
         self.queue, self.settings = queue, settings
         self.since: dict[JobId, float] = {}
         self._promotions: list[tuple[float, JobId]] = []
@@ -101,12 +101,12 @@ class StarvationTimers:
     def _promoted_after(self, job: Job) -> float | None:
         """Seconds of the present wait; None: never, or it is promoted already. Jobs outside the order never are."""
         thresholds = self.settings.queue_thresholds_gpu_s
-        attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
+        attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
         queue = queue_of(attained, thresholds)
-        if not job.counts or (job.promoted is not None and queue == 0):
+        if not job.counts or (job.priority.promoted is not None and queue == 0):
             return None
         ran_s = attained / job.spec.width
-        return promoted_after(queue, ran_s, job.waited_s, self.settings.knob, self.settings.starve_limit_s)
+        return promoted_after(queue, ran_s, job.priority.waited_s, self.settings.knob, self.settings.starve_limit_s)
 
     def _jobs(self, ids: Iterable[JobId]) -> list[Job]:
         return sorted((self.queue.jobs[id] for id in ids), key=lambda job: job.number)

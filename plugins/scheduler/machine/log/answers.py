@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.beside import guaranteed_on
-from plugins.scheduler.machine.log.job_table import Drain
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import (
     AboutJob,
@@ -22,7 +21,9 @@ from plugins.scheduler.messages.commands import (
     Result,
     Submitted,
 )
-from plugins.scheduler.policy import explain
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy import eligible, explain
+from plugins.scheduler.policy.eligible import Drain
 from plugins.scheduler.policy.shared import device_of, is_part
 
 
@@ -46,7 +47,7 @@ def unknown(job: JobId, was: bool) -> NotApplied:
 
 def stale(job: Job, command: AboutJob) -> NotApplied:
     epoch = None if isinstance(command, CancelAsked) else command.epoch
-    why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.epoch}"
+    why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.grant.epoch}"
     return NotApplied(4, f"nothing was changed about {job.id}", why, f"see agentctl why {job.id}")
 
 
@@ -60,11 +61,10 @@ def not_alone(job: Job, host: HostId, gpu: str, other: JobId) -> NotApplied:
     return NotApplied(4, f"{job.id} was not upgraded", why, "wait until one of them ends")
 
 
-def on_drained(places: Iterable[Place], drained: Mapping[HostId, Drain]) -> str:
-    """Why no rank may start in one of these places; empty when it may."""
-    return next(
-        (f"{place.host} is drained, by {drained[place.host].by}" for place in places if place.host in drained), ""
-    )
+def barred_place(spec: JobSpec, places: Iterable[Place], drained: Mapping[HostId, Drain]) -> str:
+    """Why no rank of this job may start in one of these places; empty when it may."""
+    why = eligible.bars(spec, drained)
+    return next((why[place.host] for place in places if place.host in why), "")
 
 
 def wrong_places(

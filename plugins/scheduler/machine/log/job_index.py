@@ -35,14 +35,14 @@ class JobIndex:
         self.drop(job.id)
         id, spec = job.id, job.spec
         hosts = tuple(place.host for place in job.awaited)
-        coordinator = job.coordinator if job.state == "placing" else None
+        coordinator = job.grant.coordinator if job.state == "placing" else None
         limit_s = spec.time_limit_s
-        demoted = job.state == "running" and job.demoted is not None and not job.counts
+        demoted = job.state == "running" and job.priority.demoted is not None and not job.counts
         if job.state == "placing":
             self.placing[id] = None
         elif job.state == "running" and limit_s is not None and job.attained_gpu_s / spec.width >= limit_s:
             self.time_limit_reached[id] = None
-        if job.state == "running" and job.healing:
+        if job.state == "running" and job.healing.may_be_lost:
             self.healing[id] = None
         for host in hosts:
             self.awaited.setdefault(host, {})[id] = None

@@ -1,6 +1,6 @@
 """The replicated state of the scheduler: what is remembered, what follows from it, and how it is kept.
 
-`machine/queue.py` is the part that changes it.
+Only commands of the log change it; `machine/queue.py` applies them.
 """
 
 import weakref
@@ -8,10 +8,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core import HostId, JobId, LogEvent
+from plugins.facts import Place
 from plugins.scheduler.machine.log.jobs import HOLDING, Job
 from plugins.scheduler.machine.log.kept_bytes import KeptBytes
 from plugins.scheduler.machine.log.models import Models, StepHistory, model_of
+from plugins.scheduler.policy.eligible import Drain
 from plugins.scheduler.policy.shared import device_of
 
 ENDED_MAX = 1000
@@ -20,16 +22,6 @@ SNAPSHOT_VERSION = 1
 """Of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
 """Hosts that are drained at a time."""
-
-
-class Drain(msgspec.Struct, frozen=True):
-    """Why no rank starts on a host, and those that are there leave it."""
-
-    by: str
-    stop_jobs: bool
-    """Also those of jobs that can only begin again elsewhere."""
-    wall_s: float
-    """Since when."""
 
 
 class SnapshotHead(msgspec.Struct, frozen=True):
@@ -127,11 +119,13 @@ class JobTable:
         """Within which ranks that may be lost certainly stand still without them; 0: not known."""
         self.drained: dict[HostId, Drain] = {}
         """Hosts where no rank starts. Exchanged as a whole whenever it changes."""
+        self.notes: list[LogEvent] = []
+        """Events of the command that is being applied."""
         self._changed: dict[JobId, None] = {}
         self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
-        self._rebuild()
+        self.rebuild()
 
-    def _rebuild(self) -> None:
+    def rebuild(self) -> None:
         """What follows from the rest: keys, usage per tenant, and who holds which GPU."""
         self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values()}
         self.kept_bytes = KeptBytes(self.jobs.values())
@@ -144,7 +138,7 @@ class JobTable:
             if job.state in HOLDING:
                 self._add(job, 1)
             for place in job.awaited:
-                self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
+                self.hold(job, place)
 
     # ---- reading ----
 
@@ -173,7 +167,7 @@ class JobTable:
         """Guaranteed jobs beside which an opportunistic one must not be: it harmed them, or another of its name harmed
         one of theirs."""
         harmed = self.models.harmed_by(job.spec)
-        known = [id for id in job.harms if id in self.jobs]
+        known = [id for id in job.measured.harms if id in self.jobs]
         if not harmed:
             return known
         held = {id: self.jobs[id] for gpus in self.holders.values() for id in gpus.values()}
@@ -190,7 +184,7 @@ class JobTable:
         known = self.jobs.get(job)
         if known is None:
             return self.was(job)
-        return known.epoch > epoch or known.over or (known.epoch == epoch and known.state == "queued")
+        return known.grant.epoch > epoch or known.over or (known.grant.epoch == epoch and known.state == "queued")
 
     def changed(self) -> list[JobId]:
         """Jobs whose state changed since this was last asked, in order; each once."""
@@ -204,9 +198,47 @@ class JobTable:
         self._feeds.add(feed)
         return feed
 
-    # ---- what follows from it ----
+    # ---- what commands do ----
 
-    def _use(self, job: Job, sign: int) -> None:
+    def touch(self, job: Job) -> None:
+        """Its state, or what it asks for, is another one: `changed` names it."""
+        self._changed[job.id] = None
+
+    def tell_feeds(self, jobs: Iterable[JobId]) -> None:
+        """Whoever follows hears of these."""
+        for feed in self._feeds:
+            feed.note(jobs)
+
+    def say(self, job: Job, event: str, reason: str) -> None:
+        """Why it is in its state."""
+        job.reason = reason
+        self.touch(job)
+        self.note(job.id, event, reason)
+
+    def note(self, job: JobId, event: str, reason: str) -> None:
+        """An event of this job, which changes nothing about it."""
+        key = f"log/{self.index}.{len(self.notes)}" if self.notes else f"log/{self.index}"
+        self.notes.append(LogEvent(job, event, reason, key))
+
+    def limit(self, tenant: str, gpus: int | None) -> None:
+        """A tenant's quota. What it holds over that runs out."""
+        self.quotas[tenant] = gpus
+        for other, used in sorted(self._used.items()):
+            quota = self.quota(other)
+            if quota is not None and used > quota:
+                self.overshoot[other] = used
+        self._trim_overshoot()
+
+    def hold(self, job: Job, place: Place) -> None:
+        """The GPUs of this place are the job's."""
+        self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
+
+    def give_back(self, job: Job) -> None:
+        """What was kept for this job is open to all again."""
+        if self.keeper == job.id:
+            self.keeper, self.kept = None, {}
+
+    def use(self, job: Job, sign: int) -> None:
         """Take the job's GPUs from its tenant's quota, or give them back."""
         self._add(job, sign)
         self._trim_overshoot()
@@ -227,7 +259,7 @@ class JobTable:
             else:
                 self.overshoot[tenant] = min(allowed, used)
 
-    def _free(self, job: Job, host: HostId) -> None:
+    def free(self, job: Job, host: HostId) -> None:
         """The GPUs of one of its hosts are the job's no longer."""
         place = job.place_on(host) or job.left_on(host)
         held = self.holders.get(host, {})
@@ -276,7 +308,7 @@ class JobTable:
         self.models = Models(state.tensors, state.steps, state.pairs)
         self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
         self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
-        self._rebuild()
+        self.rebuild()
 
     def check(self) -> None:
         """Raise AssertionError when quota, epochs or GPUs are not as `machine/queue.py` says at its top."""
@@ -286,10 +318,12 @@ class JobTable:
         for job in self.jobs.values():
             if job.state in HOLDING and job.counts and job.spec.gpus:
                 used[job.spec.tenant] = used.get(job.spec.tenant, 0) + job.spec.gpus
-            hosts = [place.host for place in (*job.places, *job.leaving)]
+            hosts = [place.host for place in (*job.start.places, *job.healing.leaving)]
             assert len(hosts) == len(set(hosts)), f"{job.id} has two places on a host"
             assert not job.seeks or job.state == "running", f"{job.id} is {job.state} and looks for places"
-            assert job.tables or not job.places, f"{job.id} was placed, and nobody knows how many tables it has"
+            assert job.start.tables or not job.start.places, (
+                f"{job.id} was placed, and nobody knows how many tables it has"
+            )
             for place in job.awaited:
                 for gpu in place.gpus:
                     assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
@@ -297,7 +331,9 @@ class JobTable:
                     if job.counts:
                         other = guaranteed.setdefault((place.host, device_of(gpu)), job.id)
                         assert other == job.id, f"{gpu} on {place.host} is {other}'s and {job.id}'s, both guaranteed"
-            assert job.over == (job.exit_code is not None), f"{job.id} is {job.state} with {job.exit_code}"
+            assert job.over == (job.ending.exit_code is not None), (
+                f"{job.id} is {job.state} with {job.ending.exit_code}"
+            )
         assert used == self._used, f"usage {self._used} is not {used}"
         assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}
         for tenant, count in used.items():

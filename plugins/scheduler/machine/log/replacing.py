@@ -19,9 +19,10 @@ from collections.abc import Collection, Container, Mapping
 from covey.core import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.answers import wrong_gpus
-from plugins.scheduler.machine.log.job_table import Drain
-from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.jobs import Job, JobHealing
 from plugins.scheduler.messages.commands import JobHeals, MoveAsked, NotApplied, Replaced
+from plugins.scheduler.policy import eligible
+from plugins.scheduler.policy.eligible import Drain
 
 LOSSES_MAX = 5
 """Hosts that one gang may lose without a step between them: then it is the job that takes its hosts along."""
@@ -30,53 +31,52 @@ LOSSES_MAX = 5
 def heals(job: Job, host: HostId, said: JobHeals) -> None:
     """A host says whether its ranks may be lost."""
     place = job.place_on(host)
-    if place is None or not job.placed or (job.epoch, place.since) != (said.epoch, said.since):
+    if place is None or not job.placed or (job.grant.epoch, place.since) != (said.epoch, said.since):
         return
-    known = [other for other in job.healing if other != host]
-    job.healing = (*known, host) if said.may_be_lost else tuple(known)
+    known = [other for other in job.healing.may_be_lost if other != host]
+    job.healing.may_be_lost = (*known, host) if said.may_be_lost else tuple(known)
 
 
 def lose(job: Job, hosts: Collection[HostId]) -> bool:
     """Of a gang that heals without them. False: it has lost too many without getting on."""
-    step, count = job.step or 0, len(hosts)
-    job.losses = (step, count + (job.losses[1] if job.losses[0] >= step else 0))
-    job.missing = (*job.missing, *sorted(hosts))
-    job.healing = tuple(host for host in job.healing if host not in hosts)
-    job.moving = {host: to for host, to in job.moving.items() if host not in hosts}
-    job.timings = {host: timing for host, timing in job.timings.items() if host not in hosts}
-    if not _stays(job, job.moving):
-        job.moving = {}  # the last ones that have what all others need stay where they are
-    return job.losses[1] <= LOSSES_MAX
+    step, count = job.start.step or 0, len(hosts)
+    job.healing.losses = (step, count + (job.healing.losses[1] if job.healing.losses[0] >= step else 0))
+    job.healing.missing = (*job.healing.missing, *sorted(hosts))
+    job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in hosts)
+    job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in hosts}
+    job.start.timings = {host: timing for host, timing in job.start.timings.items() if host not in hosts}
+    if not _stays(job, job.healing.moving):
+        job.healing.moving = {}  # the last ones that have what all others need stay where they are
+    return job.healing.losses[1] <= LOSSES_MAX
 
 
 def _stays(job: Job, hosts: Container[HostId]) -> bool:
     """Whether something of the gang is left where it is, beside what is lost and what is on these hosts."""
-    return any(place.host not in hosts and place.host not in job.missing for place in job.places)
+    return any(place.host not in hosts and place.host not in job.healing.missing for place in job.start.places)
 
 
 def whole_again(job: Job) -> None:
     """Nothing is looked for any more: it stopped, or was placed anew."""
-    job.missing, job.moving = (), {}
+    job.healing.missing, job.healing.moving = (), {}
 
 
 def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) -> NotApplied | None:
     """Why these ranks cannot move; None: they can."""
     what, next = f"{job.id} was not moved", f"see agentctl job {job.id}"
     if job.place_on(command.host) is None:
-        where = ", ".join(place.host for place in job.places)
+        where = ", ".join(place.host for place in job.start.places)
         return NotApplied(4, what, f"no rank of it is on {command.host}", f"its hosts are {where}")
     if command.to is not None and (why := _not_there(job, command.host, command.to)):
         return NotApplied(4, what, why, "name another host, or none")
-    if command.to is not None and command.to in drained:
-        return NotApplied(
-            4, what, f"{command.to} is drained, by {drained[command.to].by}", "name another host, or none"
-        )
-    if command.host in job.missing:
+    if command.to is not None and (why := eligible.bars(job.spec, drained).get(command.to, "")):
+        return NotApplied(4, what, why, "name another host, or none")
+    if command.host in job.healing.missing:
         return NotApplied(4, what, f"{command.host} is lost, and another host is looked for already", next)
     if not job.heals_without((command.host,)):
         return NotApplied(4, what, why_not(job), "it can only be cancelled, or run to its end")
-    if not job.heals_without((command.host, *job.moving)):
-        why = f"its ranks on {', '.join(sorted(job.moving))} are about to move, and nobody else has what they need"
+    if not job.heals_without((command.host, *job.healing.moving)):
+        where = ", ".join(sorted(job.healing.moving))
+        why = f"its ranks on {where} are about to move, and nobody else has what they need"
         return NotApplied(75, what, why, "try again once they run")
     return None
 
@@ -98,8 +98,9 @@ def joinable(job: Job) -> list[Place]:
     """Places that others of its ranks may join."""
     if job.spec.pack == "apart":
         return []
-    gone = {*job.missing, *job.moving, *job.codes, *(place.host for place in job.leaving)}
-    return [place for place in job.places if place.host not in gone]
+    healing = job.healing
+    gone = {*healing.missing, *healing.moving, *job.ending.codes, *(place.host for place in healing.leaving)}
+    return [place for place in job.start.places if place.host not in gone]
 
 
 def taken_over(place: Place, joined: Place | None) -> Place:
@@ -114,11 +115,15 @@ def why_not(job: Job) -> str:
     """Why it cannot go on when a host of it is lost."""
     if job.spec.on_lost != "heal":
         return f"it was submitted with --on-lost {job.spec.on_lost}"
-    if len(job.places) - len(job.missing) < 2:
+    if len(job.start.places) - len(job.healing.missing) < 2:
         return "all its ranks are on one host: nobody would have what they need"
-    if job.codes:
-        return f"{', '.join(sorted(job.codes))} reported the end of ranks already"
-    lacking = [place.host for place in job.places if place.host not in (*job.healing, *job.missing) and not place.since]
+    if job.ending.codes:
+        return f"{', '.join(sorted(job.ending.codes))} reported the end of ranks already"
+    lacking = [
+        place.host
+        for place in job.start.places
+        if place.host not in (*job.healing.may_be_lost, *job.healing.missing) and not place.since
+    ]
     if not lacking:
         return "ranks that took over from others are yet to get what they need"
     return f"its ranks on {', '.join(lacking)} have not said that they may be lost (job.state)"
@@ -128,7 +133,7 @@ def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None
     """Who looks for another place for its ranks on this host; None: it cannot go on without them."""
     if not job.heals_without((host,)):
         return None
-    rest = [place.host for place in job.places if place.host != host and place.host not in job.missing]
+    rest = [place.host for place in job.start.places if place.host != host and place.host not in job.healing.missing]
     return next((other for other in rest if other in alive), None)
 
 
@@ -143,7 +148,7 @@ def move_asked(
 ) -> MoveAsked:
     """The command that has its ranks on this host go on elsewhere; `gang`: one that waits for it."""
     return MoveAsked(
-        wall_s=wall_s, job=job.id, epoch=job.epoch, host=host, to=to, coordinator=coordinator, by=by, gang=gang
+        wall_s=wall_s, job=job.id, epoch=job.grant.epoch, host=host, to=to, coordinator=coordinator, by=by, gang=gang
     )
 
 
@@ -151,12 +156,12 @@ def wrong_replacement(
     job: Job, command: Replaced, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
 ) -> str:
     """Why these places are not those that are looked for; empty when they are. `holders`: as of `wrong_places`."""
-    taken = {place.host for place in (*job.places, *job.leaving)}
+    taken = {place.host for place in (*job.start.places, *job.healing.leaving)}
     stays = {place.host: place for place in joinable(job)}
     hosts = [place.host for place in command.places.values()]
     for host, place in command.places.items():
         before = job.place_on(host)
-        if before is None or host not in (*job.missing, *job.moving):
+        if before is None or host not in (*job.healing.missing, *job.healing.moving):
             return f"nothing of it is to leave {host}"
         joined = stays.get(place.host)
         if hosts.count(place.host) > 1 or (place.host in taken and joined is None):
@@ -164,7 +169,7 @@ def wrong_replacement(
         if not _stays(job, command.places):
             return "nothing of it would be left that has what they need"
         new = _beside(place, joined)
-        if new is None or new.ranks != before.ranks or new.since != job.healed + 1:
+        if new is None or new.ranks != before.ranks or new.since != job.healing.healed + 1:
             return f"the place on {place.host} is not the one that {host} had"
         if wrong := wrong_gpus(job, new, jobs, holders):
             return wrong
@@ -182,7 +187,11 @@ def _beside(place: Place, joined: Place | None) -> Place | None:
 
 def was_replaced(job: Job, command: Replaced) -> bool:
     """It was heard before."""
-    return job.placed and job.epoch == command.epoch and all(place in job.places for place in command.places.values())
+    return (
+        job.placed
+        and job.grant.epoch == command.epoch
+        and all(place in job.start.places for place in command.places.values())
+    )
 
 
 def replace(job: Job, command: Replaced) -> str:
@@ -192,46 +201,46 @@ def replace(job: Job, command: Replaced) -> str:
         before = job.place_on(host)
         assert before is not None
         beside = ", beside those that it has" if job.place_on(place.host) is not None else ""
-        lost = ", which is lost" if host in job.missing else ""
+        lost = ", which is lost" if host in job.healing.missing else ""
         said.append(f"{place.host} takes {_ranks(before)} over from {host}{lost}{beside}")
-        if host not in job.missing:
-            job.leaving = (*job.leaving, before)
+        if host not in job.healing.missing:
+            job.healing.leaving = (*job.healing.leaving, before)
         if command.master_addr and 0 in before.ranks:
-            job.master_addr, job.master_port = command.master_addr, command.master_port
+            job.start.master_addr, job.start.master_port = command.master_addr, command.master_port
     grown = {place.host for place in command.places.values()}
-    job.places = tuple(
+    job.start.places = tuple(
         command.places.get(place.host, place)
-        for place in job.places
+        for place in job.start.places
         if place.host in command.places or place.host not in grown
     )
-    job.missing = tuple(host for host in job.missing if host not in command.places)
-    job.moving = {host: to for host, to in job.moving.items() if host not in command.places}
-    job.healing = tuple(host for host in job.healing if host not in (*command.places, *grown))
-    job.timings = {host: timing for host, timing in job.timings.items() if host not in (*command.places, *grown)}
-    job.healed += 1
+    job.healing.missing = tuple(host for host in job.healing.missing if host not in command.places)
+    job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in command.places}
+    job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in (*command.places, *grown))
+    job.start.timings = {
+        host: timing for host, timing in job.start.timings.items() if host not in (*command.places, *grown)
+    }
+    job.healing.healed += 1
     return "; ".join(said)
 
 
 def ended(job: Job, host: HostId) -> None:
     """Its ranks there have: they go on nowhere."""
-    job.moving = {leaves: to for leaves, to in job.moving.items() if leaves != host}
+    job.healing.moving = {leaves: to for leaves, to in job.healing.moving.items() if leaves != host}
 
 
 def left(job: Job, host: HostId) -> None:
     """What it had there is over."""
-    job.leaving = tuple(place for place in job.leaving if place.host != host)
+    job.healing.leaving = tuple(place for place in job.healing.leaving if place.host != host)
 
 
 def began_anew(job: Job) -> None:
     """Another grant, or none."""
-    whole_again(job)
-    job.healing, job.leaving, job.healed, job.sought, job.losses = (), (), 0, 0, (0, 0)
-    job.gone = {}
+    job.healing = JobHealing()
 
 
 def waits_for(job: Job, place: Place) -> HostId | None:
     """The host where these ranks have to end before they start in `place`."""
-    return next((before.host for before in job.leaving if set(before.ranks) <= set(place.ranks)), None)
+    return next((before.host for before in job.healing.leaving if set(before.ranks) <= set(place.ranks)), None)
 
 
 def _ranks(place: Place) -> str:
@@ -241,5 +250,12 @@ def _ranks(place: Place) -> str:
 
 def sought_places(job: Job) -> tuple[tuple[Place, HostId | None], ...]:
     """Places that its coordinator is to find anew, and where somebody wants them; None: anywhere."""
-    lost = [(place, None) for place in job.places if place.host in job.missing]
-    return (*lost, *((place, job.moving[place.host] or None) for place in job.places if place.host in job.moving))
+    lost = [(place, None) for place in job.start.places if place.host in job.healing.missing]
+    return (
+        *lost,
+        *(
+            (place, job.healing.moving[place.host] or None)
+            for place in job.start.places
+            if place.host in job.healing.moving
+        ),
+    )

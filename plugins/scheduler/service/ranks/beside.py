@@ -20,8 +20,8 @@ from plugins.facts import (
     RanksMayStart,
     RanksUnfit,
 )
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.commands import TakenBack
 from plugins.scheduler.service.log import QueueLog
 
@@ -33,7 +33,7 @@ Grant = tuple[JobId, int]
 
 
 class RanksBeside:
-    def __init__(self, host: Host, queue: Queue, log: QueueLog, shares: bool) -> None:
+    def __init__(self, host: Host, queue: JobTable, log: QueueLog, shares: bool) -> None:
         """`shares`: whether GPUs of this host are shared; if not, all of this is nothing."""
         self.host, self.queue, self.log, self.shares = host, queue, log, shares
         self.settled: dict[Grant, None] = {}
@@ -53,16 +53,16 @@ class RanksBeside:
     def run(self, job: Job, place: Place) -> None:
         """Its ranks run here."""
         self._settle(job, place, running=True)
-        changed = job.upgraded
-        if self.shares and place.gpus and changed is not None and changed > max(job.granted, self._kind(job)):
-            self._kinds[job.id, job.epoch] = changed
-            self.host.publish(KindChanged(job.id, job.epoch, _kind_of(job), changed))
+        changed = job.priority.upgraded
+        if self.shares and place.gpus and changed is not None and changed > max(job.grant.index, self._kind(job)):
+            self._kinds[job.id, job.grant.epoch] = changed
+            self.host.publish(KindChanged(job.id, job.grant.epoch, _kind_of(job), changed))
 
     def _kind(self, job: Job) -> int:
-        return self._kinds.get((job.id, job.epoch), 0)
+        return self._kinds.get((job.id, job.grant.epoch), 0)
 
     def _settle(self, job: Job, place: Place, running: bool) -> bool:
-        key = (job.id, job.epoch)
+        key = (job.id, job.grant.epoch)
         if not self.shares or not place.gpus or key in self.settled:
             return True
         now_s = self.host.env.clock.now_s()
@@ -73,10 +73,10 @@ class RanksBeside:
         return key in self.settled
 
     def _warn(self, job: Job) -> None:
-        self._warned[job.id, job.epoch] = None
+        self._warned[job.id, job.grant.epoch] = None
         why = f"the sharing of {self.host.id} has not said for {SILENT_S:g} s whether they may be on its GPUs"
         next_step = "agentctl status says whether its plugin sharing is on"
-        self.host.env.log.warning("ranks wait", job=job.id, epoch=job.epoch, why=why, next=next_step)
+        self.host.env.log.warning("ranks wait", job=job.id, epoch=job.grant.epoch, why=why, next=next_step)
         self.host.note(job.id, "ranks wait here", why)
 
     def on_fact(self, fact: Fact) -> bool:
@@ -119,7 +119,7 @@ class RanksBeside:
             return
         slowdown = f"{fact.slowdown:.1%} slower, give or take {fact.error:.1%}"
         why = f"beside {job.id} on {self.host.id} it makes that one {slowdown}, which is more than is tolerated"
-        self._take_back(guest.id, guest.epoch, why, job.id)
+        self._take_back(guest.id, guest.grant.epoch, why, job.id)
 
     def _take_back(self, id: JobId, epoch: int, why: str, harms: JobId | None = None) -> None:
         """Once at a time for each grant."""
@@ -144,4 +144,4 @@ def _coming(job: Job, place: Place, running: bool) -> RanksComing:
     each = job.spec.gpus_per_worker
     devices = place.devices
     gpus = {rank: devices[n * each : (n + 1) * each] for n, rank in enumerate(place.ranks)}
-    return RanksComing(job.id, job.epoch, _kind_of(job), gpus, job.spec.gpu_memory, running)
+    return RanksComing(job.id, job.grant.epoch, _kind_of(job), gpus, job.spec.gpu_memory, running)

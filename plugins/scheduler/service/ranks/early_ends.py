@@ -61,7 +61,7 @@ class EarlyEnds:
         """These have changed in the log."""
         for id in changed:
             job = self._queue.jobs.get(id)
-            if job is not None and job.state == "running" and job.gone:
+            if job is not None and job.state == "running" and job.healing.gone:
                 self._gone_s.setdefault(id, self._host.env.clock.now_s())
             else:
                 self._gone_s.pop(id, None)
@@ -76,7 +76,12 @@ class EarlyEnds:
         for grant, ranks in self._ended.items():
             job = self._queue.jobs.get(grant[0])
             done = [rank for rank, since_s in ranks.items() if now_s - since_s >= SOON_S]
-            if job is not None and job.epoch == grant[1] and job.state == "running" and set(done) - job.gone.keys():
+            if (
+                job is not None
+                and job.grant.epoch == grant[1]
+                and job.state == "running"
+                and set(done) - job.healing.gone.keys()
+            ):
                 self._host.env.spawn(f"ranks of {job.id} ended early", self._say(job, done))
         for id, since_s in self._gone_s.items():
             job = self._queue.jobs.get(id)
@@ -84,20 +89,24 @@ class EarlyEnds:
                 self._tell(job)
 
     async def _say(self, job: Job, ranks: Iterable[int]) -> None:
-        steps = self._steps.get((job.id, job.epoch), {})
+        steps = self._steps.get((job.id, job.grant.epoch), {})
         done = {rank: steps.get(rank) for rank in ranks}
-        await self._log.insist(RanksDone(wall_s=0.0, job=job.id, epoch=job.epoch, host=self._host.id, steps=done))
+        await self._log.insist(RanksDone(wall_s=0.0, job=job.id, epoch=job.grant.epoch, host=self._host.id, steps=done))
 
     def _tell(self, job: Job) -> None:
-        self._host.publish(RanksLeft(job.id, job.epoch, dict(job.gone)))
-        told = job.epoch, frozenset(job.gone)
-        peers = [peer for peer in self._host.peers(job.id) if peer.epoch == job.epoch and peer.rank not in job.gone]
+        self._host.publish(RanksLeft(job.id, job.grant.epoch, dict(job.healing.gone)))
+        told = job.grant.epoch, frozenset(job.healing.gone)
+        peers = [
+            peer
+            for peer in self._host.peers(job.id)
+            if peer.epoch == job.grant.epoch and peer.rank not in job.healing.gone
+        ]
         if not peers or self._told.get(job.id) == told:
             return
         self._told[job.id] = told
         for peer in peers:
-            peer.send(RanksHaveLeft(dict(job.gone)))
-        left = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(job.gone.items()))
+            peer.send(RanksHaveLeft(dict(job.healing.gone)))
+        left = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(job.healing.gone.items()))
         here = ", ".join(str(rank) for rank in sorted({peer.rank for peer in peers}))
         said = f"{left}: rank {here}, which runs here on, is told"
-        self._host.note(job.id, "ranks left", said, key=f"{job.epoch} {sorted(job.gone)}")
+        self._host.note(job.id, "ranks left", said, key=f"{job.grant.epoch} {sorted(job.healing.gone)}")

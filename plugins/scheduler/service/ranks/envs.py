@@ -26,8 +26,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from covey.core import HostId, JobId
 from covey.core.errors import Refused
 from plugins.base import Host
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.messages.spec import SealedEnv
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
 from plugins.scheduler.service.log import QueueLog
@@ -56,7 +56,7 @@ class Missing(Exception):
 class Envs:
     """What this host keeps of them."""
 
-    def __init__(self, name: str, host: Host, queue: Queue, log: QueueLog, copies: int) -> None:
+    def __init__(self, name: str, host: Host, queue: JobTable, log: QueueLog, copies: int) -> None:
         self._plugin, self._host, self._queue, self._log, self._copies = name, host, queue, log, copies
         self._kept: dict[str, float] = {}
         """Digest -> when it was first seen here."""
@@ -139,7 +139,7 @@ class Envs:
         try:
             await self.fetch(job)
         except Missing as missing:
-            key = f"{self._host.id}/{job.epoch}/environment"
+            key = f"{self._host.id}/{job.grant.epoch}/environment"
             self._host.note(job.id, "waits for its environment", str(missing), key)
             await asyncio.sleep(FETCH_RETRY_S)
         finally:
@@ -159,16 +159,16 @@ class Envs:
 
     def _holders(self, job: Job) -> list[HostId]:
         """Who may have it: its coordinator now, hosts that kept it at submission, hosts that ran it last."""
-        known: Iterable[HostId] = [job.coordinator] if job.coordinator is not None else []
+        known: Iterable[HostId] = [job.grant.coordinator] if job.grant.coordinator is not None else []
         assert job.env is not None
-        everybody = dict.fromkeys([*known, *job.env.holders, *(place.host for place in job.places)])
+        everybody = dict.fromkeys([*known, *job.env.holders, *(place.host for place in job.start.places)])
         return [host for host in everybody if host != self._host.id]
 
     async def _ask(self, host: HostId, job: Job, env: SealedEnv) -> bytes:
         if not any(view.host == host and view.state in ("alive", "suspect") for view in self._host.hosts()):
             return b""
         try:
-            answer = await self._host.ask(self._plugin, host, EnvOf(job.id, job.epoch, env.digest), ASK_S)
+            answer = await self._host.ask(self._plugin, host, EnvOf(job.id, job.grant.epoch, env.digest), ASK_S)
         except (TimeoutError, Refused):
             return b""
         return answer.data if isinstance(answer, EnvAnswer) else b""
@@ -194,10 +194,12 @@ class Envs:
 
     def _may_have(self, host: HostId, question: EnvOf) -> bool:
         job = self._queue.jobs.get(question.job)
-        if job is None or job.env is None or job.state not in HOLDING or job.epoch != question.epoch:
+        if job is None or job.env is None or job.state not in HOLDING or job.grant.epoch != question.epoch:
             return False
         runs = job.placed and job.place_on(host) is not None
-        return job.env.digest == question.digest and (runs or job.coordinator == host or self.keeps_spares(job, host))
+        return job.env.digest == question.digest and (
+            runs or job.grant.coordinator == host or self.keeps_spares(job, host)
+        )
 
     # ---- the end ----
 

@@ -77,7 +77,7 @@ class StuckRanks:
 
     def gang_now(self, id: JobId, epoch: int) -> GangNowAnswer:
         job = self.queue.jobs.get(id)
-        if job is None or job.epoch != epoch or self.host.runner.is_ending(id, epoch):
+        if job is None or job.grant.epoch != epoch or self.host.runner.is_ending(id, epoch):
             return GangNowAnswer(False)
         connected = {peer.rank for peer in self.host.peers(id) if peer.epoch == epoch}
         return self.signs.now(job, connected, self.host.env.clock.now_s())
@@ -86,15 +86,15 @@ class StuckRanks:
 
     def _looks_after(self, job: Job, epoch: int) -> bool:
         """Whether this host is the first of the gang that is alive, as far as is known here."""
-        if job.spec.hang_s is None or job.epoch != epoch or job.state != "running":
+        if job.spec.hang_s is None or job.grant.epoch != epoch or job.state != "running":
             return False
         alive = {view.host for view in self.host.hosts() if view.state == "alive"} | {self.host.id}
-        hosts = [place.host for place in job.places if place.host in alive and place.host not in job.codes]
+        hosts = [place.host for place in job.start.places if place.host in alive and place.host not in job.ending.codes]
         return hosts[:1] == [self.host.id]
 
     async def _look(self, job: Job) -> None:
-        epoch = job.epoch
-        hosts = [place.host for place in job.places if place.host not in job.codes]
+        epoch = job.grant.epoch
+        hosts = [place.host for place in job.start.places if place.host not in job.ending.codes]
         answers = await asyncio.gather(*(self._ask(host, job.id, epoch) for host in hosts))
         known = {host: answer for host, answer in zip(hosts, answers, strict=True) if answer is not None}
         self._send_all(self.machine.answered(job.id, epoch, known, self.host.env.clock.now_s()))
@@ -118,7 +118,7 @@ class StuckRanks:
         """Of a host that sums what runs here, or looks after it: what is done about it is decided by what is known
         here."""
         job = self.queue.jobs.get(message.job)
-        if job is None or job.spec.hang_s is None or job.epoch != message.epoch or not job.awaits(self.host.id):
+        if job is None or job.spec.hang_s is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
             return
         if isinstance(message, StacksWanted):
             self.host.env.spawn(f"stacks of {job.id}", self._keep_stacks(job))
@@ -130,7 +130,7 @@ class StuckRanks:
             self.host.env.spawn(f"{job.id} stands still", self._end_all(sender, job, message))
 
     async def _end(self, sender: HostId, job: Job, said: RankHangs) -> None:
-        key, now_s = (job.id, job.epoch, said.rank), self.host.env.clock.now_s()
+        key, now_s = (job.id, job.grant.epoch, said.rank), self.host.env.clock.now_s()
         age, hang_s = self.signs.ages.get(key), job.spec.hang_s
         if age is None or not age.pid or hang_s is None or min(said.waits_s, now_s - age.since_s) < hang_s:
             return
@@ -145,33 +145,33 @@ class StuckRanks:
         self.host.note(job.id, "rank stuck", f"{why}; process {age.pid} is ended, as {sender} says, which {who}")
         await self._keep_stacks(job)
         await asyncio.sleep(STACKS_S)
-        await self.host.runner.end_stuck(job.id, job.epoch, said.rank, age.pid, why)
+        await self.host.runner.end_stuck(job.id, job.grant.epoch, said.rank, age.pid, why)
 
     async def _end_all(self, sender: HostId, job: Job, said: GangStands) -> None:
         hang_s = job.spec.hang_s
         if hang_s is None or said.quiet_s < hang_s or self._is_alive(job, hang_s):
             return
-        if not self.gang_now(job.id, job.epoch).known:
+        if not self.gang_now(job.id, job.grant.epoch).known:
             return
         stacks = f"stacks of ranks that could write them: agentctl logs {job.id}"
         why = f"{said.why}; nobody can be named (--hang {format_seconds(hang_s)}); {stacks}"
         self.host.note(job.id, "gang stuck", f"{why}; it is ended, as {sender} says, which looks after it")
         await self._keep_stacks(job)
         await asyncio.sleep(STACKS_S)
-        await self.host.runner.stop(job.id, job.epoch, 0.0, why)
+        await self.host.runner.stop(job.id, job.grant.epoch, 0.0, why)
 
     def _is_alive(self, job: Job, hang_s: float, rank: int | None = None) -> bool:
         """Whether this rank here, or any, gave a sign of life since."""
-        ranks = self.gang_now(job.id, job.epoch).ranks
+        ranks = self.gang_now(job.id, job.grant.epoch).ranks
         each = [found for found in ranks if rank in (None, found.rank) and found.says]
         return any(found.quiet_s is not None and found.quiet_s < hang_s for found in each)
 
     def _waits_itself(self, job: Job, rank: int) -> bool:
         """Whether this rank here says that it waits for another one."""
-        return any(found.rank == rank and found.waits_s > 0 for found in self.gang_now(job.id, job.epoch).ranks)
+        return any(found.rank == rank and found.waits_s > 0 for found in self.gang_now(job.id, job.grant.epoch).ranks)
 
     async def _keep_stacks(self, job: Job) -> None:
         now_s = self.host.env.clock.now_s()
-        if now_s - self._asked_s.get((job.id, job.epoch), -STACKS_AGAIN_S) >= STACKS_AGAIN_S:
-            self._asked_s[job.id, job.epoch] = now_s
-            await self.host.runner.keep_stacks(job.id, job.epoch)
+        if now_s - self._asked_s.get((job.id, job.grant.epoch), -STACKS_AGAIN_S) >= STACKS_AGAIN_S:
+            self._asked_s[job.id, job.grant.epoch] = now_s
+            await self.host.runner.keep_stacks(job.id, job.grant.epoch)

@@ -34,8 +34,8 @@ from plugins.scheduler.machine.host.reservations import (
     Starting,
     UseSeen,
 )
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
-from plugins.scheduler.machine.log.queue import Queue
 from plugins.scheduler.machine.log.replacing import waits_for
 from plugins.scheduler.messages.commands import Attained, RanksReported
 from plugins.scheduler.messages.spec import GRACE_S
@@ -64,7 +64,7 @@ class LocalRanks:
     def __init__(
         self,
         host: Host,
-        queue: Queue,
+        queue: JobTable,
         log: QueueLog,
         settings: SchedulerSettings,
         leases: HostLeases,
@@ -214,7 +214,7 @@ class LocalRanks:
         await self._tell(id, job)
         if job is not None and job.placed and job.awaits(self.host.id):
             place = job.place_on(self.host.id)
-            if place is not None and (id, job.epoch) not in self.ends and waits_for(job, place) is None:
+            if place is not None and (id, job.grant.epoch) not in self.ends and waits_for(job, place) is None:
                 await self._run(job, place)
         elif job is None or not job.placed:
             await self._unfence(id)
@@ -222,7 +222,7 @@ class LocalRanks:
     async def _reservations_of(self, id: JobId) -> None:
         job = self.queue.jobs.get(id)
         for hold in list(self.reservations.holds.get(id, [])):
-            mine = job is not None and job.epoch == hold.epoch
+            mine = job is not None and job.grant.epoch == hold.epoch
             here = mine and job is not None and (job.state == "placing" or job.awaits(self.host.id))
             here = here and not hold.joins
             sought = mine and job is not None and job.seeks and not hold.started
@@ -247,7 +247,7 @@ class LocalRanks:
             if job_id != id:
                 continue
             job = self.queue.jobs.get(id)
-            state = job.state if job is not None and job.epoch == epoch else ""
+            state = job.state if job is not None and job.grant.epoch == epoch else ""
             if self.queue.over(id, epoch) or state == "stopping":
                 await self._stop(id, epoch, job)
             elif state == "running" and not behind and job is not None and self._are_replaced(job):
@@ -257,9 +257,9 @@ class LocalRanks:
     def _are_replaced(self, job: Job) -> bool:
         """Its ranks here go on elsewhere, or are to: nothing that they could save is needed."""
         place, left = job.place_on(self.host.id), job.left_on(self.host.id)
-        if left is not None and self.host.id not in job.missing:
+        if left is not None and self.host.id not in job.healing.missing:
             return self.may_leave(job, left)
-        return place is None or self.host.id in job.missing
+        return place is None or self.host.id in job.healing.missing
 
     async def _note_asked(self, id: JobId, epoch: int) -> None:
         if (id, epoch) not in self.asked:
@@ -268,19 +268,19 @@ class LocalRanks:
 
     async def _stop(self, id: JobId, epoch: int, job: Job | None) -> None:
         await self._note_asked(id, epoch)
-        why = job.reason if job is not None and job.epoch == epoch else "its grant is over"
+        why = job.reason if job is not None and job.grant.epoch == epoch else "its grant is over"
         await self.host.runner.stop(id, epoch, job.spec.grace_s if job is not None else GRACE_S, why)
 
     async def _tell(self, id: JobId, job: Job | None) -> None:
         """Other plugins hear of every gang in the rack: when it is placed, and once it is over."""
         before = self.told.get(id)
-        placed = job.epoch if job is not None and job.placed else None
+        placed = job.grant.epoch if job is not None and job.placed else None
         if before == placed:
-            if job is not None and placed is not None and self.told_since.get(id, 0) != job.healed:
+            if job is not None and placed is not None and self.told_since.get(id, 0) != job.healing.healed:
                 self._tell_placed(job)  # some of its ranks go on on another host
             return
         if before is not None:
-            ended = job is None or job.exit_code is not None
+            ended = job is None or job.ending.exit_code is not None
             self.host.publish(JobUnplaced(id, before, ended))
             del self.told[id]
             self.told_since.pop(id, None)
@@ -290,27 +290,27 @@ class LocalRanks:
         await self.save()
 
     def _tell_placed(self, job: Job) -> None:
-        self.told_since[job.id] = job.healed
-        of, more = (job.id, job.epoch, job.spec.tenant, job.spec.workers), job.spec.remote_memory
-        self.host.publish(JobPlaced(*of, job.places, job.tables, more))
+        self.told_since[job.id] = job.healing.healed
+        of, more = (job.id, job.grant.epoch, job.spec.tenant, job.spec.workers), job.spec.remote_memory
+        self.host.publish(JobPlaced(*of, job.start.places, job.start.tables, more))
 
     def tell_again(self) -> None:
         """After a restart of the agent: plugins that start anew may have forgotten what was told: again."""
         for id, epoch in sorted(self.told.items()):
             job = self.queue.jobs.get(id)
-            if job is not None and job.placed and job.epoch == epoch:
+            if job is not None and job.placed and job.grant.epoch == epoch:
                 self._tell_placed(job)
 
     async def _run(self, job: Job, place: Place) -> None:
-        hold = self.reservations.find(job.id, job.epoch)
+        hold = self.reservations.find(job.id, job.grant.epoch)
         started = hold is not None and hold.started
         if job.state == "stopping" and not started:
             why = "it was stopped before it started here"
             codes = dict.fromkeys(place.ranks, -SIGTERM)
-            self.ended(RanksEnded(job.id, job.epoch, codes, why))
+            self.ended(RanksEnded(job.id, job.grant.epoch, codes, why))
             return
-        runs = (job.id, job.epoch) in self.host.runner.running()
-        known = self.host.runner.spec(job.id, job.epoch)
+        runs = (job.id, job.grant.epoch) in self.host.runner.running()
+        known = self.host.runner.spec(job.id, job.grant.epoch)
         joins = runs and known is not None and known.since < place.since
         if runs:
             self.beside.run(job, place)
@@ -321,32 +321,32 @@ class LocalRanks:
         if (joins or not runs) and not self._may_start(job, place):
             return
         if hold is not None and started and (hold.gpus != place.gpus or joins):
-            await self.dispatch(Starting(job.id, job.epoch, place.gpus, job.counts))
-        if not started or self.fences.get(job.id, 0) < job.epoch:
-            if self.fences.get(job.id, 0) > job.epoch:
-                self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.epoch)
+            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts))
+        if not started or self.fences.get(job.id, 0) < job.grant.epoch:
+            if self.fences.get(job.id, 0) > job.grant.epoch:
+                self.host.env.log.error("an older grant does not start", job=job.id, epoch=job.grant.epoch)
                 return
-            self.fences[job.id] = job.epoch
-            await self.dispatch(Starting(job.id, job.epoch, place.gpus, job.counts))
+            self.fences[job.id] = job.grant.epoch
+            await self.dispatch(Starting(job.id, job.grant.epoch, place.gpus, job.counts))
         if self.sick and not await self.save():
             return
-        if self.queue.over(job.id, job.epoch) or (job.id, job.epoch) in self.ends:
+        if self.queue.over(job.id, job.grant.epoch) or (job.id, job.grant.epoch) in self.ends:
             return
         joins = joins and job.state == "running"
-        runs = (job.id, job.epoch) in self.host.runner.running()
+        runs = (job.id, job.grant.epoch) in self.host.runner.running()
         if (joins or not runs) and not await self._start(job, place, env):
             return
         if job.state == "stopping":
-            await self._stop(job.id, job.epoch, job)
+            await self._stop(job.id, job.grant.epoch, job)
 
     def _may_start(self, job: Job, place: Place) -> bool:
         """Whether these ranks may be on their GPUs, beside others there. Those of a job that stops meanwhile never
         start."""
         if self.beside.may_start(job, place):
             return True
-        if job.state == "stopping" and not self.host.runner.knows(job.id, job.epoch):
+        if job.state == "stopping" and not self.host.runner.knows(job.id, job.grant.epoch):
             why = "it was stopped before it could start beside others here"
-            self.ended(RanksEnded(job.id, job.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
+            self.ended(RanksEnded(job.id, job.grant.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
         return False
 
     def measured(self, fact: GpusMeasured) -> None:
@@ -358,7 +358,7 @@ class LocalRanks:
         """Whether its ranks may start now: under a lease, unless it wants to be kept whatever happens."""
         lease = None
         if job.spec.on_lost != "keep":
-            lease = self.leases.valid((job.id, job.epoch))
+            lease = self.leases.valid((job.id, job.grant.epoch))
             if lease is None:
                 return False
         await self.host.runner.start(
@@ -370,7 +370,7 @@ class LocalRanks:
         """Its environment from another host, once at a time; nothing starts here before."""
         if job.state == "stopping":
             why = "it was stopped before its environment came here"
-            self.ended(RanksEnded(job.id, job.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
+            self.ended(RanksEnded(job.id, job.grant.epoch, dict.fromkeys(place.ranks, -SIGTERM), why))
         else:
             self.envs.fetch_soon(job)
 
@@ -380,7 +380,7 @@ class LocalRanks:
         stale = [key for key in stale if key not in self.ends and self.queue.over(*key)]
         for key in stale:
             del self.asked[key]
-        if (job is None or job.exit_code is not None) and not self.reservations.holds.get(id):
+        if (job is None or job.ending.exit_code is not None) and not self.reservations.holds.get(id):
             self.fences.pop(id, None)
             self.service_gpu_s.pop(id, None)
             self.reported.pop(id, None)
@@ -424,10 +424,10 @@ class LocalRanks:
         self._last_s = now_s
         for (id, epoch), pids in self.host.runner.running().items():
             job = self.queue.jobs.get(id)
-            place = job.place_on(self.host.id) if job is not None and job.epoch == epoch else None
+            place = job.place_on(self.host.id) if job is not None and job.grant.epoch == epoch else None
             if job is None or place is None or not pids:
                 continue
-            known = max(self.service_gpu_s.get(id, 0.0), job.attained.get(self.host.id, 0.0))
+            known = max(self.service_gpu_s.get(id, 0.0), job.measured.attained.get(self.host.id, 0.0))
             self.service_gpu_s[id] = known + passed_s * (len(place.gpus) or len(place.ranks))
 
     # ---- saying it in the log ----
@@ -440,12 +440,12 @@ class LocalRanks:
         tensors = {
             id: seen
             for id, seen in self.told_by.tensors.items()
-            if (job := jobs.get(id)) and job.tensors[::-1] < seen[::-1]
+            if (job := jobs.get(id)) and job.measured.tensors[::-1] < seen[::-1]
         }
         heals = self.told_by.heals_news(only)
         if not news and not tensors and not heals:
             return
-        steps = self.steps.news({id: job.epoch for id in news if (job := self.queue.jobs.get(id)) is not None})
+        steps = self.steps.news({id: job.grant.epoch for id in news if (job := self.queue.jobs.get(id)) is not None})
         attained = Attained(
             wall_s=0.0, host=self.host.id, service_gpu_s=news, tensors=tensors, steps=steps, heals=heals
         )
@@ -492,7 +492,7 @@ class LocalRanks:
         """Whether this copy of the log still waits for the report: then the ranks must not be forgotten, or the next
         look would start them again."""
         job = self.queue.jobs.get(id)
-        return job is not None and job.epoch == epoch and job.awaits(self.host.id)
+        return job is not None and job.grant.epoch == epoch and job.awaits(self.host.id)
 
 
 def _above(jobs: Iterable[JobId]) -> int:

@@ -17,10 +17,10 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
     """What the runner starts on the host of `place`. `env`: the submitter's variables; `shares`: GPUs are shared."""
     each, gpus = job.spec.gpus_per_worker, place.devices
     ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
-    nodes = tuple(other.host for other in job.places)
+    nodes = tuple(other.host for other in job.start.places)
     return RanksSpec(
         job=job.id,
-        epoch=job.epoch,
+        epoch=job.grant.epoch,
         name=job.spec.name,
         tenant=job.spec.tenant,
         job_class=job.job_class,
@@ -31,10 +31,10 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
         world_size=job.spec.workers,
         node_rank=nodes.index(place.host),
         nodes=nodes,
-        tables=job.tables,
-        master_addr=job.master_addr,
-        master_port=job.master_port,
-        attempt=job.attempt,
+        tables=job.start.tables,
+        master_addr=job.start.master_addr,
+        master_port=job.start.master_port,
+        attempt=job.tally.attempt,
         grace_s=job.spec.grace_s,
         bind_gpus=job.spec.bind_gpus or _on_instances(job),
         attach=job.spec.attach,
@@ -49,13 +49,13 @@ def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = Fa
 
 def _on_instances(job: Job) -> bool:
     """Whether some rank has a MIG instance: then all ranks count as those do whose device can only be 0."""
-    return any(is_instance(device) for place in job.places for device in place.devices)
+    return any(is_instance(device) for place in job.start.places for device in place.devices)
 
 
 def spares_spec(job: Job, env: Mapping[str, str], gpus: tuple[str, ...], count: int) -> RanksSpec:
     """What waits on a host that has no rank of it yet. `gpus`: any, as many as a worker has."""
-    any_place = ranks_spec(job, job.places[0], env)
-    return msgspec.structs.replace(any_place, ranks=(RankSpec(0, 0, gpus),), spares=count, since=job.healed)
+    any_place = ranks_spec(job, job.start.places[0], env)
+    return msgspec.structs.replace(any_place, ranks=(RankSpec(0, 0, gpus),), spares=count, since=job.healing.healed)
 
 
 def hold_of(spec: RanksSpec, shares: bool) -> Hold:

@@ -25,7 +25,7 @@ async def unreachable(host: Host, job: Job | None, ended: RanksEnded) -> tuple[H
     """Other hosts of the gang that do not answer now, when ranks here have failed by themselves. Not one that says it
     is away for a moment: only its agent restarts, the ranks there go on."""
     failure = explain.first_failure(ended.codes)
-    if job is None or job.epoch != ended.epoch or job.after is not None:
+    if job is None or job.grant.epoch != ended.epoch or job.ending.after is not None:
         return ()
     if failure is None or failure[1] == explain.EXIT_AGAIN or ended.lost or ended.reason:
         return ()

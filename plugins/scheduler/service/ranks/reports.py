@@ -35,7 +35,7 @@ def report_of(
 def with_late_ranks(fact: RanksEnded, job: Job | None, host: HostId) -> RanksEnded | None:
     """What is reported once the log has more ranks in a place than those that ran there and have ended: the others came
     too late to join them. None: it has not."""
-    place = job.place_on(host) if job is not None and job.epoch == fact.epoch else None
+    place = job.place_on(host) if job is not None and job.grant.epoch == fact.epoch else None
     if place is None or place.since <= fact.since or not set(fact.codes) < set(place.ranks):
         return None
     why = fact.reason or "its ranks here had ended before others could join them"

@@ -57,7 +57,7 @@ class JobSpares:
         if job is None or asked is None:
             return
         said = SparesWarm(fact.job, fact.epoch, fact.warm, fact.why[:200])
-        hosts = [place.host for place in (*job.leaving, *job.places) if place.host != self.host.id]
+        hosts = [place.host for place in (*job.healing.leaving, *job.start.places) if place.host != self.host.id]
         for host in dict.fromkeys([asked.by, *hosts[:TOLD_MAX]]):
             self._send(Send(host, said, HEARD_S))
 
@@ -71,7 +71,7 @@ class JobSpares:
         self._here = {key: fact for key, fact in self._here.items() if key[0] in self.queue.jobs}
         for id, epoch in list(self.host.runner.running()):
             job = self.queue.jobs.get(id)
-            if job is not None and job.epoch == epoch and job.state == "running":
+            if job is not None and job.grant.epoch == epoch and job.state == "running":
                 self._ask_for(job, now_s)
         for key, asked in list(self.machine.asked.items()):
             job = self.queue.jobs.get(key[0])
@@ -79,21 +79,21 @@ class JobSpares:
                 await self._keep(job, asked.count, asked.modules)
 
     def _ask_for(self, job: Job, now_s: float) -> None:
-        modules, place = self.host.runner.modules(job.id, job.epoch), job.left_on(self.host.id)
+        modules, place = self.host.runner.modules(job.id, job.grant.epoch), job.left_on(self.host.id)
         if not modules:
             return
         if place is not None:
             to = destination(job, place)
             if to is not None and self.machine.is_due(job.id, to, now_s, MOVE_ASKS_S):
-                self._send(Send(to, SparesWanted(job.id, job.epoch, len(place.ranks), modules), HEARD_S))
+                self._send(Send(to, SparesWanted(job.id, job.grant.epoch, len(place.ranks), modules), HEARD_S))
         if self.machine.chooses(job):
             to = self.machine.choose(job, self._free(job))
             if to is not None and self.machine.is_due(job.id, to, now_s):
-                self._send(Send(to, SparesWanted(job.id, job.epoch, job.spec.spares, modules), HEARD_S))
+                self._send(Send(to, SparesWanted(job.id, job.grant.epoch, job.spec.spares, modules), HEARD_S))
 
     def may_leave(self, job: Job, place: Place) -> bool:
         """Whether its ranks, which go on elsewhere, may end here now."""
-        now_s, modules = self.host.env.clock.now_s(), self.host.runner.modules(job.id, job.epoch)
+        now_s, modules = self.host.env.clock.now_s(), self.host.runner.modules(job.id, job.grant.epoch)
         self._ask_for(job, now_s)
         return self.machine.may_leave(job, place, modules, now_s)
 
@@ -101,17 +101,17 @@ class JobSpares:
 
     async def on_message(self, sender: HostId, message: SparesWanted | SparesWarm) -> None:
         job = self.queue.jobs.get(message.job)
-        if job is None or job.epoch != message.epoch or job.state != "running":
+        if job is None or job.grant.epoch != message.epoch or job.state != "running":
             return
         if isinstance(message, SparesWarm):
             self.machine.heard(sender, message)
             self._look()
             return
-        widest = max(len(place.ranks) for place in (*job.places, *job.leaving))
-        theirs = any(place.host == sender for place in (*job.places, *job.leaving))
+        widest = max(len(place.ranks) for place in (*job.start.places, *job.healing.leaving))
+        theirs = any(place.host == sender for place in (*job.start.places, *job.healing.leaving))
         if not theirs or message.count > max(widest, job.spec.spares):
             return
-        key, now_s = (job.id, job.epoch), self.host.env.clock.now_s()
+        key, now_s = (job.id, job.grant.epoch), self.host.env.clock.now_s()
         self.machine.keep(sender, key, message.count, message.modules, now_s)
         await self._keep(job, message.count, message.modules)
         if key in self._here:
