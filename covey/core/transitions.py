@@ -23,7 +23,7 @@ one function. Write one function for each transition; it takes what the next sta
 another of the same kind is a transition too and has its row.
 
 To add a machine: declare its table so; add a line to `MACHINES` in `tools/states.py` with the tests that take each
-of its rows; `make states` draws `docs/design/STATES.md`. *Checked:* tests/docs/test_states.py fails for a page older
+of its rows; `make states` draws `docs/design/STATES.md`. *Checked:* tests/tools/test_states.py fails for a page older
 than the code, for a table that is not in the list, and for a row that none of these tests takes.
 """
 

@@ -46,7 +46,7 @@ def test_a_memory_plugin_whose_record_is_damaged_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "rotten"])
-def test_a_record_of_volumes_that_is_gone_while_their_processes_run_is_read_from_its_copy(
+def test_a_record_that_is_gone_while_its_processes_run_is_read_from_its_copy(
     how: Literal["lost", "rotten"],
 ) -> None:
     """Without their secrets the agent would be refused by its own processes, for ever."""

@@ -45,7 +45,7 @@ Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 
 class SealedEnv(msgspec.Struct, frozen=True):
     """What the log holds of a submitter's environment: its name, its key, and who had it when the job was submitted.
-    The environment itself lies sealed on those hosts and on hosts that ran the job (`service/envs.py`)."""
+    The environment itself lies sealed on those hosts and on hosts that ran the job (`service/ranks/envs.py`)."""
 
     digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
     """Of the sealed bytes, which say nothing of what is in them."""

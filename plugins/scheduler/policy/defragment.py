@@ -13,9 +13,9 @@ A gang that runs on several hosts, and is slower there, moves together once one 
 
     h1 [AA..]  h2 [BBBA]                 B has ended: A's rank on h2 moves to h1
 
-Only gangs that go on without a host can move (`machine/replacing.py`); each waits for some seconds meanwhile, whole.
-Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it, for a
-job's processes would begin anew.
+Only gangs that go on without a host can move (`machine/log/replacing.py`); each waits for some seconds meanwhile,
+whole. Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it,
+for a job's processes would begin anew.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

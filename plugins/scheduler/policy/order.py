@@ -110,7 +110,7 @@ def _queued_key(
 
 def inside(row: Row, narrow_first: bool) -> tuple[float, float, float]:
     """Who comes first of two jobs of one queue that both run, or both wait: the smaller answer, and the lower number
-    among equals. The leader's books (`machine/run_queues.py`) and the sorted order (`key`) both go by this."""
+    among equals. The leader's books (`machine/leader/run_queues.py`) and the sorted order (`key`) both go by this."""
     narrow = row.gpus if narrow_first and not row.running and row.promoted is None else 0
     return narrow, NEVER if row.first is None else row.first, row.submitted
 

@@ -7,8 +7,8 @@ of now is `unknown`, with the cause. Where there never was a driver there are no
 once a minute: it may be installed while the agent runs.
 
 *Suspending* is CUDA's checkpoint (drivers from 570 on; not of MIG instances): memory of a rank goes to the host and its
-calls wait, until a lease is over (`checkpoints.py`). *Hard limits* are by cgroup (drivers from r615 on, as root), so a
-process is held to one only where it has a cgroup of its own; ranks that share the agent's have none.
+calls wait, until a lease is over (`guards/checkpoints.py`). *Hard limits* are by cgroup (drivers from r615 on, as
+root), so a process is held to one only where it has a cgroup of its own; ranks that share the agent's have none.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ class GrantSeen(msgspec.Struct, frozen=True):
     epoch: int
     spec: JobSpec
     skew: float | None = None
-    """What placement goes by (`machine/models.py`)."""
+    """What placement goes by (`machine/log/models.py`)."""
     opportunistic: bool = False
     """As the job is now."""
     apart_from: tuple[JobId, ...] = ()

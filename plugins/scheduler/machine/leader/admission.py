@@ -1,7 +1,7 @@
 """Who starts and who stops, at one look of the leader: 2DAS within quotas, then GPUs that are really there.
 
-First the order says who should run (`machine/run_queues.py`): guaranteed jobs, each tenant within its quota. Then, down
-that order, each of them that waits
+First the order says who should run (`machine/leader/run_queues.py`): guaranteed jobs, each tenant within its quota.
+Then, down that order, each of them that waits
 
 - is granted, when there is room for it on free GPUs;
 - claims GPUs of guaranteed jobs that stop, when there is room for it once they have stopped;

@@ -3,8 +3,8 @@
     total = free + held by opportunistic jobs + held by jobs that stop + held by guaranteed jobs
             `------------------------- open -------------------------'
 
-GPUs are not shared between jobs here (where they are: `machine/shared_capacity.py`), so an opportunistic job on an open
-GPU has to stop before a guaranteed one starts there. The log says how many open GPUs of a host are kept for
+GPUs are not shared between jobs here (where they are: `machine/leader/shared_capacity.py`), so an opportunistic job on
+an open GPU has to stop before a guaranteed one starts there. The log says how many open GPUs of a host are kept for
 one gang, not which ones: opportunistic jobs run on them until the gang is complete. All counts come from the log, which
 does not know yet which GPUs the gangs that are being placed will hold.
 

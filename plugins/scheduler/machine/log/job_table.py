@@ -1,6 +1,6 @@
 """The replicated state of the scheduler: what is remembered, what follows from it, and how it is kept.
 
-Only commands of the log change it; `machine/queue.py` applies them.
+Only commands of the log change it; `machine/log/queue.py` applies them.
 """
 
 import weakref
@@ -311,7 +311,7 @@ class JobTable:
         self.rebuild()
 
     def check(self) -> None:
-        """Raise AssertionError when quota, epochs or GPUs are not as `machine/queue.py` says at its top."""
+        """Raise AssertionError when quota, epochs or GPUs are not as `machine/log/queue.py` says at its top."""
         used: dict[str, int] = {}
         holders: dict[tuple[HostId, str], JobId] = {}
         guaranteed: dict[tuple[HostId, str], JobId] = {}

@@ -165,7 +165,7 @@ class JobEnding(msgspec.Struct):
 
 class JobHealing(msgspec.Struct):
     """What a gang that goes on without some of its hosts, or on others, remembers under this grant
-    (`machine/replacing.py`)."""
+    (`machine/log/replacing.py`)."""
 
     may_be_lost: tuple[HostId, ...] = ()
     """Hosts that may be lost, with all its ranks there: others have what their successors need."""
@@ -197,7 +197,7 @@ class JobMeasured(msgspec.Struct):
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """The record in the replicated state; only commands of the log change it (`machine/queue.py`)."""
+    """The record in the replicated state; only commands of the log change it (`machine/log/queue.py`)."""
 
     id: JobId
     number: int

@@ -41,7 +41,7 @@ class StepHistory(msgspec.Struct, frozen=True):
 
 
 class Models:
-    """Part of the replicated state; only commands of the log change it (`machine/queue.py`)."""
+    """Part of the replicated state; only commands of the log change it (`machine/log/queue.py`)."""
 
     def __init__(
         self,

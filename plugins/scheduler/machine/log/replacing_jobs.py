@@ -1,4 +1,4 @@
-"""Commands of the log about a gang that goes on without some of its hosts (`machine/replacing.py`)."""
+"""Commands of the log about a gang that goes on without some of its hosts (`machine/log/replacing.py`)."""
 
 from covey.core import HostId
 from plugins.scheduler.machine.log import job_endings, replacing
