@@ -75,7 +75,12 @@ class ByteProcess:
         client = self._client
         if client is None:
             raise ConnectionRefusedError(f"{self._program.name} is not running")
-        return await client.ask(question(client.next_id), timeout_s)
+        try:
+            return await client.ask(question(client.next_id), timeout_s)
+        except ConnectionError:
+            if self._client is client:
+                self.ready.clear()  # whoever asks again waits for the next one, also while nobody has noticed the end
+            raise
 
     async def keep(self) -> None:
         """Runs until `stop`."""

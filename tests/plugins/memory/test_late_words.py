@@ -15,7 +15,8 @@ from plugins.memory.datapath.lending.slab_store import SlabStore
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.members.member_lenders import MemberLenders
 from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
-from plugins.memory.datapath.wire.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.wire.control import ListSlabs, OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.wire.control_ends import ControlClient
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.lending import events as le
 from plugins.memory.machine.loan import LoanedSlab
@@ -32,6 +33,7 @@ from plugins.memory.messages import (
     SlabRef,
     Unrenewed,
 )
+from plugins.memory.service.process import ByteProcess, ByteProgram
 from tests.plugins.memory.ports import a_bench, replaces_a_method
 from tests.plugins.memory.tale import ME, OTHERS, PAGE, SECRET, SLAB, Tale, noted, only, sent
 from tests.plugins.memory.test_machines import Loan
@@ -320,3 +322,15 @@ async def test_a_place_that_is_added_while_the_file_is_written_is_written_by_the
         found = Places(bench.env.disk, bench.env.log, "p")
         await found.load(4)
         assert {place.epoch for place in found.all()} == {1, 2}
+
+
+async def test_whoever_asks_a_process_that_has_ended_waits_for_the_next_one() -> None:
+    """It would ask again and again without ever letting anybody notice."""
+    nobody: Any = None
+    process = ByteProcess(nobody, ByteProgram("slabd", "slabd", SlabRef("v", 0, 1), "slab", b""), *[nobody] * 5)
+    client = process._client = ControlClient(nobody, nobody, nobody)
+    client.ended.set()
+    process.ready.set()
+    with pytest.raises(ConnectionError):
+        await process.ask(ListSlabs, 1.0)
+    assert not process.ready.is_set()
