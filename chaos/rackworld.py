@@ -341,8 +341,18 @@ class SimRack:
         return leading[-1] if leading else None
 
     def ask(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
-        """What `agentctl` would print of this host's answer: runs the world until it is there. Refused, NoLeader,
-        OutcomeUnknown pass; TimeoutError when there is none, or a list to which some hosts did not add."""
+        """What `agentctl` would print of this host's answer. As `answer`, and TimeoutError for a list to which some
+        hosts did not add."""
+        found = self.answer(name, command, arguments, within_s)
+        if not isinstance(found, Gathered):
+            return found
+        if found.unanswered:
+            raise TimeoutError(f"{command} of {name} is not whole: {words(found.unanswered)}")
+        return found.data
+
+    def answer(self, name: str, command: str, arguments: Mapping[str, Any], within_s: float = 30.0) -> Any:
+        """What this host answers: runs the world until it is there. Refused, NoLeader, OutcomeUnknown pass;
+        TimeoutError when there is none."""
         if command not in self.agents[name].commands:
             raise TimeoutError(f"the plugin that answers {command} does not run on {name} now")
         answered: list[Any] = []
@@ -361,11 +371,7 @@ class SimRack:
             raise TimeoutError(f"{name} did not answer {command} within {within_s:g} s")
         if isinstance(answered[0], Exception):
             raise answered[0]
-        if not isinstance(answered[0], Gathered):
-            return answered[0]
-        if answered[0].unanswered:
-            raise TimeoutError(f"{command} of {name} is not whole: {words(answered[0].unanswered)}")
-        return answered[0].data
+        return answered[0]
 
     def ask_as(self, asks: str, host: str, plugin: str, question: Message, within_s: float = 5.0) -> Any:
         """What one agent answers another one; None when it refuses, or does not answer in time."""

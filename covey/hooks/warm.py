@@ -38,7 +38,7 @@ def imported() -> "tuple[str, ...]":
         origin = getattr(getattr(module, "__spec__", None), "origin", None) or ""
         top = name.partition(".")[0]
         if (
-            name.count(".") > 1
+            (name.count(".") > 1 and top != "covey")
             or not name.isascii()
             or top.startswith("_")
             or top in sys.stdlib_module_names

@@ -35,7 +35,7 @@ def test_a_host_that_restarts_is_away_until_it_said_and_gone_afterwards() -> Non
         rack.run(18.0)
         state, away_s = shown(rack, "h1", "h4")
         assert state == "away" and 38 <= away_s <= 43
-        assert [line.event for line in rack.ask("h1", "agent.why", {"id": "h4"}).data][-1] == "away"
+        assert [line.event for line in rack.answer("h1", "agent.why", {"id": "h4"}).data][-1] == "away"
         rack.run(30.0)
         assert shown(rack, "h2", "h4")[0] == "away"
         rack.run(15.0)

@@ -261,7 +261,7 @@ def test_two_machines_of_one_name_are_wrong_on_every_host_as_long_as_both_run(co
         assert all("h3" in wrong(rack, name) for name in rack.hosts)
         rack.run(300.0)
         assert all("h3" in wrong(rack, name) for name in rack.hosts), "it goes on as long as they do"
-        assert "name conflict" in {line.event for line in rack.ask("h1", "agent.why", {"id": "host/h3"}).data}
+        assert "name conflict" in {line.event for line in rack.ask("h1", "agent.why", {"id": "host/h3"})}
         twin = rack.hosts["h4"].agent
         assert twin is not None
         twin.signal(9)

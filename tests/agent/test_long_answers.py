@@ -37,7 +37,7 @@ def test_agentctl_slabs_beside_a_volume_of_many_slabs_ends_no_agent(
         rack.start()
         rack.settle()
         agents = {name: host.agent for name, host in rack.hosts.items()}
-        found = rack.ask("h2", "agent.rack_slabs", {})
+        found = rack.answer("h2", "agent.rack_slabs", {})
         assert len(found.data) == seen
         assert [(each.host, "too long" in each.why) for each in found.unanswered] == ([] if seen else [("h1", True)])
         assert {name: host.agent for name, host in rack.hosts.items()} == agents
@@ -58,7 +58,7 @@ def test_a_read_that_raises_is_refused_and_its_agent_lives(monkeypatch: pytest.M
         rack.settle()
         monkeypatch.setattr(RackView, "_here", wrong)
         agent = rack.hosts["h1"].agent
-        found = rack.ask("h2", "agent.gpus", {})
+        found = rack.answer("h2", "agent.gpus", {})
         assert {row.host for row in found.data} == {"h2", "h3"}
         assert [each.host for each in found.unanswered] == ["h1"]
         rack.run(3.0)
@@ -78,7 +78,7 @@ def test_of_a_host_that_stands_still_nothing_is_missing_without_a_word() -> None
         began_s = rack.world.now
         for command in LISTS.values():
             asked_s = rack.world.now
-            found = rack.ask("h1", command, {"timeout_s": 0.25})
+            found = rack.answer("h1", command, {"timeout_s": 0.25})
             assert [each.host for each in found.unanswered] == ["h3"], command
             assert 0.2 < rack.world.now - asked_s < 0.4
         with pytest.raises(Refused) as refused:
