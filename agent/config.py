@@ -19,7 +19,7 @@ from agent.jobs.output import JobsSettings
 from agent.ports.devices import settings as devices
 from agent.ports.devices.settings import GpuSettings
 from agent.raft.service import LeaderSettings
-from covey.core import ID_PATTERN, HostId
+from covey.core.ids import ID_PATTERN, HostId
 from covey.ports import Address
 from covey.ports.addresses import hears_others, ip_port, is_ip
 from gossip.service import GossipSettings

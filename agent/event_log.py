@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Clock, Disk
 from plugins.views import EventLine
 

@@ -31,8 +31,9 @@ from agent.rpc.rpc import Messenger
 from agent.runtime.bus import Bus
 from agent.runtime.plugin_runtime import PluginRuntime
 from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
-from covey.core import Fact, HostId, Message
 from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId
 from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports import Address, Env
 from covey.ports.addresses import reached_at

@@ -34,7 +34,7 @@ from agent.ports.probes import RealProbes
 from agent.ports.processes.inheritance import unblock_signals
 from agent.ports.processes.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
 from agent.tasks import Tasks
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.line_log import LineLog
 from covey.ports import Address, Env, Logger
 from plugins.base import Program

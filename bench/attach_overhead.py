@@ -25,7 +25,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.hooks import SITE
 from covey.kernel import memfd
 from covey.kernel.pages import LimitsWriter, RankLimits, ReportReader

@@ -143,7 +143,7 @@ class Played:
     """As much of a job as a script uses, with a client made by hand."""
 
     def __init__(self, job: str, rank: int, ranks: int, address: str) -> None:
-        from covey.core import HostId, JobId
+        from covey.core.ids import HostId, JobId
         from covey.job.tensors import TensorClient
         from covey.wire.job import AggregatorAt
 

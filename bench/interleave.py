@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.machine.groups import PRINTED
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import JobProfile, Weights, iteration_s

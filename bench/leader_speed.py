@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from agent.main import settle_collector
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.log import job_starts

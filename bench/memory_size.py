@@ -28,7 +28,7 @@ from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from covey.ports import Env
 from covey.wire import checked

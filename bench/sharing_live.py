@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
 from bench.live_jobs import RECORD, to_whole_batches_s  # noqa: E402
 from bench.sharing_predicted import Phases, phases, predicted  # noqa: E402
-from covey.core import JobId  # noqa: E402
+from covey.core.ids import JobId  # noqa: E402
 from covey.core.units import GIB, MIB  # noqa: E402
 from plugins.sharing.machine.control import Steady  # noqa: E402
 from plugins.sharing.machine.ladder import Ladder  # noqa: E402

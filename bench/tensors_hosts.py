@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
 from bench.tensors_live import ddp, row, sums  # noqa: E402
-from covey.core import HostId, JobId  # noqa: E402
+from covey.core.ids import HostId, JobId  # noqa: E402
 from covey.tensors.numbers.blocks import table_id, tables_of  # noqa: E402
 from covey.tensors.same_host import layout as tensor_layout  # noqa: E402
 from covey.wire.job import AggregatorAt  # noqa: E402

@@ -174,7 +174,7 @@ def aggd_main(folder: str, lanes: str, jobs: str, ranks: str) -> None:
 def rank_main(job: str, number: str, of: str, *at: str) -> None:
     import numpy as np
 
-    from covey.core import HostId, JobId
+    from covey.core.ids import HostId, JobId
     from covey.job.tensors import TensorClient
     from covey.tensors.numbers.types import NUMBERS
     from covey.tensors.numbers.updates import Adam

@@ -119,7 +119,7 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
     import torch
     import torch.distributed as dist
 
-    from covey.core import HostId, JobId
+    from covey.core.ids import HostId, JobId
     from covey.job.tensors import TensorClient
     from covey.tensors.same_host.memory import TensorMemory
     from covey.wire.job import AggregatorAt

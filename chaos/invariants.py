@@ -15,8 +15,8 @@ from chaos.leaks import UnusedSlabs
 from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
-from covey.core import JobId
 from covey.core.errors import Refused
+from covey.core.ids import JobId
 from covey.ports import Command
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from chaos.workload import LINGER_S, AgentLink, Say
-from covey.core import JobId
 from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
+from covey.core.ids import JobId
 from covey.healing.likeness import Likeness
 from covey.healing.owns import RANKS_MAX
 from covey.job.job_state import JobState

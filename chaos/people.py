@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from chaos.workload import AgentLink
-from covey.core import JobId
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import JobId
 from covey.ports import Command, Env
 from covey.simulated.tensor_streams import TensorStream
 from covey.tensors.aggregator.rounds import Superseded

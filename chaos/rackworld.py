@@ -30,8 +30,9 @@ from chaos.people import bungler, writer
 from chaos.workload import healer, ring, sleeper, trainer
 from chaos.world.host import SimHost, SimProcess, UserProgram
 from chaos.world.world import World
-from covey.core import HostId, JobId, Message
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.events import Message
+from covey.core.ids import HostId, JobId
 from covey.core.units import parse_size
 from covey.ports import Env
 from plugins.base import Plugin, Program

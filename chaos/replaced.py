@@ -17,7 +17,7 @@ from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.stories.cut_off import ranks
 from chaos.stories.hosts_replaced import whole
-from covey.core import JobId
+from covey.core.ids import JobId
 
 Kind = Literal["quiet", "cut", "again", "busy"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Set
 from typing import Any
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import MIB
 from covey.kernel.pages import (
     FlagReader,

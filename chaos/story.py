@@ -20,7 +20,7 @@ from chaos import knobs
 from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world.world import Broken, Enough
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.registry import PLUGINS
 from plugins.scheduler.machine.log.jobs import OVER
 

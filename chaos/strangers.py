@@ -21,7 +21,8 @@ from agent.api.rack_view import ViewAnswer
 from agent.rpc.envelope import Envelope
 from chaos.people import People
 from chaos.world.host import SimHost
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 from covey.ports import ByteStream, Command, Env
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire

@@ -20,8 +20,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import numpy as np
 
 from chaos.world.host import SimProcesses
-from covey.core import JobId
 from covey.core.errors import RankLeft
+from covey.core.ids import JobId
 from covey.job.leaving import LEAVE, who
 from covey.job.table_owners import TableOwners
 from covey.ports import ByteStream, Command, Env

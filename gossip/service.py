@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId, Publish, SetTimer
+from covey.core.events import Publish, SetTimer
+from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
 from covey.ports import Address, DatagramSocket, Env

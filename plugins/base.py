@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from covey.core import Fact, HostId, JobId, LogEvent, Message, Publish, Send, SetTimer, Undelivered
 from covey.core.errors import Refused
+from covey.core.events import Fact, LogEvent, Message, Publish, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from covey.core.metrics import Measured, Metric
 from covey.kernel.pages import LimitsWriter, ReportReader
 from covey.ports import ByteStream, Env, SharedPage

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import Fact, HostId, JobId
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from covey.ports import Address
 from covey.wire.job import GoneRank as GoneRank
 from gossip.types import HostState as HostState

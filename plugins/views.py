@@ -6,7 +6,7 @@ Times named `_wall_s` are seconds since 1970; everything else is in the unit its
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import HostState, LateHost, Place, StepTiming
 
 

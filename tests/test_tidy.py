@@ -483,9 +483,7 @@ def test_references_in_the_code_lead_to_files_of_this_repository() -> None:
 
 def test_a_reference_to_a_file_that_was_renamed_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text(
-        '"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core/__init__.py` and docs/MAP.md."""'
-    )
+    path.write_text('"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core/events.py` and docs/MAP.md."""')
     assert references_that_lead_nowhere(path) == ["agent/raft/disk.py", "leader.md", "words.py"]
 
 

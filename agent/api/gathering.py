@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.core.units import format_seconds
 from covey.ports import Env
 from plugins.facts import HostView

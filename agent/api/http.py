@@ -32,8 +32,8 @@ from agent.api.admission import Door, Network, OwnSocket
 from agent.api.exposition import CONTENT_TYPE, exposition
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
 from agent.api.sockets import tcp_socket, unix_socket
-from covey.core import HostId
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
 from covey.core.metrics import Measured, MetricSeries
 from covey.core.tones import TONES
 from covey.core.version import VERSION

@@ -12,8 +12,9 @@ import msgspec
 
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.event_log import EventLog, merged
-from covey.core import ID_PATTERN, HostId, JobId, Message
 from covey.core.errors import Refused
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.ports import Env, Gpu
 from plugins.base import Command, ReplicatedLog
 from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained

@@ -26,7 +26,8 @@ from agent.jobs.supervision import (
     joining_frames,
     read_state,
 )
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import ByteStream, Env
 from covey.wire import checked
 from covey.wire.frames import pack, read_frame

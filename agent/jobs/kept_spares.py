@@ -9,7 +9,7 @@ import msgspec
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, StartRecord, spares_of
 from agent.jobs.spares.frames import KeepSpares, SparesStatus, decoder
-from covey.core import Fact
+from covey.core.events import Fact
 from covey.ports import ByteStream, Env
 from covey.wire.frames import pack, read_frame
 from plugins.facts import SparesReady

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import parse_seconds, parse_size
 from covey.ports import Disk
 from plugins.base import LogRead

@@ -31,7 +31,7 @@ import os
 import msgspec
 
 from covey import hooks as attach
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Devices
 from covey.ports.devices import is_instance
 from plugins.base import RankSpec, RanksSpec

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import ProcessId
 from covey.wire import checked
 from plugins.base import RanksSpec

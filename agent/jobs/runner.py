@@ -27,8 +27,9 @@ from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import NEVER
 from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, KeepStacks, Renewed, StopRanks
-from covey.core import Fact, JobId
 from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import Env
 from covey.wire import checked
 from covey.wire.frames import pack

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Address, Command, Env, ProcessId
 from covey.wire import checked
 from covey.wire.frames import FRAME_BYTES_MAX, pack

@@ -16,7 +16,8 @@ from typing import Annotated
 
 import msgspec
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 
 COMMAND_BYTES_MAX = 256 * 1024
 """Longest command; job records are about 1 KiB."""

@@ -11,8 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 
 from agent.rpc.envelope import ANSWER_BYTES_MAX, PAGE_BYTES, Envelope, Kind, RefusedBody, encode
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.ports import Env
 
 ANSWER_S_MAX = 30.0

@@ -25,8 +25,8 @@ import msgspec
 
 from agent.rpc.answers import Answers
 from agent.rpc.envelope import ANSWER_BYTES_MAX, ENVELOPE_BYTES_MAX, Envelope, Kind, RefusedBody, decode, encode
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.ports import Env
 
 __all__ = ["Envelope", "Messenger"]

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from covey.core import Fact
+from covey.core.events import Fact
 
 Listener = Callable[[Fact], None]
 

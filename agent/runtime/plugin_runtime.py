@@ -24,8 +24,9 @@ from agent.jobs.socket.jobs_socket import JobSocket
 from agent.metrics import PLUGIN_RESTARTS
 from agent.rpc.rpc import Messenger
 from agent.runtime.bus import Bus
-from covey.core import Fact, HostId, Message
 from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
 from covey.ports import Env
 from plugins.base import Plugin, PluginService, ReplicatedLog, Runner

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from plugins.facts import (
     HostAway,
     HostGone,

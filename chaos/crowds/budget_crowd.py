@@ -13,7 +13,8 @@ import msgspec
 
 from chaos.crowds.memory_crowd import GRACE_S, LEASE_S, SLAB, MemoryCrowd, MemoryHost
 from chaos.world.world import World
-from covey.core import HostId, Message, Send, Undelivered
+from covey.core.events import Message, Send, Undelivered
+from covey.core.ids import HostId
 from covey.core.units import GIB
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import Borrower

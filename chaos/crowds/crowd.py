@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from chaos.world.world import World
-from covey.core import HostId, Publish, SetTimer
+from covey.core.events import Publish, SetTimer
+from covey.core.ids import HostId
 from gossip.machine import DatagramHeard, Gossip, GossipStarted
 from gossip.membership.messages import MemberRecord
 from gossip.packet import budget

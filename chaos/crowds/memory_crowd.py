@@ -13,7 +13,8 @@ import msgspec
 
 from chaos.crowds.crowd import names
 from chaos.world.world import World
-from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Message, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
 from plugins.memory.machine.borrowing import events as b

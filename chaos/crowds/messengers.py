@@ -14,7 +14,7 @@ from collections import Counter
 
 from agent.rpc.rpc import Messenger
 from chaos.world.world import World
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Env
 
 LIVE = (HostId("h1"), HostId("h2"))

@@ -2,7 +2,7 @@
 
 from chaos import faults
 from chaos.rackworld import SimRack
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import GIB
 
 

@@ -5,7 +5,7 @@ and runs on idle GPUs of blue; blue's own job takes them back; when red's first 
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.story import ended
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 

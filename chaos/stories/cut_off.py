@@ -9,7 +9,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.stories.classes import known, state
 from chaos.story import ended
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.policy.leases import DRIFT
 
 AWAY_S = 100.0

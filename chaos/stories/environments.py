@@ -6,7 +6,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.story import QUIET_S, ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf
 
 KEY = "API_KEY"

@@ -14,7 +14,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, WHOLE_S, ended, not_stale
 from chaos.world.world import Broken
-from covey.core import JobId
+from covey.core.ids import JobId
 
 ROUNDS = 4
 QUOTA = 3

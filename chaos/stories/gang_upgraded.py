@@ -13,8 +13,8 @@ from chaos.rackworld import SimRack
 from chaos.stories.classes import known, state
 from chaos.stories.gpus_shared import PLUGINS, SETTINGS, watched
 from chaos.story import ended
-from covey.core import JobId
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import JobId
 from plugins.scheduler.machine.log.jobs import OVER
 
 __all__ = ["PLUGINS", "SETTINGS"]

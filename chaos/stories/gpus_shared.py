@@ -10,7 +10,7 @@ from chaos.classes_held import PagesFollowTheLog, alive
 from chaos.rackworld import SimRack
 from chaos.sharer import DeviceAccounts, sharer
 from chaos.story import ended
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import GIB
 from plugins.registry import PLUGINS as REGISTERED
 from plugins.scheduler.machine.log.jobs import OVER

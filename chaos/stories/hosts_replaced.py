@@ -14,7 +14,7 @@ from chaos.rackworld import SimRack
 from chaos.stories.classes import known, state
 from chaos.stories.cut_off import TROUBLES, ranks, troubles
 from chaos.story import ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import HostDrained, MoveAsked
 
 SETTINGS = {"scheduler": {"heal_pause_s": 12.0}}

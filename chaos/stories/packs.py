@@ -5,7 +5,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.story import ended
-from covey.core import JobId
+from covey.core.ids import JobId
 
 JOBS = 9
 

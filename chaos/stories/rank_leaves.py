@@ -9,7 +9,7 @@ from chaos.stories import train
 from chaos.stories.classes import known, state
 from chaos.story import ended
 from chaos.workload import RANK_LEFT
-from covey.core import JobId
+from covey.core.ids import JobId
 
 FLOATS = 24
 ROUNDS = 12

@@ -22,7 +22,7 @@ from chaos.stories.classes import known, state
 from chaos.stories.cut_off import TROUBLES, ranks, troubles
 from chaos.stories.places_joined import heals, whole
 from chaos.story import ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import MoveAsked
 
 STEPS, FLOATS = 45, 40

@@ -16,7 +16,7 @@ from chaos.stories.cut_off import ranks
 from chaos.stories.places_joined import heals, spread, whole
 from chaos.stories.ranks_healed import WHOLE_S, move, over, with_state
 from chaos.story import ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import CancelAsked, HostDrained
 
 SETTINGS = {"scheduler": {"heal_pause_s": 8.0}}

@@ -13,7 +13,7 @@ from chaos.pager import LONG_RUNS
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import READ_S, ended, not_stale
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.log.jobs import OVER
 
 FAULTS_S = 60.0

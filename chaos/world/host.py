@@ -24,7 +24,7 @@ from chaos.world.net import SimDatagrams
 from chaos.world.pages import SimPages
 from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.line_log import LineLog
 from covey.ports import Command, Env, ProcessId
 from covey.wire.checked import StateRefused

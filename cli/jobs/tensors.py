@@ -15,7 +15,7 @@ from typing import Any
 from cli.client import FAILED, NOT_FOUND, NOT_WHOLE, AgentctlError
 from cli.context import Context, missing
 from cli.table import epoch_text, of, plural, table
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import format_seconds, format_size
 from covey.tensors.numbers.blocks import job_of
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from covey.arrays.volume_link import ANSWER_S, RemoteMemoryError, VolumeLink, dial, receive, submit_one, transfer
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import format_size, parse_size
 from covey.core.version import VERSION
 from covey.kernel.this_process import this_process

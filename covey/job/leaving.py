@@ -13,7 +13,7 @@ on its way: ranks end a moment apart, and most have all results then.
 from collections.abc import Iterable
 from typing import Protocol
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import Declared
 from covey.wire.job import GoneRank
 

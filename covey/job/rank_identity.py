@@ -4,8 +4,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from covey.core import HostId, JobId
 from covey.core.errors import CoveyError
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import TABLES_MAX
 
 

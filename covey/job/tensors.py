@@ -33,9 +33,9 @@ from typing import TextIO
 
 import numpy as np
 
-from covey.core import JobId
 from covey.core.errors import RankLeft as RankLeft
 from covey.core.errors import TensorError as TensorError
+from covey.core.ids import JobId
 from covey.core.patience import Patience
 from covey.healing.healing import Healing
 from covey.job.given_rounds import GivenRound

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports.devices import TAKES_JOBS as TAKES_JOBS
 from covey.ports.devices import Condition as Condition
 from covey.ports.devices import Device as Device

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from covey.core import JobId
 from covey.core.errors import RankLeft
+from covey.core.ids import JobId
 from covey.ports import Bytes, ByteStream
 from covey.tensors.aggregator.present_owner import PresentOwner
 from covey.tensors.aggregator.rounds import Rounds, Superseded, Tell, TensorRounds, ToldByRank

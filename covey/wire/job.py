@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
 
 PROTOCOL = 1

@@ -31,7 +31,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, HostId, JobId, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.tensors.numbers.blocks import TABLE_PATTERN
 from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.views import AggregatorJobView

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, HostId, JobId, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId, JobId
 
 Need = Literal["comp", "comm"]
 """What a subtask uses: COMP the processors, COMM (a pull or a push) the network."""

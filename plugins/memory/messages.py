@@ -23,7 +23,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN
 from plugins.views import SlabView
 
 VolumeName = Annotated[str, Meta(pattern=ID_PATTERN)]

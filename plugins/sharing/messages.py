@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.facts import JobKind
 
 LEASE_S = 2.0

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, HostId, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId
 
 Role = Literal["worker", "server"]
 Kind = Literal["data", "model"]

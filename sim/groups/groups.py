@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.machine.groups import OURS, PRINTED, WEIGHTS
 from plugins.interleave.policy.model import JobProfile, Weights
 from plugins.interleave.policy.schedule import Grouping, schedule

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.interleave.machine.groups import (
     OURS,
     REVIEW_S,

@@ -26,7 +26,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.policy.model import JobProfile
 
 PROFILED_ON = 16

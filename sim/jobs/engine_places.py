@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.policy.packing import PACKLIMIT
 from plugins.scheduler.policy.place import consolidate, place
 

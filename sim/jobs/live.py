@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.admission import packlimit
 from plugins.scheduler.machine.leader.capacity import Capacity

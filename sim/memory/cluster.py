@@ -13,7 +13,8 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from covey.core import Heard, HostId, LogEvent, Send, SetTimer
+from covey.core.events import Heard, LogEvent, Send, SetTimer
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
 from plugins.memory.machine.borrowing import events as borrower_events

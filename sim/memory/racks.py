@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.policy import placement
 from plugins.memory.policy.placement import LenderPeer
 from sim.report import Cell, Progress, Report, Table

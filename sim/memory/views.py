@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.policy import placement
 from plugins.memory.policy.placement import LenderPeer
 

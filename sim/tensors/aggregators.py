@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.machine.pool import Pool, PoolRules
 from plugins.aggregator.policy.cycle import FILL, LOSS_LIMIT
 from plugins.aggregator.policy.pools import POOL_HOSTS

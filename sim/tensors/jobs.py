@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.policy.assign import AggregationProfile, Tensor, largest_first
 from plugins.aggregator.policy.cycle import LOSS_LIMIT
 from sim.jobs.trace import Trace

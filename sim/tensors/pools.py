@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from fractions import Fraction
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.policy.assign import (
     AggregationProfile,
     Assignment,

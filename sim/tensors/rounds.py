@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.pool import Action, Event, Exited, Pool, PoolJobArrived, PoolJobTimed, PoolPlace
 from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.urgency import MostUrgent, due, may_take

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.machine.pool import Exited, PeriodPassed, Pool, PoolJobArrived, PoolMove, PoolRules
 from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.pools import best_pool, free_of, need_of

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from sim.files import rows_of
 from sim.report import Wrong
 from sim.tuner.cluster import Machine

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.machine import BATCHES_MIN
 from plugins.tuner.policy import search
 from plugins.tuner.policy.cost import HostCosts, Load

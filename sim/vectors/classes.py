@@ -8,7 +8,7 @@ then another may keep some. A job that is granted GPUs starts at once, where the
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.policy.history import History, best_gittins_index, gittins_index
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.rules import OrderRules

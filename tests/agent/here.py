@@ -19,7 +19,8 @@ from agent.ports.probes import RealProbes
 from agent.ports.processes.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
-from covey.core import Fact, HostId, JobId
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from covey.ports import Env
 from plugins.base import RankSpec, RanksSpec
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config import Config, ConfigError, load, open_to_read, parse
-from covey.core import HostId
+from covey.core.ids import HostId
 
 ENV = {"STATE_DIRECTORY": "/var/lib/covey", "RUNTIME_DIRECTORY": "/run/covey"}
 

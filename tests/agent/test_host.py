@@ -9,8 +9,9 @@ import pytest
 
 from agent.metrics import PLUGIN_RESTARTS
 from chaos.rackworld import SimRack
-from covey.core import Fact, HostId, Message
 from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId
 from plugins.base import Command, Plugin, PluginService
 from plugins.facts import SecondPassed
 from plugins.memory.plugin import PLUGIN as MEMORY

@@ -27,7 +27,7 @@ from agent.raft.messages import configuration_entry
 from agent.raft.policy import founders
 from agent.raft.service import consensus
 from agent.runtime import plugin_runtime
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.version import VERSION
 from gossip import service as gossip
 

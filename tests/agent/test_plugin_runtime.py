@@ -13,8 +13,9 @@ import pytest
 from agent import main
 from agent.runtime import plugin_runtime
 from chaos.rackworld import SimRack
-from covey.core import Fact, HostId, JobId, Message
 from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId, JobId
 from covey.wire import job as wire
 from covey.wire.frames import pack, read_frame
 from plugins.base import Command, Host, Plugin, PluginService

@@ -18,7 +18,7 @@ from agent.jobs.supervision import SupervisorState, read_state
 from agent.jobs.supervisor.supervisor import PROGRAM
 from agent.ports.processes.processes import WORDS_MAX, ProgramBase, RealProcesses, leave_words
 from agent.program import JsonLog, NoLinks, program_named, run
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env, ProcessId
 from plugins.base import Program
 from plugins.registry import PLUGINS

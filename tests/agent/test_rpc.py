@@ -15,8 +15,8 @@ import agent.rpc.rpc
 from agent import log as logs
 from agent.rpc.envelope import ENVELOPE_BYTES_MAX, PAGE_BYTES
 from agent.rpc.rpc import Envelope, Messenger
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from tests.quiet import quiet
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")

@@ -12,7 +12,7 @@ import pytest
 
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.socket.jobs_socket import JobSocket
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.wire.job import Frame
 from plugins.base import JobPeer
 from plugins.facts import RanksEnded

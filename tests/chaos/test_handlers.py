@@ -70,6 +70,6 @@ def test_a_soak_says_which_handlers_were_entered_and_which_never_were() -> None:
 
 
 def test_modules_that_were_loaded_before_cannot_be_watched() -> None:
-    importlib.import_module("covey.core")
+    importlib.import_module("covey.core.events")
     with pytest.raises(RuntimeError, match="loaded before"):
         handlers.install()

@@ -18,8 +18,8 @@ from chaos.stories import train
 from chaos.story import held_stories, known_stories, tell
 from chaos.world import disk
 from chaos.world.world import Broken
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.log import job_starts
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Granted

@@ -27,7 +27,7 @@ from agent.raft.disk import Store
 from agent.raft.machine.types import HardState, Persist, SaveSnapshot, Snapshot
 from agent.raft.messages import Entry, crc
 from agent.rpc.envelope import Envelope
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.kernel import pages
 from covey.tensors.numbers import tensor_wire as tensorwire
 from covey.wire import checked, handshake, headers

@@ -4,7 +4,8 @@ import asyncio
 import time
 
 from agent.jobs.socket.jobs_socket import JobSocket
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.job.client import JobClient
 from covey.wire.job import Frame
 from plugins.base import JobPeer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.numbers.blocks import (
     TABLE_PATTERN,
     TABLES_MAX,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.core import HostId, JobId
 from covey.core.errors import CoveyError
+from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
 from covey.healing.kernels import kernel
 from covey.job.client import STEPS_WAITING_MAX, JobClient, join

@@ -97,7 +97,7 @@ if doors != "alone":
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 if doors == "covey":
     import covey.torch
-    from covey.core import HostId, JobId
+    from covey.core.ids import HostId, JobId
     from covey.job.tensors import TensorClient
     from covey.wire.job import AggregatorAt
     client = TensorClient(JobId("j1"), rank, world, lambda epoch, why, table: None)

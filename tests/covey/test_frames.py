@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Handed
 from covey.wire.frames import FRAME_BYTES_MAX, FrameError, pack, read_frame, unpack
 from covey.wire.job import Join, Joined, Refusal, decoder

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.tensors.aggregator import present_owner
 from covey.wire.job import AggregatorAt

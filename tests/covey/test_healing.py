@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
 from covey.core.errors import StateLost
+from covey.core.ids import HostId, JobId
 from covey.healing.owns import RANKS_MAX
 from covey.healing.stepwise import Pause, Stepwise
 from covey.healing.taking_over import HealingClosed, TakingOver

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds
 from covey.tensors.aggregator.host_rounds import HostTensor

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.core import JobId
 from covey.core.errors import CoveyError
+from covey.core.ids import JobId
 from covey.job.job_state import JobState, begun
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt

@@ -15,7 +15,7 @@ import hashlib, sys, types
 rank, ranks, memory, way = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 import jax, jax.numpy as jnp, numpy as np
 import covey.jax
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.same_host.memory import TensorMemory
 from covey.job.tensors import TensorClient
 def loss(params, batch):

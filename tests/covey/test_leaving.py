@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
 from covey.core.errors import RankLeft, StateLost, TensorError
+from covey.core.ids import HostId, JobId
 from covey.healing.healing import Healing
 from covey.healing.neighbours import Beside
 from covey.job.given_rounds import GivenRound

@@ -266,7 +266,7 @@ PROCESS = """
 import os, sys, time
 import numpy as np
 import covey.tensors.same_host.lent_rounds as lent_rounds
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.same_host.memory import TensorMemory
 from covey.job.tensors import TensorClient, TensorError
 rank, ranks, memory, uid = map(int, sys.argv[1:])
@@ -318,7 +318,7 @@ DIES = """
 import os, signal, sys, time
 import numpy as np
 import covey.tensors.same_host.lent_rounds as lent_rounds
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.same_host.memory import TensorMemory
 from covey.job.tensors import TensorClient
 rank, memory, pipe = map(int, sys.argv[1:])

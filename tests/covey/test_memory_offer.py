@@ -11,7 +11,7 @@ import pytest
 
 from agent.jobs.socket.tensor_memories import TensorMemories
 from agent.ports.memory.pages import MemfdPages
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.client import JobClient
 from covey.job.memory_offer import MemoryOffer
 from covey.job.tensors import TensorClient, TensorError

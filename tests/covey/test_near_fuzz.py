@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agent.ports.network.page_lender import PageLender
 from agent.ports.processes.processes import RealProcesses
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,

@@ -19,8 +19,8 @@ import pytest
 import covey
 from covey import remote
 from covey.arrays.volume_link import transfer
-from covey.core import JobId
 from covey.core.errors import CoveyError, RankLeft, Refused
+from covey.core.ids import JobId
 from covey.core.units import MIB
 from covey.job.client import JobClient
 from covey.job.job_state import begun

@@ -1,6 +1,6 @@
 """Where a rank pushes, and where next, when an owner hands its table over."""
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.tensors.aggregator.present_owner import HANDOVER_S, PresentOwner
 from covey.wire.job import AggregatorAt
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from covey.arrays import remote_memory, volume_link
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
 from covey.ports import ByteStream
 from covey.remote import RemoteMemory, RemoteMemoryError

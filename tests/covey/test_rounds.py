@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.aggregator.rounds import Rounds, Stale, Superseded
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.block_rounds import CutTensor
 from covey.tensors.aggregator.rounds import Superseded
@@ -473,7 +473,7 @@ def test_tensors_take_no_descriptors_and_a_closed_client_keeps_none() -> None:
 PROCESS = """
 import os, sys
 import numpy as np
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.numbers.arrays import Array
 from covey.tensors.same_host.memory import TensorMemory
 from covey.job.tensors import TensorClient

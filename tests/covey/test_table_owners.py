@@ -1,6 +1,6 @@
 """What a rank knows of the owners of its job's tables, and says again to an agent that is back."""
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.table_owners import TableOwners
 from covey.wire.job import AggregatorAt, AggregatorLost, TableWanted
 

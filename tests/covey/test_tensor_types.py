@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.rounds import Rounds
 from covey.tensors.numbers.arrays import checked

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient, TensorError
 from covey.tensors.aggregator.link import TensorLink
 from covey.tensors.aggregator.rounds import Superseded

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import covey.torch
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.job_state import begun
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt

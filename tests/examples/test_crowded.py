@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from agent.jobs.socket.jobs_socket import JobSocket
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.wire.job import Frame
 from plugins.base import JobPeer
 from plugins.facts import JobJoined, RanksEnded, StepTimed

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import covey
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.job.tensors import TensorClient
 from tests.plugins.aggregator.loopback import AggdThread
 

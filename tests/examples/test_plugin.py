@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, LogEvent
 from covey.core.errors import Refused
+from covey.core.events import LogEvent
+from covey.core.ids import HostId
 from examples.plugin.load import policy
 from examples.plugin.load.machine import LoadMachine, LoadMeasured, ShowLoad
 from examples.plugin.load.plugin import PLUGIN

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Address, Env
 from covey.ports.addresses import ip_port, joined
 from gossip import metrics

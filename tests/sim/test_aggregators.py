@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.machine.pool import Pool, PoolRules
 from plugins.aggregator.policy.assign import flaw
 from sim.main import main

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.policy import model
 from plugins.interleave.policy.model import JobProfile
 from sim.groups import groups

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.events import BorrowerTick, VolumeFound
 from plugins.memory.machine.borrowing.place import SlabPlace

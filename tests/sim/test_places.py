@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.policy.rules import OrderRules
 from sim.jobs import jobs as simulator
 from sim.jobs.engine import RESUME, RUN, SUSP, Engine, SimJob

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.policy.cost import Load, epoch_equal
 from sim.main import main
 from sim.report import Wrong

@@ -7,7 +7,7 @@ it is gone, or silent for long while another steps. One that says its steps itse
 
 from dataclasses import dataclass
 
-from covey.core import JobId
+from covey.core.ids import JobId
 
 SILENT_S = 10.0
 SILENT_STEPS = 5

@@ -23,8 +23,9 @@ from agent.jobs.socket.tensor_memories import TensorMemories
 from agent.jobs.successors import NEVER
 from agent.metrics import JOB_FRAMES, JOB_PROCESSES
 from agent.ports.network.protocol_error_limit import ProtocolErrorLimit
-from covey.core import Fact, JobId
 from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.core.metrics import MetricSeries
 from covey.core.version import VERSION
 from covey.hooks.warm import MODULES_MAX

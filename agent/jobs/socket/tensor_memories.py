@@ -11,7 +11,7 @@ The agent needs it for nothing but to hand it on: ranks that have it go on witho
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.jobs.socket.connected import ConnectedProcess
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Pages, SharedPage
 from covey.tensors.same_host.layout import RANKS_MAX
 from covey.wire.job import NoTensorMemory, TensorMemoryHere

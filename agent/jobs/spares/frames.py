@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Address, Command
 
 SPARES_MAX = 64

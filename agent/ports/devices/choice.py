@@ -7,7 +7,7 @@ from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.devices.settings import GpuSettings
 from agent.ports.devices.sim import SimDevices, simulated_devices
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import parse_size
 from covey.ports import Logger
 

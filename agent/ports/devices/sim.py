@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from agent.ports.devices import bounds, health
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
 

@@ -23,7 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from agent import metrics
 from agent.ports.network.handshake_limit import HANDSHAKE_S, HandshakeLimit, Kind
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
 from covey.ports import Address, Logger
 from covey.ports.addresses import is_v6

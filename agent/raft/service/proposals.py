@@ -25,8 +25,8 @@ from agent.raft.messages import (
     decode_asked,
     encode_asked,
 )
-from covey.core import HostId
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
 from covey.ports import Env
 
 UNDER_WAY_MAX = 16384

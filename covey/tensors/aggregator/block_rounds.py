@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds, Waits
 from covey.tensors.aggregator.link import Poster
 from covey.tensors.aggregator.packed_rounds import pack_rounds, unpack_rounds

@@ -17,7 +17,7 @@ the peer, and ends the connection.
 import itertools
 from collections.abc import Iterator, Sequence
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.numbers.spoken import Spoken
 from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.telling import Tell as Tell

@@ -16,7 +16,7 @@ it moves, is lost and is recovered alone. Table 0 is there from the start, anoth
 
 from typing import NamedTuple
 
-from covey.core import ID_PATTERN, JobId
+from covey.core.ids import ID_PATTERN, JobId
 
 TABLES_MAX = 16
 """Tables of one job."""

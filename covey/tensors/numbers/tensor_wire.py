@@ -50,7 +50,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.updates import Update, check_rate
 from covey.wire.checksum import crc32

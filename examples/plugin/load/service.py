@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import Fact, HostId
 from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import HostId
 from covey.core.metrics import Measured, MetricGroup
 from examples.plugin.load import policy
 from examples.plugin.load.machine import Event, LoadMachine, LoadMeasured, ShowLoad

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import ANYBODY, ByteStream, Env, Listener
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.aggregator.messages import NextOwner
 

@@ -20,7 +20,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, LogEvent, Publish, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Publish, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import SECRET_BYTES, epoch_text
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced

@@ -9,7 +9,7 @@ from typing import Self, assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.core.transitions import CheckedState, StateTable
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import GangPlaced

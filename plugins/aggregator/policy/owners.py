@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import grant_of
 from plugins.aggregator.messages import Demand
 from plugins.aggregator.policy.cycle import FILL, Cycle

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish, Send
 from covey.core.errors import Refused
+from covey.core.events import Fact, Heard, LogEvent, Publish, Send
+from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
 from covey.ports import ByteStream
 from covey.ports.addresses import joined

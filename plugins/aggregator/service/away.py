@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.job.leaving import who
 from covey.tensors.numbers.blocks import job_of
 from covey.tensors.numbers.tensor_wire import grant_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import job_of, number_of, table_id
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.facts import JobPlaced, Place, TensorsSeen

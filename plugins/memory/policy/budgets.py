@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import format_size
 
 FRESH_S = 5.0

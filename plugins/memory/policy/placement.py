@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB
 from plugins.facts import HostState
 

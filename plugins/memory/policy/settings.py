@@ -6,7 +6,7 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from covey.core import ID_PATTERN
+from covey.core.ids import ID_PATTERN
 from covey.core.units import GIB, format_size, parse_seconds, parse_size
 from covey.wire.swap_wire import HELPER_SOCKET
 from plugins.memory.policy.budgets import SEAL_BYTES as SEAL_BYTES

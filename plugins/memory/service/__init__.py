@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import ID_PATTERN, Fact, Heard, HostId
 from covey.core.errors import Refused
+from covey.core.events import Fact, Heard
+from covey.core.ids import ID_PATTERN, HostId
 from covey.core.metrics import Measured
 from covey.core.units import parse_size
 from covey.wire.job import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.core.units import format_size
 from plugins.base import Host
 from plugins.memory.machine.borrowing.borrower import Borrower

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
 from covey.ports import MemoryNow, ProcessId
 from covey.ports.addresses import joined, reached_at

@@ -5,8 +5,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.core.metrics import MetricSeries
 from plugins.memory.datapath.wire.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
 from plugins.memory.machine.borrowing.place import Link, SlabPlace

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.base import Host
 from plugins.memory.datapath.wire import control
 from plugins.memory.datapath.wire.control import OpenPlace, PlaceList

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import format_size
 from covey.wire.swap_wire import SwapCounts
 from plugins.facts import HostView, LentNow, Spare

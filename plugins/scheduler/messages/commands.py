@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place, StepTiming
 from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import HostId
 from covey.core.carried import (
     ARGUMENTS_MAX,
     NAME_CHARACTERS_MAX,
@@ -24,6 +23,7 @@ from covey.core.carried import (
     env_excess,
     for_people,
 )
+from covey.core.ids import HostId
 from plugins.scheduler.messages import options
 from plugins.scheduler.messages.options import JobClass as JobClass
 from plugins.scheduler.messages.options import Pack as Pack

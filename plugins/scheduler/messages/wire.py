@@ -13,8 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.core import HostId, JobId, Message
 from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
+from covey.core.events import Message
+from covey.core.ids import HostId, JobId
 from plugins.facts import StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 

@@ -11,7 +11,7 @@ These functions decide that for the replicated queue of a rack (`machine/leader/
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.policy.order import Row, Selection
 from plugins.scheduler.policy.place import slots

@@ -21,7 +21,7 @@ for a job's processes would begin anew.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.policy.eligible import GangShape
 
 MOVES_MAX = 4

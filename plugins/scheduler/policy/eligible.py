@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy.place import slots
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.policy.rules import Discipline as Discipline
 
 NEVER = 1 << 60

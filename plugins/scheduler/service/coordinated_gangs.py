@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from covey.core import HostId, JobId, Send, SetTimer
 from covey.core.errors import NoLeader, OutcomeUnknown
+from covey.core.events import Send, SetTimer
+from covey.core.ids import HostId, JobId
 from plugins.base import Host
 from plugins.scheduler.machine.gang import gang
 from plugins.scheduler.machine.leader.admission import packlimit

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Env
 from covey.wire import checked
 from plugins.scheduler.machine.host.reservations import HeldReservations

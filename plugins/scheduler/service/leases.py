@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.base import Host, RankLease
 from plugins.scheduler.machine.leader.leases import over_there
 from plugins.scheduler.machine.log.job_table import JobTable

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import Fact, Heard, HostId, JobId, Send
 from covey.core.errors import Refused
+from covey.core.events import Fact, Heard, Send
+from covey.core.ids import HostId, JobId
 from covey.core.metrics import MetricSeries
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from covey.core import HostId
 from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.base import Host
 from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.log import replacing

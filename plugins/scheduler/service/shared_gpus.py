@@ -8,7 +8,7 @@ where every host says 0 in agent.toml.
 
 from collections.abc import Mapping, Sequence
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.base import Host
 from plugins.facts import GpusMeasured, GpusNow, GpusShared, GpuUse, HostView
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus

@@ -6,9 +6,9 @@ from functools import cached_property
 
 import msgspec
 
-from covey.core import HostId, JobId
 from covey.core.carried import for_people
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpusNow, HostView, StepTiming
 from plugins.scheduler.machine.gang.rank_signs import is_beside
 from plugins.scheduler.machine.leader.capacity import Capacity

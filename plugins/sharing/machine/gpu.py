@@ -11,7 +11,8 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.core import JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
 from covey.core.transitions import CheckedState
 from covey.core.units import format_size
 from plugins.sharing.machine.control import TRANSITIONS as CONTROL

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from covey.core import JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
 from covey.kernel.pages import MiniBatch, RankLimits, RankReport
 from covey.ports.devices import TAKES_JOBS
 from plugins.facts import JobKind

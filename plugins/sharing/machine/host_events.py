@@ -4,7 +4,8 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from covey.core import JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
 from covey.kernel.pages import RankLimits, RankReport
 from covey.ports import Condition
 from plugins.facts import JobKind

@@ -5,7 +5,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, assert_never
 
-from covey.core import Fact, JobId, LogEvent
+from covey.core.events import Fact, LogEvent
+from covey.core.ids import JobId
 from covey.core.metrics import MetricSeries
 from covey.ports import LetsGo
 from plugins.base import Command, Host, PluginService, RankPages

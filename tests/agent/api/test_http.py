@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from agent.api import http
 from agent.api.http import HttpApi
-from covey.core import HostId
 from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
 from covey.core.metrics import Measured
 from covey.ports import Env
 from plugins.base import Command

@@ -1,7 +1,7 @@
 """A runner, as far as jobs.sock asks it, that knows the ranks of one epoch."""
 
-from covey.core import JobId
 from covey.core.errors import Refused
+from covey.core.ids import JobId
 from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import RanksSpec
 

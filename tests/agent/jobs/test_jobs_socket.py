@@ -23,8 +23,9 @@ from agent.jobs.successors import NEVER
 from agent.metrics import JOB_FRAMES, JOB_PROCESSES
 from agent.ports.clock import RealClock
 from agent.ports.network.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
-from covey.core import Fact, HostId, JobId
 from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from covey.core.version import VERSION
 from covey.ports import UNKNOWN_USER, ByteStream
 from covey.wire.frames import FRAME_BYTES_MAX, pack, read_frame

@@ -15,7 +15,7 @@ from agent.jobs.output import RANK_BYTES_MIN, JobsSettings, KeptOutput, output_o
 from agent.jobs.runner import SupervisedRunner
 from agent.ports.disk import DirectoryDisk
 from agent.ports.processes import shim, shims
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.base import LogRead
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import here, ranks, until

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.jobs.rank_env import NEVER_CHOSEN, RankEndpoints, cores_of, environment, memory_of
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.settings import CpuDevice
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.hooks import SITE
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place

@@ -33,7 +33,8 @@ from agent.ports.processes.procfs import is_alive, start_ticks
 from chaos.world.disk import SimFile
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import Command, Disk, Env, ProcessId
 from covey.wire.checked import load, save, seal
 from plugins.base import LogRead, Program, RanksSpec

@@ -26,7 +26,7 @@ from chaos.world.host import SimHost
 from chaos.world.spares import SimSpare
 from chaos.world.world import World
 from covey import hooks as attach
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.hooks import warm
 from covey.ports import Command, Env
 from covey.wire.frames import pack, read_frame

@@ -31,7 +31,7 @@ from agent.jobs.supervision import (
 from agent.jobs.supervisor import supervisor
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import ByteStream, Command, Env
 from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease

@@ -35,7 +35,7 @@ from agent.jobs.supervisor.endings import EXTENSION_MAX_S
 from agent.jobs.supervisor.supervisor import NOTICE_S
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import ByteStream, Command, Env, ProcessId
 from covey.wire.checked import seal
 from covey.wire.frames import FrameError, pack, read_frame, unpack

@@ -17,7 +17,7 @@ from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.last_room import RESERVE, LastingLog, free_in, kept_free, reserve_of
 from agent.ports.processes import shim
-from covey.core import HostId
+from covey.core.ids import HostId
 
 MIB = 1 << 20
 DISK_BYTES = 32 * MIB

@@ -11,7 +11,7 @@ from agent import log as logs
 from agent.metrics import CONTROL_CONNECTIONS
 from agent.ports.network import handshake_limit
 from agent.ports.network.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports.addresses import reached_at
 from tests.agent.here import until
 

@@ -14,7 +14,7 @@ from agent.raft.machine.types import HardState, Persist, Saved, SaveSnapshot, Sn
 from agent.raft.messages import IDENTITY_BYTES, Entry, configuration_entry, configuration_of, crc
 from agent.raft.policy import founders
 from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
-from covey.core import HostId
+from covey.core.ids import HostId
 from tests.agent.raft.stage import entry, log_of
 
 FILE = f"{FOLDER}/log-00000001"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.hooks import SITE, bare, rank_of
 from covey.wire.frames import body_size, unpack
 from covey.wire.job import PROTOCOL, Attached, Join, decoder

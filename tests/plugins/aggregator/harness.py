@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.aggregator.rounds import Rounds
 from covey.tensors.numbers.sum_order import Node, Order
 from covey.tensors.numbers.tensor_wire import (

@@ -12,7 +12,7 @@ from agent.ports.memory.pages import MemfdPages
 from agent.ports.network.bytes import SocketBytes
 from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Env, Logger
 from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig

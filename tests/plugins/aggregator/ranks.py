@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from chaos.rackworld import SimRack
 from chaos.workload import SIZES
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
 from covey.simulated.block_streams import BlockStreams
 from covey.tensors.numbers.blocks import tables_of

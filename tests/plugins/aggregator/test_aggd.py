@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.job.tensors import TensorClient
 from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,

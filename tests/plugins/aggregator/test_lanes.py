@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.ports.clock import RealClock
 from agent.ports.memory.pages import MemfdPages
 from agent.ports.processors import cores_now
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import TYPES, Declared, Type
 from covey.wire.splicing import LEAST_BYTES
 from plugins.aggregator.datapath.control import Serve

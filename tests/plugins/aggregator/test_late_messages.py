@@ -11,7 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, Send, SetTimer
+from covey.core.events import Heard, Send, SetTimer
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.consolidator import HandingOver
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated

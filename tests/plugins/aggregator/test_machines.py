@@ -7,7 +7,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, LogEvent, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.coordinator import AGAIN_S, COMPLAINTS_S, Expired, JobCoordinator
 from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cli.jobs.tensors import silent
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.job.tensors import TensorClient
 from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Serve

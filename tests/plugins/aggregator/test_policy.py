@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.frames import FrameError, unpack
 from plugins.aggregator import messages, policy

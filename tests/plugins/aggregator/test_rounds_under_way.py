@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Clock, Env
 from covey.tensors.numbers.tensor_wire import Payload
 from plugins.aggregator.datapath.control import Serve

@@ -16,8 +16,8 @@ import pytest
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.world.host import SimProcess
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.tensor_wire import ballot_of
 from plugins import facts
 from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Order, RanksAway, Serve

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from covey.tensors.numbers.blocks import table_id
 from covey.tensors.numbers.updates import Adam
 from plugins.aggregator.machine.events import GangPlaced

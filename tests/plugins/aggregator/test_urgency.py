@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Env
 from plugins.aggregator.datapath.control import UNKNOWN, JobCounters, Now, SetPace
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S

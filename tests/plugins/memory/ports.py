@@ -20,7 +20,7 @@ from agent.ports.network.bytes import SocketBytes
 from agent.ports.network.verbs import PyVerbs
 from agent.tasks import Tasks
 from chaos.world.clock import SimLoopStalls
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
 from covey.ports.verbs import NO_VERBS_HERE, Verbs
 from plugins.memory.datapath.lending.slab_keeper import KeeperConfig, run_keeper

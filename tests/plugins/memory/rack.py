@@ -12,8 +12,9 @@ import msgspec
 
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey.core import Fact, HostId, JobId, Message
 from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
 from covey.wire import headers
 from covey.wire import volume_wire as volumewire

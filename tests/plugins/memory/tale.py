@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, LogEvent, Message, Send
+from covey.core.events import Heard, LogEvent, Message, Send
+from covey.core.ids import HostId
 from covey.core.units import MIB
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import Borrower

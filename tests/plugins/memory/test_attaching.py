@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from chaos.world.world import World
-from covey.core import JobId
 from covey.core.errors import Refused
+from covey.core.ids import JobId
 from covey.wire.job import Attach, Refusal, VolumeAt, VolumeComing
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings

@@ -8,8 +8,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from covey.core import Heard, HostId, JobId
 from covey.core.errors import Refused
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
 from covey.ports import UNKNOWN_USER, MemoryNow
 from covey.wire.job import Attach, Detach

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from plugins.memory.policy import eviction, lending
 from plugins.memory.policy.lending import Budget

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId, Message
 from covey.core.errors import Refused
+from covey.core.events import Message
+from covey.core.ids import HostId
 from plugins.memory.datapath.lending.slab_store import SlabStore
 from plugins.memory.machine.borrowing import members
 from plugins.memory.machine.borrowing.events import SlabFailed, VolumeFound

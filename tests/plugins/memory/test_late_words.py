@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from agent.ports.memory.pages import MemfdPages
-from covey.core import HostId, Message, Undelivered
+from covey.core.events import Message, Undelivered
+from covey.core.ids import HostId
 from plugins.memory.datapath.lending.slab_store import SlabStore
 from plugins.memory.datapath.spill.places import Places
 from plugins.memory.datapath.volumes.members.member_lenders import MemberLenders

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Message, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
 from plugins.memory.machine.borrowing import events as b

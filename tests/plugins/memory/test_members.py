@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 from covey.core.units import GIB
 from covey.ports import MemoryNow
 from plugins.memory.machine.borrowing import events as b

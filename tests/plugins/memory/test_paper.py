@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.machine.borrowing.events import BorrowerTick, VolumeFound
 from plugins.memory.messages import (

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, LogEvent
 from covey.core.errors import Refused
+from covey.core.events import Heard, LogEvent
+from covey.core.ids import HostId, JobId
 from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
 from covey.wire.job import Attach

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, LogEvent, SetTimer, Undelivered
+from covey.core.events import LogEvent, SetTimer, Undelivered
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.borrower import ANSWER_S, OPEN_S
 from plugins.memory.machine.borrowing.lender_search import names

@@ -9,7 +9,8 @@ import pytest
 
 from agent.ports.memory.pages import MemfdPages
 from chaos.world.clock import SimLoopStalls
-from covey.core import Heard, HostId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId
 from covey.core.units import MIB, TIB
 from covey.ports import MemoryNow
 from covey.wire import frames

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing import events as b
 from plugins.memory.machine.borrowing.lender_search import Querying, names
 from plugins.memory.machine.borrowing.place import SlabPlace

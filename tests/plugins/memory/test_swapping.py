@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.swap.received import receive
-from covey.core import LogEvent
 from covey.core.errors import Refused
+from covey.core.events import LogEvent
 from covey.wire import frames
 from covey.wire import swap_wire as swapwire
 from covey.wire.swap_wire import (

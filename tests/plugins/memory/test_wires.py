@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.wire import frames, headers
 from covey.wire import volume_wire as volumewire
 from covey.wire.headers import Op, Reply, Request, Status, Welcome

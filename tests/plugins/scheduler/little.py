@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.admission import packlimit, taken_back
 from plugins.scheduler.machine.leader.capacity import Gpus, fits_whole, held_by
 from plugins.scheduler.machine.log.job_table import JobTable

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.capacity import Gpus, held_by
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job

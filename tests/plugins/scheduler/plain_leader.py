@@ -3,7 +3,7 @@ propose the same; it was written from this."""
 
 from collections.abc import Sequence, Set
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
 from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.leader.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick

@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from covey.core import Fact, HostId, JobId
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from plugins.facts import (
     GpusMeasured,
     GpusShared,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.log.models import GANGS_MAX, Models
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.classes import choose, gpus_to_keep, is_late, may_upgrade, victims

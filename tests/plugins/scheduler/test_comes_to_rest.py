@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, TOGETHER_AGAIN_S
 from plugins.scheduler.machine.leader.leader import ScheduleTick

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpusNow, HostView, Place
 from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
 from plugins.scheduler.machine.leader.leader import QUIET_S, RackHost, ScheduleTick

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import DrainedNow, Place
 from plugins.scheduler.machine.leader.draining import AGAIN_S, TRIES
 from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick

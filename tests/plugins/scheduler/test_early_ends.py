@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.wire.job import GoneRank, RanksHaveLeft
 from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain
 from plugins.scheduler.messages.commands import NotApplied, RanksDone

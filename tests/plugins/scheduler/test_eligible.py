@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.capacity import Capacity
 from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of

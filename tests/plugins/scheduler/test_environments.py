@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER

@@ -6,7 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
+from covey.core.events import Heard, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.gang.gang import (
     Action,
     AttemptOver,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId, Send
+from covey.core.events import Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import HeartbeatHeard, RanksAwaited
 from plugins.scheduler.machine.gang.hangs import NEXT_S, Hangs
 from plugins.scheduler.machine.gang.rank_signs import RankSigns

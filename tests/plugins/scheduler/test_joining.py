@@ -2,7 +2,8 @@
 
 import pytest
 
-from covey.core import Heard, HostId, JobId
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
 from plugins.facts import JobPlaced, RanksEnded
 from plugins.scheduler.messages.commands import Attained, JobHeals, MoveAsked
 from plugins.scheduler.messages.wire import Reserve

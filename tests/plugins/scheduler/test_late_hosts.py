@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import LateHost, RanksAwaited
 from plugins.scheduler.machine.gang.late_hosts import ENOUGH, WINDOW, LateHosts
 from plugins.scheduler.policy.hang import is_late

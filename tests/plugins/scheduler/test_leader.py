@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.leader import RETRY_S, Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.log.job_table import JobTable

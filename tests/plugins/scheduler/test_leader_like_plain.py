@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import Place
 from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
 from plugins.scheduler.machine.leader.leases import LeaseAsked

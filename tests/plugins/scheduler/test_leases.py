@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.leader import RackHost
 from plugins.scheduler.machine.leader.leases import LeaseAsked, over_there
 from plugins.scheduler.machine.log.job_table import JobTable

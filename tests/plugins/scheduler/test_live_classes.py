@@ -8,7 +8,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.machine.leader.capacity import fits_whole
 from plugins.scheduler.machine.leader.leader import Leader
 from plugins.scheduler.messages.commands import (

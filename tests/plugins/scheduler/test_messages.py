@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agent.raft.messages import COMMAND_BYTES_MAX
 from agent.rpc.envelope import ENVELOPE_BYTES_MAX
-from covey.core import HostId, JobId
 from covey.core.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted

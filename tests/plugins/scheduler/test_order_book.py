@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.machine.leader.run_queues import RunQueues
 from plugins.scheduler.machine.log.job_table import JobTable

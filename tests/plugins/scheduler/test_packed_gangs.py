@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import GpusKept, NotApplied, Placed
 from plugins.scheduler.messages.spec import Pack

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
 from plugins.scheduler.machine.host.parts import Hold, Wish, choice
 from plugins.scheduler.machine.host.reservations import GrantNews, HeldReservations, RanksGone, Reservations

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.policy.explain import OrderInForce, waits_for
 from plugins.scheduler.policy.order import Row, ordered, select
 from plugins.scheduler.policy.packing import PACKLIMIT, SpreadLoss, cost, refit, skew

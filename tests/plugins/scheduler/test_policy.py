@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.order import Row, gittins, ordered, queue_of, select

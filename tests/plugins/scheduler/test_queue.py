@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place, StepTiming
 from plugins.scheduler.machine.log import job_endings, job_starts
 from plugins.scheduler.machine.log.job_table import JobTable

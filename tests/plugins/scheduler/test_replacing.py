@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import Heard, HostId, JobId
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.gang.gang import ATTEMPTS, Action, GrantSeen, PlacementProposed, PlacesSought
 from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick

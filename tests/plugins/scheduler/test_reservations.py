@@ -8,7 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
 from plugins.scheduler.machine.host.reservations import (
     RELEASED_MAX,

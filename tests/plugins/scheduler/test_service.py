@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import SchedulerSettings

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.facts import JobPlaced, JobUnplaced
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.journal import FILE

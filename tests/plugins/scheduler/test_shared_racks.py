@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse, Place
 from plugins.scheduler.machine.host.reservations import (
     GpusSeen,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.gang.gang import GrantSeen
 from plugins.scheduler.machine.gang.spares import ASK_S, KEEP_S, MOVE_WAITS_S, SparesOfOthers, destination

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.tones import TONES
 from plugins.scheduler.machine.log.jobs import HOLDING, OVER, STATES, After, Job, JobTimes, State
 from plugins.scheduler.messages.spec import JobSpec

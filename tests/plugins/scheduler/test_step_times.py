@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.jobs.socket.jobs_socket import BOUNDARY_MAX, PROBLEM_MAX, SECONDS_MAX, STEP_MAX
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import JobAttached, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import Attained, Command, RanksReported
 from plugins.scheduler.messages.wire import JobNowAnswer

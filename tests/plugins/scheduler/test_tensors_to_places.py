@@ -3,7 +3,7 @@
 from typing import Any
 
 from chaos.rackworld import SimRack
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.plugin import PLUGIN as AGGREGATOR
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.order import Row

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import JobJoined, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views

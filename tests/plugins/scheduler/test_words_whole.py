@@ -5,7 +5,7 @@ import signal
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.order import Row
 from plugins.scheduler.policy.queue_positions import QueuePositions

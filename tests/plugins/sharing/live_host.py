@@ -18,7 +18,8 @@ import msgspec
 
 from agent.jobs.socket.jobs_socket import JobSocket
 from covey import hooks as attach
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.core.units import GIB
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
 from covey.wire.job import Frame, Stopping

@@ -1,6 +1,7 @@
 """Who may come to a GPU, who may become guaranteed there, and what the story says of it."""
 
-from covey.core import JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
 from covey.core.units import GIB
 from plugins.sharing.machine.events import (
     DeviceDraining,

@@ -1,6 +1,6 @@
 """Jobs that keep the memory they took at their start (JAX): given room, never tried, gone only where it is needed."""
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import GIB
 from plugins.sharing.machine.events import (
     HardLimit,

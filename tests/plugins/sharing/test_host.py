@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import GIB
 from covey.kernel.pages import MiniBatch, RankLimits, RankReport, rates_at
 from covey.ports import Condition

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from agent.jobs.socket.rank_pages import HeldPages
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import GIB, MIB
 from covey.kernel.pages import FlagReader
 from plugins.sharing.machine.gpu import SharedGpu

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.core.units import GIB, MIB
 from covey.job.client import JobClient
 from covey.kernel.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at

@@ -16,7 +16,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing import members
 from plugins.memory.machine.borrowing.budgets import BudgetsAsked, replaces
 from plugins.memory.machine.borrowing.events import (

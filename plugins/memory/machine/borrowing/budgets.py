@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing.slab import BorrowedSlab, BorrowedVolume
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.policy import budgets

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing.place import Link, SlabPlace
 from plugins.memory.policy.placement import LenderPeer
 

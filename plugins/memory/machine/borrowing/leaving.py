@@ -4,7 +4,8 @@ Until it is closed its pages may be the only copy, should the process die: `Done
 reason for leaving. What the process does not have any more is given back at once.
 """
 
-from covey.core import HostId, LogEvent, Send
+from covey.core.events import LogEvent, Send
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing.events import Actions, CloseSlab
 from plugins.memory.machine.borrowing.lender_search import Opening
 from plugins.memory.machine.borrowing.place import SlabPlace

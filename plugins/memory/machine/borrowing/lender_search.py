@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.transitions import StateTable
 from plugins.memory.machine.borrowing.place import SlabPlace
 

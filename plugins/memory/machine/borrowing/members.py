@@ -3,7 +3,8 @@ life of its own. Here is what makes it one of several."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from covey.core import HostId, Send, SetTimer
+from covey.core.events import Send, SetTimer
+from covey.core.ids import HostId
 from plugins.memory.machine.borrowing.events import Actions, GraceOver, SearchOver, VolumeFound
 from plugins.memory.machine.borrowing.leaving import give_back
 from plugins.memory.machine.borrowing.slab import BorrowedSlab, BorrowedVolume, Closing, Cold, Mapped, Migrating

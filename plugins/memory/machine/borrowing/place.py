@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from covey.core import HostId
+from covey.core.ids import HostId
 
 Link = Literal["", "open", "filling", "reopening", "recovering", "leaving"]
 """What the volume's process says of the link to a place; empty while it does not answer. `filling`: it has a working

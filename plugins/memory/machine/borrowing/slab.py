@@ -27,7 +27,7 @@ from math import inf
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.transitions import StateTable
 from plugins.memory.machine.borrowing import lender_search
 from plugins.memory.machine.borrowing.lender_search import LenderSearch, Opening

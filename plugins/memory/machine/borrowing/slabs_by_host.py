@@ -4,7 +4,7 @@ them looks for a place it is asked where all the others are."""
 from collections import Counter
 from typing import NamedTuple
 
-from covey.core import HostId
+from covey.core.ids import HostId
 
 
 class Whereabouts(NamedTuple):

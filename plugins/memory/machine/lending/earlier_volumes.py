@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.machine.loan import Lent
 from plugins.memory.messages import EarlierSlabs
 

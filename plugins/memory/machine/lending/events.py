@@ -2,7 +2,8 @@
 
 import msgspec
 
-from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
 from covey.ports import MemoryNow
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.messages import SlabRef

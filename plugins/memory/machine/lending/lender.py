@@ -25,7 +25,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, LogEvent, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
 from covey.core.units import format_size
 from covey.ports import MemoryNow
 from plugins.memory.machine.lending.budgets import Excesses, why_refused

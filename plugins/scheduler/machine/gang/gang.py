@@ -19,7 +19,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
+from covey.core.events import Heard, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Replaced, Result

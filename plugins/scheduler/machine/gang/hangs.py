@@ -12,7 +12,8 @@ and leaves one alone that is younger than what its job allows: the round that wa
 
 from collections.abc import Mapping, Sequence
 
-from covey.core import HostId, JobId, Send
+from covey.core.events import Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import RanksAwaited
 from plugins.scheduler.machine.gang.rank_signs import is_beside, steady
 from plugins.scheduler.machine.log.job_table import JobTable

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
 from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.policy.shared import device_of, has_room_beside, is_part, least_busy, least_shared, part_of

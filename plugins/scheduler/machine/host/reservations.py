@@ -14,7 +14,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
 from plugins.scheduler.machine.host.parts import ChosenGpus, Hold, Wish, choice, refusals
 from plugins.scheduler.machine.leader.shared_capacity import Sharing

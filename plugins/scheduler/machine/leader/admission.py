@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.capacity import Capacity, Gpus, add, held_by
 from plugins.scheduler.machine.leader.defragmenting import Defragmenting
 from plugins.scheduler.machine.leader.run_queues import Choice, RunQueues

@@ -23,7 +23,7 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes

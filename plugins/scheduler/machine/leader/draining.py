@@ -10,7 +10,7 @@ from collections.abc import Container
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.leader.admission import taken_back
 from plugins.scheduler.machine.log.job_index import JobIndex
 from plugins.scheduler.machine.log.job_table import JobTable

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
 from plugins.scheduler.machine.leader.admission import Admission, JobsSeen, taken_back
 from plugins.scheduler.machine.leader.capacity import Capacity

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
 from plugins.scheduler.machine.log.jobs import Job, row_of
 from plugins.scheduler.policy import order

@@ -9,7 +9,7 @@ asked again once the time has come, and the job waits on when it says no.
 import heapq
 from collections.abc import Iterable
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.beside import guaranteed_on
 from plugins.scheduler.machine.log.jobs import Job

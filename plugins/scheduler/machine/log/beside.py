@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.shared import device_of, is_part
 

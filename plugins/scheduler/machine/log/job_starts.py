@@ -1,7 +1,7 @@
 """Commands of the log about a job until it runs, and about its class: it is taken, granted GPUs, placed, promoted,
 demoted, upgraded, or keeps GPUs while it waits for more."""
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.tensors.numbers.blocks import tables_of
 from plugins.scheduler.machine.log import answers
 from plugins.scheduler.machine.log.beside import beside, guaranteed_beside

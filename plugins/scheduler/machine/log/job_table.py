@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.jobs import HOLDING, Job
 from plugins.scheduler.machine.log.kept_bytes import KeptBytes

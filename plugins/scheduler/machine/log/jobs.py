@@ -10,7 +10,7 @@ from typing import Literal, assert_never, get_args
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.core.transitions import StateTable
 from covey.wire.job import GoneRank
 from plugins.facts import Place, StepTiming

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
 

@@ -18,7 +18,7 @@ Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from covey.core import LogEvent
+from covey.core.events import LogEvent
 from plugins.scheduler.machine.log import answers, job_endings, job_starts, replacing, replacing_jobs
 from plugins.scheduler.machine.log.job_table import DRAINED_MAX, JobTable
 from plugins.scheduler.machine.log.jobs import HOLDING, Job, State

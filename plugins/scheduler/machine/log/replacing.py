@@ -16,7 +16,7 @@ Those that it had run on, and the others join them (`plugins.facts.Place.ranks`)
 
 from collections.abc import Collection, Container, Mapping
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
 from plugins.scheduler.machine.log.answers import wrong_gpus
 from plugins.scheduler.machine.log.jobs import Job, JobHealing

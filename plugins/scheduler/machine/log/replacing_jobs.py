@@ -1,6 +1,6 @@
 """Commands of the log about a gang that goes on without some of its hosts (`machine/log/replacing.py`)."""
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.machine.log import job_endings, replacing
 from plugins.scheduler.machine.log.answers import barred_place
 from plugins.scheduler.machine.log.job_table import JobTable

@@ -9,7 +9,8 @@
 Nothing here outlives the agent: after a restart all is told again.
 """
 
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from plugins.base import Host
 from plugins.facts import (
     JobKind,

@@ -9,7 +9,7 @@ Ranks that end well end a moment apart. So nothing is said for a while, and of a
 from collections.abc import Iterable
 from typing import assert_never
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.job.leaving import who
 from covey.wire.job import RanksHaveLeft
 from plugins.base import Host

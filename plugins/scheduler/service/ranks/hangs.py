@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from covey.core import HostId, JobId, Send
 from covey.core.errors import Refused
+from covey.core.events import Send
+from covey.core.ids import HostId, JobId
 from covey.core.units import format_seconds
 from covey.wire.job import heartbeat_s
 from plugins.base import Host

@@ -14,8 +14,9 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Send
 from covey.core.errors import NoLeader, OutcomeUnknown
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from covey.wire.checked import Damaged
 from plugins.base import Host
 from plugins.facts import GpusMeasured, JobPlaced, JobUnplaced, Place, RanksEnded

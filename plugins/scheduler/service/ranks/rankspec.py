@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports.devices import is_instance
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place

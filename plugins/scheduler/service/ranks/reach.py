@@ -8,8 +8,8 @@ failure. It is this host's own view that counts, not the leader's: its ranks fai
 
 import asyncio
 
-from covey.core import HostId, JobId
 from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.base import Host
 from plugins.facts import RanksEnded
 from plugins.scheduler.machine.log.jobs import Job

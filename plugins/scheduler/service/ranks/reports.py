@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import RanksEnded
 from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import RanksReported

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from covey.core import HostId, JobId, Send
+from covey.core.events import Send
+from covey.core.ids import HostId, JobId
 from plugins.base import Host
 from plugins.facts import Place, SparesReady
 from plugins.scheduler.machine.gang.spares import SparesOfOthers, destination

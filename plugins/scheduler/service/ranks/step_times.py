@@ -5,7 +5,7 @@ from statistics import median
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.facts import JobAttached, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import JobSteps
 

@@ -1,6 +1,6 @@
 """What this host's ranks tell of themselves while they run: what they compute with, their tensors, who sums these."""
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.base import Host
 from plugins.facts import HeartbeatHeard, JobJoined, RanksHeal, TensorsAssigned, TensorsSeen
 from plugins.scheduler.messages.commands import JobHeals

@@ -22,7 +22,7 @@ from agent.ports.devices.settings import CpuDevice, usable_cores
 from agent.ports.devices.sim import DeviceFault, SimDevices, simulated_devices
 from agent.ports.processes import procfs
 from agent.program import JsonLog
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB, MIB
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, StandIn, beneath_pynvml

@@ -12,7 +12,7 @@ from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.devices.settings import CpuDevice, GpuSettings, trouble, usable_cores
 from agent.ports.devices.sim import SimDevices
 from agent.program import JsonLog
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB
 from tests.agent.here import Lines
 

@@ -6,7 +6,7 @@ import pytest
 
 from agent.ports.devices.sim import DeviceFault, SimDevices, simulated_devices
 from chaos.rackworld import SimRack
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.core.units import GIB
 from covey.ports import DeviceHealth
 
