@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import covey.hooks
+import covey.hooks.gate
 from covey.core.units import MIB
 
-FOLDER = Path(covey.hooks.__file__).parent
+FOLDER = Path(covey.hooks.gate.__file__).parent
 STUB = """
 #include "device_queue.h"
 extern "C" {
