@@ -165,7 +165,8 @@ def test_nonsense_ends_its_own_connection_and_the_pager_keeps_no_descriptor(volu
 
 LIES = """
 import fcntl, mmap, socket, threading
-from covey import arraywire, memfd, userfault
+from covey.kernel import memfd, userfault
+from covey.wire import array_wire as arraywire
 from covey.arrays.faulted_memory import FaultedMemory
 real = userfault.register
 {lie}

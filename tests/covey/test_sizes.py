@@ -29,14 +29,19 @@ LISTED = {
     for cells in (line.split("|") for line in PAGE.splitlines() if line.startswith("| `"))
 }
 MODULES = (
-    *("aggregator_rounds", "array_pieces", "blocks", "block_rounds", "early_copy", "healing", "healing_machine"),
-    *("held_state", "host_rounds", "huge_pages", "job_state", "lent_rounds", "own_gather", "owns", "packed_rounds"),
-    *("page_pipe", "rounds", "shared_rounds", "splicing", "spoken", "state_pieces", "taking_over", "tensor_layout"),
-    *("tensor_link", "tensor_memory", "tensor_moments", "tensor_types", "tensors", "tensorwire", "torch_gradients"),
+    *("frameworks/torch/gradients", "healing/healing", "healing/held_state", "healing/machine"),
+    *("healing/own_gather", "healing/owns", "healing/state_pieces", "healing/taking_over", "job/job_state"),
+    *("job/tensors", "tensors/aggregator/aggregator_rounds", "tensors/aggregator/block_rounds"),
+    *("tensors/aggregator/early_copy", "tensors/aggregator/host_rounds", "tensors/aggregator/link"),
+    *("tensors/aggregator/packed_rounds", "tensors/aggregator/rounds", "tensors/numbers/blocks"),
+    *("tensors/numbers/moments", "tensors/numbers/pieces", "tensors/numbers/spoken"),
+    *("tensors/numbers/tensor_wire", "tensors/numbers/types", "tensors/same_host/huge_pages"),
+    *("tensors/same_host/layout", "tensors/same_host/lent_rounds", "tensors/same_host/memory"),
+    *("tensors/same_host/shared_rounds", "wire/page_pipe", "wire/splicing"),
 )
 ON_THE_WAY = [
     *(ROOT / f"covey/{name}.py" for name in MODULES),
-    *sorted((ROOT / "plugins/aggregator/datapath").glob("*.py")),
+    *sorted((ROOT / "plugins/aggregator/datapath").rglob("*.py")),
 ]
 UNLIKE = {"PIECE", "ROOM", "AT_A_TIME"}
 """Sizes that are named otherwise."""
