@@ -6,14 +6,14 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states coverage dist agent-toml docs clean
+.PHONY: help setup run stop check lint types collected frameworks house test cases clients swapped rack-test sim soak storm mutants tables bench-tensors bench-tensors-hosts bench-tensors-kills heal-test heal-size heal-cost compiled rdma swap elsewhere heal-rivals bench-tensors-moves bench-tensors-jobs bench-tensors-lanes bench-sharing gpu-check gpu-pack gpu-rehearsal picture states samples coverage dist agent-toml docs reference clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 setup: $(READY) ## make .venv and install everything into it
 
-$(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version.py
+$(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/core/version.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Python 3.11 or newer is needed; name it with PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: this Python cannot make virtual environments; next: apt install python3-venv" >&2; exit 1; }
 	@echo "setting up .venv ..."
@@ -29,7 +29,7 @@ $(READY): pyproject.toml covey/pyproject.toml tools/pyproject.toml covey/version
 	@wanted=$$($(BIN)/python -c 'import sys, tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]])' $*); \
 	 if $(BIN)/python -m pip install -q --disable-pip-version-check $$wanted 2>/dev/null; then touch $@; \
 	 else echo "$* cannot be installed here: tests that need it are skipped"; fi
-	@if test $* = torch && $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/python -m covey.attach.build || true; fi
+	@if test $* = torch && $(BIN)/python -c 'import torch' 2>/dev/null; then $(BIN)/python -m covey.hooks.gate.build || true; fi
 
 run: $(READY) ## start a rack of four agents on this machine and watch it work
 	@$(BIN)/covey-rack run
@@ -56,18 +56,18 @@ types: $(READY)
 
 house: $(READY)
 	@$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
-	@$(BIN)/python -m tests.reached
+	@$(BIN)/python -m tools.reached
 
 test: $(READY) frameworks
 	@$(if $(LONG),COVEY_LONG=1 )$(BIN)/pytest -n 5 --dist loadgroup --durations=40; \
-	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tests.again $$code
+	  code=$$?; $(if $(LONG),COVEY_LONG=1 )$(BIN)/python -m tools.again $$code
 	@for framework in torch jax; do $(BIN)/python -c "import $$framework" 2>/dev/null || \
-	echo "check: left out, since $$framework is not installed: what covey.attach sees of its scripts (make check TORCH=1)"; done
+	echo "check: left out, since $$framework is not installed: what covey.hooks sees of its scripts (make check TORCH=1)"; done
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || \
 	echo "check: left out, since PyTorch finds no CUDA device: tests marked gpu (make gpu-check)"
 
 cases: $(READY) ## try every */run.sh of a folder on this checkout, and say what came out: make cases CASES=DIR
-	@$(BIN)/python -m tests.cases "$(CASES)"
+	@$(BIN)/python -m tools.cases "$(CASES)"
 
 sim: $(READY) ## replay one simulated rack: make sim SEED=7
 	@$(BIN)/covey-chaos sim --seed $(or $(SEED),1)
@@ -148,23 +148,29 @@ swap: $(READY) ## a kernel (User-Mode Linux of Debian's package) swaps to remote
 elsewhere: $(READY) ## the gate, hosts with our wheels, then the swap, in another release of Debian with its Python, systemd and kernel: RELEASE=trixie RUN='make check'; root, some 40 minutes
 	@$(BIN)/python -m chaos.guest.elsewhere $(or $(RELEASE),trixie) $(if $(RUN),--run '$(RUN)')
 
-picture: $(READY) ## draw docs/picture.svg anew: the layers, and who imports whom
-	@$(BIN)/python docs/picture.py
+picture: $(READY) ## draw docs/design/picture.svg anew: the layers, and who imports whom
+	@$(BIN)/python -m tools.picture
 
-states: $(READY) ## draw docs/STATES.md anew: the states of machines, and what may follow what
-	@$(BIN)/python -m tests.states
+states: $(READY) ## draw docs/design/STATES.md anew: the states of machines, and what may follow what
+	@$(BIN)/python -m tools.states
 
 coverage: $(READY) ## lines and branches run by tests, without tests/rack and tests/chaos; not a part of check, for it takes longer
 	@nice -n 10 $(BIN)/pytest -n 2 --dist loadgroup --ignore tests/rack --ignore tests/chaos --cov --cov-report=term
 
 dist: $(READY) ## sdists and wheels of all three into dist/, tried in an empty environment
-	@$(BIN)/python -m tests.wheels dist
+	@$(BIN)/python -m tools.wheels dist
 
 agent-toml: $(READY) ## write systemd/agent.toml anew: every setting, its default, its words
-	@$(BIN)/python -m tests.annotated
+	@$(BIN)/python -m tools.annotated
 
-docs: $(READY) ## API pages from docstrings: docs/api/ (what a script imports, what a plugin is made of)
-	@$(BIN)/python docs/pages.py
+docs: $(READY) ## build the site of docs/ into site/, every link checked, with API pages from docstrings in site/api/
+	@$(BIN)/python -m tools.pages site
+
+samples: $(READY) ## add what tests/compatibility lacks: a sample of each format as this version writes it
+	@$(BIN)/python -m tests.compatibility.samples
+
+reference: $(READY) ## write docs/reference/ anew: agentctl, HTTP, Python API, exit codes, as the code has them now
+	@$(BIN)/python -m tools.pages
 
 clean: ## remove .venv and everything made by tools
-	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist
+	rm -rf .venv .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info covey/*.egg-info tools/*.egg-info build dist site

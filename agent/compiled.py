@@ -22,18 +22,20 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from covey.attach.build import is_ours
+from covey.hooks.gate.build import is_ours
 
 PROGRAMS = ("slabd", "vold", "spill")
 """Those that use it."""
 BYTE_PATH = (
-    "asked_in_order", "latencies", "lender_lane", "lender_pair", "log_keeper", "mapped_slab", "members_volume",
-    "mirror_volume", "nbd_front", "nbd_pages", "nbdwire", "one_sided", "page_table", "paged_volume", "parity_volume",
-    "remote_slab", "slab", "slab_session", "slab_store", "slabwire", "spill", "spill_ring", "volume", "write_buffers",
+    "doors.nbd_front", "doors.nbd_pages", "doors.nbdwire", "lending.slab_session", "lending.slab_store",
+    "links.asked_in_order", "links.lender_lane", "links.lender_pair", "links.mapped_slab", "links.one_sided",
+    "links.remote_slab", "links.write_buffers", "spill.log_keeper", "spill.page_table", "spill.spill",
+    "spill.spill_ring", "volumes.latencies", "volumes.members.members_volume", "volumes.members.mirror_volume",
+    "volumes.members.parity_volume", "volumes.paged_volume", "volumes.slab", "volumes.volume", "wire.slabwire",
 )  # fmt: skip
 DECISIONS = ("machine.spill_log", "policy.spilling")
 MODULES = (
-    "agent.ports.stream",
+    "agent.ports.network.stream",
     *(f"plugins.memory.{name}" for name in DECISIONS),
     *(f"plugins.memory.datapath.{name}" for name in BYTE_PATH),
 )

@@ -19,9 +19,9 @@ from agent.jobs.output import JobsSettings
 from agent.ports.devices import settings as devices
 from agent.ports.devices.settings import GpuSettings
 from agent.raft.service import LeaderSettings
-from covey.addresses import hears_others, ip_port, is_ip
-from covey.core import ID_PATTERN, HostId
+from covey.core.ids import ID_PATTERN, HostId
 from covey.ports import Address
+from covey.ports.addresses import hears_others, ip_port, is_ip
 from gossip.service import GossipSettings
 from plugins.base import Plugin
 from plugins.registry import PLUGINS
@@ -177,10 +177,6 @@ def parse(
     )
 
 
-RENAMED = {"rooms": "plugins", "scheduler.home_lost_after_s": "coordinator_lost_after_s"}
-"""Former names of settings of agent.toml -> their names now, in the same section."""
-
-
 def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, others: tuple[str, ...] = ()) -> Any:
     """One section as its Struct. `others` are further valid names at this level, for the hint."""
     label = f"{name}." if name else ""
@@ -188,12 +184,9 @@ def _section(kind: type[msgspec.Struct], values: Any, source: str, name: str, ot
         raise _bad_value(source, name, f"expected a section [{name}]", f"write it as a table: [{name}]")
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key in values:
-        if renamed := RENAMED.get(label + key):
-            was, now = f"{source}: `{label}{key}` is called `{label}{renamed}` now", f"write `{renamed}` in its place"
-            raise ConfigError(was, "the name changed before the first release; what it means did not", now)
         if key not in fields:
             near = difflib.get_close_matches(key, [*fields, *others], 1, 0.5)
-            next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, or see docs/operations.md"
+            next_step = f"did you mean `{label}{near[0]}`?" if near else "remove it, see docs/reference/agent-toml.md"
             here = f"[{name}] knows" if name else "the top of the file knows"
             raise ConfigError(
                 f"{source}: `{label}{key}` is not a setting", f"{here} {_names([*fields, *others])}", next_step

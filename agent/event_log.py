@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Clock, Disk
 from plugins.views import EventLine
 
-FILE = "story.log"
-"""Of a host of before, too: another name would lose what it has noted."""
+FILE = "events.log"
 FILE_BYTES_MAX = 4 << 20
 LINES_PER_SUBJECT_MAX = 200
 SUBJECTS_MAX = 2000

@@ -3,8 +3,8 @@
     gossip -> facts -> bus -> plugins            jobs.sock -> frames -> the plugin that hears them
     links  -> messenger -> plugins, log, reads     HTTP      -> commands of plugins and of the rack's view
 
-`agent.plugin_runtime` keeps the plugins apart: one that fails does not take the others down. Everything outside comes
-through `Env`, so the same `HostAgent` runs under the simulator.
+`agent.runtime.plugin_runtime` keeps the plugins apart: one that fails does not take the others down. Everything outside
+comes through `Env`, so the same `HostAgent` runs under the simulator.
 """
 
 import asyncio
@@ -15,28 +15,29 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from agent import identity
-from agent.api.metrics import counted
+from agent import identity, metrics
 from agent.api.rack_view import AskView, RackView, ViewAnswer
-from agent.bus import Bus
 from agent.config import Config, open_to_read
 from agent.event_log import EventLog
 from agent.host_watch import HostWatch, LogSeen
 from agent.identity import Identity
-from agent.jobs.jobs_socket import JobSocket
 from agent.jobs.runner import SupervisedRunner
-from agent.plugin_runtime import PluginRuntime
+from agent.jobs.socket.jobs_socket import JobSocket
 from agent.raft.disk import FOLDER
 from agent.raft.messages import NO_RACK
 from agent.raft.service import Consensus
 from agent.raft.service.voters import under_way
-from agent.retained_facts import RetainedFacts, facts_of_hosts
-from agent.rpc import Messenger
-from covey.addresses import reached_at
-from covey.core import Fact, HostId, Message
-from covey.errors import Refused
+from agent.rpc.rpc import Messenger
+from agent.runtime.bus import Bus
+from agent.runtime.plugin_runtime import PluginRuntime
+from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
+from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId
+from covey.core.metrics import Distribution, Measured, MetricSeries
 from covey.ports import Address, Env
-from covey.wire import Frame
+from covey.ports.addresses import reached_at
+from covey.wire.job import Frame
 from gossip.service import (
     GossipEvent,
     GossipService,
@@ -71,7 +72,7 @@ class CountedLinks(Protocol):
 
     @property
     def counters(self) -> Mapping[str, int]: ...
-    def metrics(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Mapping[MetricSeries, float]: ...
 
 
 @runtime_checkable
@@ -487,8 +488,8 @@ class HostAgent:
             if endpoints is not None:
                 yield host, endpoints.http
 
-    def metrics(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
+    def metrics(self) -> Measured:
+        found: dict[MetricSeries, float | Distribution] = {}
         for service in self.plugins.values():
             found |= service.metrics()
         found |= self.jobs.metrics()
@@ -496,17 +497,15 @@ class HostAgent:
         links = self.env.links
         if isinstance(links, CountedLinks):
             found |= links.metrics()
-            found |= counted("links", links.counters)
         devices = self.env.probes.devices
         if isinstance(devices, CountedDevices):
-            found |= counted("devices", devices.counters)
-        found |= counted("gossip", self.gossip.counters)
+            found |= metrics.DEVICES.of(devices.counters)
         found |= self.gossip.metrics()
-        found |= counted("rpc", {**self.messenger.counters, **self.counters})
-        found |= counted("raft", self.log.counted)
-        found["covey_leader_term"] = self.log.term
-        found["covey_hosts_wrong"] = len(self.troubles)
-        found["covey_hosts_alive"] = sum(view.state == "alive" for view in self.hosts())
+        found |= metrics.RPC.of({**self.messenger.counters, **self.counters})
+        found |= metrics.RAFT.of(self.log.counted)
+        found[metrics.LEADER_TERM.of()] = self.log.term
+        found[metrics.HOSTS_WRONG.of()] = len(self.troubles)
+        found[metrics.HOSTS_ALIVE.of()] = sum(view.state == "alive" for view in self.hosts())
         return found
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.event_log import EventLog
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Address, Env
 from gossip.service import (
     GossipEvent,

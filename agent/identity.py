@@ -3,8 +3,8 @@
 import msgspec
 
 from agent.raft.disk import NO_ROOM
-from covey import checked
 from covey.ports import Disk
+from covey.wire import checked
 
 FILE = "identity"
 

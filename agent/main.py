@@ -21,24 +21,24 @@ from agent.config import Config, ConfigError, load
 from agent.host import DEVICES_FILE, JOBS_SOCKET, HostAgent
 from agent.locks import StateDirectoryTaken, StateLock
 from agent.notify import Notifier
-from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
-from agent.ports.datagrams import UdpDatagrams
 from agent.ports.devices.choice import backend
 from agent.ports.disk import DirectoryDisk
 from agent.ports.last_room import FULL, RESERVE_BYTES_MAX
-from agent.ports.links import ZmqLinks
-from agent.ports.pages import MemfdPages
+from agent.ports.memory.pages import MemfdPages
+from agent.ports.network.bytes import SocketBytes
+from agent.ports.network.datagrams import UdpDatagrams
+from agent.ports.network.links import ZmqLinks
+from agent.ports.network.verbs import PyVerbs
 from agent.ports.probes import RealProbes
-from agent.ports.processes import ProgramBase, RealProcesses
-from agent.ports.verbs import PyVerbs
+from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.raft.disk import FOLDER, DiskRefused, Store
 from agent.raft.service import voters
 from agent.tasks import Tasks
-from covey.addresses import hears_others, ip_port
-from covey.checked import StateRefused
+from covey.core.version import VERSION
 from covey.ports import Env
-from covey.version import VERSION
+from covey.ports.addresses import hears_others, ip_port
+from covey.wire.checked import StateRefused
 
 FORCED_EXIT_S = 5.0
 """SIGTERM to exit, at most; what takes longer is cut off."""
@@ -46,8 +46,8 @@ LOG_RESERVE_BYTES = RESERVE_BYTES_MAX
 """Set aside on disk for the log and records: enough for hours, in which an operator can make room."""
 LEAVE_S = FORCED_EXIT_S - 1
 """Of that, for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the plugins
-(`agent.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has a limit
-of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
+(`agent.runtime.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has
+a limit of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
@@ -85,7 +85,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Exit status: 0 after SIGTERM, 1 after an unhandled error, 3 and 4 when this host's state cannot be trusted
-        (`covey.checked.StateRefused`): a restart does not help."""
+        (`covey.wire.checked.StateRefused`): a restart does not help."""
         loop = asyncio.get_running_loop()
         for number, away_s in ((signal.SIGTERM, self._config.gossip.away_s), (signal.SIGINT, 0)):
             loop.add_signal_handler(number, self._asked_to_stop, away_s)

@@ -24,18 +24,18 @@ import msgspec
 from agent.compiled import PROGRAMS as BYTE_PROGRAMS
 from agent.compiled import use as use_compiled
 from agent.ports.clock import RealClock
-from agent.ports.datagrams import UdpDatagrams
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
-from agent.ports.inheritance import unblock_signals
 from agent.ports.last_room import LastingLog
-from agent.ports.pages import MemfdPages
+from agent.ports.memory.pages import MemfdPages
+from agent.ports.network.datagrams import UdpDatagrams
+from agent.ports.network.verbs import PyVerbs
 from agent.ports.probes import RealProbes
-from agent.ports.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
-from agent.ports.verbs import PyVerbs
+from agent.ports.processes.inheritance import unblock_signals
+from agent.ports.processes.processes import LOADED_FD, ProgramBase, ProgramStart, RealProcesses, leave_words
 from agent.tasks import Tasks
-from covey.core import HostId
-from covey.line_log import LineLog
+from covey.core.ids import HostId
+from covey.core.line_log import LineLog
 from covey.ports import Address, Env, Logger
 from plugins.base import Program
 
@@ -58,27 +58,27 @@ def collect_seldom(is_byte_path: bool) -> None:
 def program_named(name: str) -> Program:
     """KeyError when no plugin has it. Plugins are imported only if it is none of the agent's own."""
     if name == "supervisor":
-        from agent.jobs.supervisor import PROGRAM
+        from agent.jobs.supervisor.supervisor import PROGRAM
 
         return PROGRAM
     if name == "spares":
-        from agent.jobs.spares import PROGRAM as SPARES
+        from agent.jobs.spares.spares import PROGRAM as SPARES
 
         return SPARES
     if name == "spill":  # a volume does not answer before its writer is up
-        from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
+        from plugins.memory.datapath.spill.spill_writer import PROGRAM as SPILL
 
         return SPILL
     if name == "slabd":  # borrowers wait for it when it comes back
-        from plugins.memory.datapath.slabd import PROGRAM as SLABD
+        from plugins.memory.datapath.lending.slabd import PROGRAM as SLABD
 
         return SLABD
     if name == "aggd-lane":  # its aggd adds alone until it is up
-        from plugins.aggregator.datapath.lane import LANE
+        from plugins.aggregator.datapath.lanes.lane import LANE
 
         return LANE
     if name == "keeper":
-        from plugins.memory.datapath.slab_keeper import PROGRAM as KEEPER
+        from plugins.memory.datapath.lending.slab_keeper import PROGRAM as KEEPER
 
         return KEEPER
     if name == "pager":
@@ -134,7 +134,7 @@ class NoLinks:
 
 def real_env(base: ProgramBase, log: Logger, tasks: Tasks, probes: RealProbes, disk: DirectoryDisk) -> Env:
     """A program's ports on this machine."""
-    from agent.ports.bytes import SocketBytes  # compiled, or not: `main` says which, before anything imports it
+    from agent.ports.network.bytes import SocketBytes  # compiled, or not: `main` says which, before anything imports it
 
     return Env(
         host=HostId(base.host),

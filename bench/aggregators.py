@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plugins.aggregator.policy.pools import POOL_HOSTS
-from sim import aggregators
-from sim.aggregators_jobs import Workload
 from sim.report import Progress, Report
+from sim.tensors import aggregators
+from sim.tensors.jobs import Workload
 
 SEEDS = range(1, 6)
 PHILLY = Path(__file__).parent / "traces" / "philly_vc_ee9e8c.csv.gz"

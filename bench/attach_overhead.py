@@ -1,4 +1,4 @@
-"""What `covey.attach` costs a PyTorch script that shares a device and has no limit (wanted: under 1 % of a 5 ms step).
+"""What `covey.hooks` costs a PyTorch script that shares a device and has no limit (wanted: under 1 % of a 5 ms step).
 
     python bench/attach_overhead.py [--groups 8] [--seconds 6] [--compiled] [--beside]
 
@@ -25,12 +25,12 @@ import tempfile
 import threading
 from pathlib import Path
 
-from covey import memfd
-from covey.attach import SITE
-from covey.core import HostId
-from covey.frames import body_size, pack, unpack
-from covey.pages import LimitsWriter, RankLimits, ReportReader
-from covey.wire import AskPages, Join, Joined, PagesHere, decoder
+from covey.core.ids import HostId
+from covey.hooks import SITE
+from covey.kernel import memfd
+from covey.kernel.pages import LimitsWriter, RankLimits, ReportReader
+from covey.wire.frames import body_size, pack, unpack
+from covey.wire.job import AskPages, Join, Joined, PagesHere, decoder
 
 STEPS = 10
 """Of a block: a twentieth of a second, so that what else the machine does falls on all of them."""

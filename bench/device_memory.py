@@ -47,9 +47,9 @@ def device_of(torch: Any) -> str:
 
 def measured(torch: Any, whole: int, limit: int, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each round."""
-    from covey.attach.build import TorchBuild, build, cache_folder
-    from covey.attach.torch_cuda import TorchGpu
-    from covey.attach.torch_memory import TorchMemory
+    from covey.hooks.frameworks.torch_cuda import TorchGpu
+    from covey.hooks.frameworks.torch_memory import TorchMemory
+    from covey.hooks.gate.build import TorchBuild, build, cache_folder
 
     torch.zeros(1, device="cuda")
     gpu = TorchGpu(build(TorchBuild.of(torch), cache_folder()), lambda error: print(error, file=sys.stderr))

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import live_jobs
-from covey.attach.sharing import of_process
+from covey.hooks.limits.sharing import of_process
 
 GARBAGE_S = 3.0
 

@@ -143,16 +143,16 @@ class Played:
     """As much of a job as a script uses, with a client made by hand."""
 
     def __init__(self, job: str, rank: int, ranks: int, address: str) -> None:
-        from covey.core import HostId, JobId
-        from covey.tensors import TensorClient
-        from covey.wire import AggregatorAt
+        from covey.core.ids import HostId, JobId
+        from covey.job.tensors import TensorClient
+        from covey.wire.job import AggregatorAt
 
         self.rank, self.world_size = rank, ranks
         self.tensors = TensorClient(JobId(job), rank, ranks, lambda epoch, why, table: None)
         self.tensors.moved(AggregatorAt(JobId(job), EPOCH, HostId("h1"), address, SECRET))
 
     def state(self, get: Any, load: Any, *, own: Any, step: int = 0) -> Any:
-        from covey.job_state import begun
+        from covey.job.job_state import begun
 
         return begun(self.tensors, range(self.rank, self.rank + 1), 0, get, load, own, step, lambda done: None)
 

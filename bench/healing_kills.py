@@ -55,13 +55,13 @@ LOST_S = {"a whole host": 30.0}
 END_S = 900.0
 TRAIN = """
 import os, runpy, sys, time
-import covey.job_state
+import covey.job.job_state
 script, pause_s, *sys.argv[1:] = sys.argv[1:]
 open("/proc/self/comm", "w").write("rank" + os.environ["COVEY_RANK"])  # one that was a spare has it nowhere else
-done, log = covey.job_state.JobState.done, open(f"steps{os.environ['COVEY_RANK']}", "a")
+done, log = covey.job.job_state.JobState.done, open(f"steps{os.environ['COVEY_RANK']}", "a")
 samples = open(f"samples{os.environ['COVEY_RANK']}", "a")
 if script.endswith("heal_ddp.py"):
-    from covey.torch_sampler import StepSampler
+    from covey.frameworks.torch.sampler import StepSampler
     given = StepSampler._batch_at
     def batch_at(sampler, number):
         batch = given(sampler, number)
@@ -73,7 +73,7 @@ def noted(state):
     done(state)
     print(time.monotonic(), os.environ.get("COVEY_INCARNATION", "0"), step, file=log, flush=True)
     time.sleep(float(pause_s))
-covey.job_state.JobState.done = noted
+covey.job.job_state.JobState.done = noted
 sys.path[0] = os.path.dirname(script)
 runpy.run_path(script, run_name="__main__")
 """

@@ -193,7 +193,7 @@ def train(state: str) -> None:
     import hashlib
 
     import covey
-    from covey.healing import Healing
+    from covey.healing.healing import Healing
 
     draws = np.random.default_rng(1)
     arrays = {

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from plugins.scheduler.policy.rules import COVEY
-from sim import jobs as simulator
-from sim.jobs import Plan, plan_of
+from sim.jobs import jobs as simulator
+from sim.jobs.jobs import Plan, plan_of
+from sim.jobs.trace import Trace, read_trace
 from sim.report import Cell, Figure, Progress, Report, Series, Table
-from sim.trace import Trace, read_trace
 
 TRACES = Path(__file__).parent / "traces"
 OWN_TRACES = "COVEY_TRACES"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sim.engine import Engine, Outcome, SimJob
-from sim.jobs import plan_of
-from sim.live import Live, settings_of
+from sim.jobs.engine import Engine, Outcome, SimJob
+from sim.jobs.jobs import plan_of
+from sim.jobs.live import Live, settings_of
+from sim.jobs.trace import read_trace
 from sim.report import Cell, Progress, Report, Table
-from sim.trace import read_trace
 
 TRACES = Path(__file__).parent / "traces"
 GPUS = 512

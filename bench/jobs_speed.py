@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from plugins.scheduler.machine.order_book import JOB_BITS, OrderBook
-from sim import jobs as simulator
-from sim.jobs import plan_of
+from plugins.scheduler.machine.leader.order_book import JOB_BITS, OrderBook
+from sim.jobs import jobs as simulator
+from sim.jobs.jobs import plan_of
+from sim.jobs.trace import read_trace
 from sim.report import Cell, Progress, Report, Table
-from sim.trace import read_trace
 
 TRACES = Path(__file__).parent / "traces"
 TIMED: tuple[tuple[str, int | None], ...] = (

@@ -8,11 +8,12 @@ from typing import Any
 from unittest import mock
 
 from agent.main import settle_collector
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine import queue as queue_of_jobs
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log import job_starts
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -45,7 +46,7 @@ class Rack:
 
     def __init__(self, waiting: int, dice: random.Random) -> None:
         self.dice = dice
-        self.queue = Queue()
+        self.queue = JobTable()
         self.settings = SchedulerSettings(quotas=QUOTAS)
         self.leader = Leader(self.queue, self.settings)
         self.rack = tuple(RackHost(HostId(f"h{number:04}"), EACH) for number in range(HOSTS))
@@ -61,7 +62,7 @@ class Rack:
             self.submit()
 
     def say(self, command: Command) -> Result:
-        return self.queue.apply(self.queue.index + 1, command)[0]
+        return apply(self.queue, self.queue.index + 1, command)[0]
 
     def submit(self) -> None:
         dice = self.dice
@@ -118,7 +119,7 @@ class Rack:
         each = job.spec.gpus_per_worker
         found = place(self.roomy, job.spec.workers, each, 0.0, 0.3)
         if found is None:
-            self.say(PlaceFailed(wall_s=1.0, job=id, epoch=job.epoch, reason="no room"))
+            self.say(PlaceFailed(wall_s=1.0, job=id, epoch=job.grant.epoch, reason="no room"))
             return
         places, rank = [], 0
         for host, count in found.items():
@@ -126,15 +127,15 @@ class Rack:
             self._count(host)
             places.append(Place(host, tuple(range(rank, rank + count)), gpus))
             rank += count
-        self.say(Placed(wall_s=1.0, job=id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1))
+        self.say(Placed(wall_s=1.0, job=id, epoch=job.grant.epoch, places=tuple(places), master_addr="", master_port=1))
         self.where[id] = len(self.running)
         self.running.append(id)
 
     def end(self, id: JobId, code: int = 0) -> None:
         job = self.queue.jobs[id]
-        for at in job.places:
+        for at in job.start.places:
             codes, asked = dict.fromkeys(at.ranks, code), code != 0
-            told = RanksReported(wall_s=1.0, job=id, epoch=job.epoch, host=at.host, codes=codes, asked=asked)
+            told = RanksReported(wall_s=1.0, job=id, epoch=job.grant.epoch, host=at.host, codes=codes, asked=asked)
             self.say(told)
             self.free[at.host] += at.gpus
             self._count(at.host)
@@ -161,15 +162,15 @@ class Rack:
             case _:  # a host reports what its jobs attained, which it does every 10 s
                 id = dice.choice(self.running)
                 job = self.queue.jobs[id]
-                host = job.places[0].host
-                served = job.attained.get(host, 0.0) + 10.0 ** dice.uniform(1, 4)
+                host = job.start.places[0].host
+                served = job.measured.attained.get(host, 0.0) + 10.0 ** dice.uniform(1, 4)
                 self.say(Attained(wall_s=1.0, host=host, service_gpu_s={id: served}))
         return 1 + self.follow(self.look())
 
 
 def steady(waiting: int, looks: int, dice: random.Random, progress: Callable[[float], None]) -> dict[str, Any]:
     """CPU microseconds of a look in a full rack, of all and by what they lead to; and of a leader's first."""
-    with mock.patch.object(queue_of_jobs, "LIVE_MAX", 10 * waiting + 10 * HOSTS * EACH):
+    with mock.patch.object(job_starts, "LIVE_MAX", 10 * waiting + 10 * HOSTS * EACH):
         rack = Rack(waiting, dice)
         rack.fill()
         rack.follow(rack.look())

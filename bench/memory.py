@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from sim import memory_racks, memory_reports
-from sim.memory import AGES_S
-from sim.memory_reports import Setting
+from sim.memory import racks as memory_racks
+from sim.memory import reports as memory_reports
+from sim.memory.memory import AGES_S
+from sim.memory.reports import Setting
 from sim.report import Progress, Report
 
 EXPERIMENTS: dict[str, Callable[[Progress], Report]] = {

@@ -4,7 +4,7 @@
 
 Two volumes of 256 MiB, one with a disk and one with a mirror, every byte known. They are idle first; then each agent is
 restarted by `systemctl restart covey`, one after another, while a script reads pages of both. Said are slabs that
-moved, wrong MiB, and the longest reads. As root; a host is installed by what docs/operations.md says.
+moved, wrong MiB, and the longest reads. As root; a host is installed by what docs/guides/install.md says.
 """
 
 import argparse

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from covey.units import MIB
+from covey.core.units import MIB
 from tests.rack.living_rack import LivingRack, living_rack, wait
 
 SIZE = 512 * MIB

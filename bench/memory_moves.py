@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.memory_path import cpu_s
-from covey import frames
-from covey.units import MIB
-from plugins.memory.datapath.control import (
+from covey.core.units import MIB
+from covey.wire import frames
+from plugins.memory.datapath.wire.control import (
     CloseSlabFrame,
     ControlHello,
     FreeSlabFrame,

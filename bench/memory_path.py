@@ -39,16 +39,16 @@ from agent.compiled import folder, found, install
 if "--compiled" in sys.argv:
     install(folder())  # before anything of it is imported
 
-from agent.ports.memory_lock import keep_heap
+from agent.ports.memory.lock import keep_heap
 from agent.program import collect_seldom
 from bench.memory_size import PAGE, SLAB, an_env
-from covey.units import MIB
-from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
-from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.datapath.slabd import SlabServer
-from plugins.memory.datapath.volume import Volume
+from covey.core.units import MIB
+from plugins.memory.datapath.doors.exports import Exports
+from plugins.memory.datapath.lending.slab_store import SlabStore
+from plugins.memory.datapath.lending.slabd import SlabServer
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.wire.shape import Shape
 from plugins.memory.policy.settings import SEAL_BYTES
 
 SIZE = 512 * MIB

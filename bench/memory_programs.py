@@ -54,7 +54,7 @@ from bench.memory_clients import (
     started_redis,
     swap_on,
 )
-from covey.units import MIB
+from covey.core.units import MIB
 from tests.rack.living_rack import living_rack, wait
 
 SHARES = (100, 75, 50)

@@ -21,23 +21,23 @@ from typing import Any, cast
 
 import numpy as np
 
-from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.loop_stalls import RunDelay
-from agent.ports.pages import MemfdPages
-from agent.ports.processes import ProgramBase, RealProcesses
+from agent.ports.memory.pages import MemfdPages
+from agent.ports.network.bytes import SocketBytes
+from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
-from covey import checked
-from covey.core import HostId
+from covey.core.ids import HostId
+from covey.core.units import GIB, MIB
 from covey.ports import Env
-from covey.units import GIB, MIB
-from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.datapath.slabd import SlabServer
-from plugins.memory.datapath.spill_load import SegmentList, SegmentRecord
-from plugins.memory.datapath.volume import Volume
+from covey.wire import checked
+from plugins.memory.datapath.lending.slab_store import SlabStore
+from plugins.memory.datapath.lending.slabd import SlabServer
+from plugins.memory.datapath.spill.spill_load import SegmentList, SegmentRecord
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.control import OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.wire.shape import Shape
 from plugins.memory.policy import log_records, spilling
 from plugins.memory.policy.log_records import BATCH_BITS, ROW, RecordTable, TableKind
 

@@ -24,16 +24,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
 from agent.ports.probes import RealProbes
-from agent.ports.processes import ProgramBase
+from agent.ports.processes.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
-from covey.units import MIB
-from plugins.memory.datapath.paged_volume import Done
-from plugins.memory.datapath.shape import Shape
+from covey.core.units import MIB
 from plugins.memory.datapath.vold import Front, VoldConfig
+from plugins.memory.datapath.volumes.paged_volume import Done
+from plugins.memory.datapath.wire.shape import Shape
 from tests.covey.live_volume import PAGE, SECRET, TOKEN, LiveVolume, until
 
 SIZE, BUDGET = 128 * MIB, 32 * MIB

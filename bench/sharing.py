@@ -4,8 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plugins.sharing.policy.interference import TOLERANCE
-from sim import sharing, sharing_reports
 from sim.report import Progress, Report
+from sim.sharing import reports as sharing_reports
+from sim.sharing import sharing
 
 TRACES = [Path(__file__).parent / "traces" / f"tiresias480r_seed{seed}.csv.gz" for seed in range(1, 6)]
 """480 jobs each, rebuilt from the text of the Tiresias paper (bench/traces/README.md)."""

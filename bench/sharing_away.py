@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
 from bench.live_jobs import BETWEEN_S, EVALUATION_S  # noqa: E402
 from bench.sharing_live import Pair  # noqa: E402
-from covey.units import GIB  # noqa: E402
+from covey.core.units import GIB  # noqa: E402
 from tests.plugins.sharing.live_host import live_host  # noqa: E402
 
 SECOND = 1_000_000_000

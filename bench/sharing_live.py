@@ -3,7 +3,7 @@
     python bench/sharing_live.py [--pairs conv-input,mlp-input] [--rounds 5] [--measure 5] [--settle 7]
 
 One process of each script lives through all laws in turn, forwards and backwards (ABBA), so that both meet the same
-machine. The service of `plugins/sharing`, jobs.sock, pages and `covey.attach` are those of agents; only who comes is
+machine. The service of `plugins/sharing`, jobs.sock, pages and `covey.hooks` are those of agents; only who comes is
 decided here, and for rivals which controller stands in the ladder's place. The device is core 0; this process and
 everything else should leave it alone.
 
@@ -36,8 +36,8 @@ sys.path.insert(0, str(ROOT))
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
 from bench.live_jobs import RECORD, to_whole_batches_s  # noqa: E402
 from bench.sharing_predicted import Phases, phases, predicted  # noqa: E402
-from covey.core import JobId  # noqa: E402
-from covey.units import GIB, MIB  # noqa: E402
+from covey.core.ids import JobId  # noqa: E402
+from covey.core.units import GIB, MIB  # noqa: E402
 from plugins.sharing.machine.control import Steady  # noqa: E402
 from plugins.sharing.machine.ladder import Ladder  # noqa: E402
 from plugins.sharing.machine.rivals import Alone, Flag, Flagged, Naive, Throttle  # noqa: E402

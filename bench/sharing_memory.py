@@ -27,11 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
-from covey.pages import RankLimits, RankReport  # noqa: E402
-from covey.units import MIB  # noqa: E402
+from covey.core.units import MIB  # noqa: E402
+from covey.kernel.pages import RankLimits, RankReport  # noqa: E402
 from tests.agent.here import here  # noqa: E402
 from tests.covey.agents import Agent  # noqa: E402
-from tests.covey.attach.torch_jobs import TorchRank, running  # noqa: E402
+from tests.covey.hooks.torch_jobs import TorchRank, running  # noqa: E402
 
 SHARES = (0.9, 0.6, 0.3)
 PATIENCE_S = 60.0

@@ -1,4 +1,4 @@
-"""What the device model (`sim/device.py`) says of a pair of scripts that `bench/sharing_live.py` measured.
+"""What the device model (`sim/sharing/device.py`) says of a pair of scripts that `bench/sharing_live.py` measured.
 
 It is told what the guaranteed script does alone: how long a mini-batch works on the device and how long it does not,
 how much that varies, and for how much of the time it was away. The opportunistic script always has an operation. Each
@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.device import NEVER, Scenario, simulate
-from sim.sharing import CONTROLLERS, WITHOUT
+from sim.sharing.device import NEVER, Scenario, simulate
+from sim.sharing.sharing import CONTROLLERS, WITHOUT
 
 AWAY_NS = 1_000_000_000
 """A mini-batch as long as that is a phase without the device."""
@@ -20,7 +20,7 @@ SEEDS = range(1, 9)
 LAWS = {"packed": "naive", "step-up": "step-up", "step-up+flag": "step-up+flag", "flag": "flag", "ours": "ladder"} | {
     rule: rule for rule in WITHOUT
 }
-"""By their names in the bench: those of `sim.sharing.CONTROLLERS`."""
+"""By their names in the bench: those of `sim.sharing.sharing.CONTROLLERS`."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def predicted(
     measure_s: float,
 ) -> tuple[float, float]:
     """How much slower the guaranteed script is, and what the other one gets of what it would do alone, in `measure_s`
-    after `settle_s`; `op_s`: its operations; `idle_seen_s`, `wake_s`: what `sim.device.Scenario` has."""
+    after `settle_s`; `op_s`: its operations; `idle_seen_s`, `wake_s`: what `sim.sharing.device.Scenario` has."""
     away_s = measure_s * alone.away if alone.away > 0.1 else 0.0
     scenario = Scenario(
         kind,

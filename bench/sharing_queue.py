@@ -5,7 +5,7 @@
 Four real agents with two devices each, made of the cores of this machine, which cannot compute for eight: the jobs
 mostly wait. A twentieth of a mini-batch is work and the rest sleep. Half of the jobs are guaranteed, of a tenant whose
 quota is all eight devices; the others are opportunistic. The same arrivals once with `beside = 0`, once with 1. A job
-that yields goes on where it was. Before that `sim/sharing_cluster.py` is asked about the same jobs (it knows their
+that yields goes on where it was. Before that `sim/jobs/sharing_cluster.py` is asked about the same jobs (it knows their
 lengths alone, and neither starts nor hosts).
 """
 
@@ -21,8 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import options, print_head  # noqa: E402
 from plugins.scheduler.policy.rules import COVEY  # noqa: E402
-from sim.engine import SimJob  # noqa: E402
-from sim.sharing_cluster import GUARANTEED, Cluster, Sharing  # noqa: E402
+from sim.jobs.engine import SimJob  # noqa: E402
+from sim.jobs.sharing_cluster import GUARANTEED, Cluster, Sharing  # noqa: E402
 from tests.rack.living_rack import wait  # noqa: E402
 from tests.rack.sharing_rack import SharingRack, rank, sharing_rack  # noqa: E402
 

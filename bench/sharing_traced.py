@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, leave_the_device, options, print_head  # noqa: E402
 from bench.sharing_live import AT_ONCE, SETTLED_S, Pair, spread  # noqa: E402
-from covey.units import GIB  # noqa: E402
+from covey.core.units import GIB  # noqa: E402
 from tests.plugins.sharing.live_host import live_host  # noqa: E402
 
 TRACED = ("alone", "packed", "flag", "ours")

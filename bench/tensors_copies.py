@@ -150,7 +150,7 @@ def _measure(case: Case, moves: int, aggds: Sequence[Part], ranks: Sequence[Part
 def aggd_main(folder: str, name: str) -> None:
     import uvloop
 
-    from covey.core import JobId
+    from covey.core.ids import JobId
     from plugins.aggregator.datapath.control import DropJob, Serve
     from plugins.aggregator.messages import NextOwner
     from tests.plugins.aggregator.loopback import SECRET, AggdThread
@@ -178,10 +178,10 @@ def aggd_main(folder: str, name: str) -> None:
 def rank_main(number: str, of: str) -> None:
     import numpy as np
 
-    from covey.core import HostId, JobId
-    from covey.tensors import TensorClient
-    from covey.updates import Adam
-    from covey.wire import AggregatorAt
+    from covey.core.ids import HostId, JobId
+    from covey.job.tensors import TensorClient
+    from covey.tensors.numbers.updates import Adam
+    from covey.wire.job import AggregatorAt
     from tests.plugins.aggregator.loopback import SECRET
 
     case, rank = Case(*json.loads(of)), int(number)

@@ -4,12 +4,12 @@
 
 Hosts are network namespaces on this machine, each with a link of that rate in both directions (tbf), an aggregator
 and so many ranks. *One owner*: all tensors at the aggregator of the first host. *Owners*: in Blocks at all of them,
-as a job on several hosts has them (`covey.blocks`), each rank pushing its own; that of its own host by its unix
-socket. *Together*: so, after the ranks of a host have added theirs in memory that they share (`covey.host_rounds`),
-which is what jobs do. With one rank a host there is nothing to add; with several, one owner is left out. In each
-window the same ranks do a block of rounds through each, and again in the other order. ms: median round of rank 0, and
-in times of gloo's. CPU: processor time of a round, all ranks and aggregators together, ms. (Needs root, iproute2 and
-PyTorch.)
+as a job on several hosts has them (`covey.tensors.numbers.blocks`), each rank pushing its own; that of its own host by
+its unix socket. *Together*: so, after the ranks of a host have added theirs in memory that they share
+(`covey.tensors.aggregator.host_rounds`), which is what jobs do. With one rank a host there is nothing to add; with
+several, one owner is left out. In each window the same ranks do a block of rounds through each, and again in the other
+order. ms: median round of rank 0, and in times of gloo's. CPU: processor time of a round, all ranks and aggregators
+together, ms. (Needs root, iproute2 and PyTorch.)
 """
 
 import json
@@ -29,10 +29,10 @@ sys.path.insert(0, str(ROOT))
 
 from bench.live_command import json_option, keep, options, print_head, spent_s  # noqa: E402
 from bench.tensors_live import ddp, row, sums  # noqa: E402
-from covey import tensor_layout  # noqa: E402
-from covey.blocks import table_id, tables_of  # noqa: E402
-from covey.core import HostId, JobId  # noqa: E402
-from covey.wire import AggregatorAt  # noqa: E402
+from covey.core.ids import HostId, JobId  # noqa: E402
+from covey.tensors.numbers.blocks import table_id, tables_of  # noqa: E402
+from covey.tensors.same_host import layout as tensor_layout  # noqa: E402
+from covey.wire.job import AggregatorAt  # noqa: E402
 
 GRANT = 1 << 32
 SECRET, NEAR = b"sixteen bytes !!", "near.sock"
@@ -184,8 +184,8 @@ def rank_main(rank: int, hosts: int, here: int, case: str, rounds: int, shared: 
 
 def _client(door: str, rank: int, ranks: int, owners: Sequence[str], near: Mapping[int, str], memory: str) -> Any:
     """`near`: by table, the unix socket of its owner, where that is on this host."""
-    from covey.tensor_memory import TensorMemory
-    from covey.tensors import TensorClient
+    from covey.job.tensors import TensorClient
+    from covey.tensors.same_host.memory import TensorMemory
 
     job, owners = JobId("one" if door == ONE else door), owners[:1] if door == ONE else owners
     tables = tables_of(len(owners))

@@ -174,11 +174,11 @@ def aggd_main(folder: str, lanes: str, jobs: str, ranks: str) -> None:
 def rank_main(job: str, number: str, of: str, *at: str) -> None:
     import numpy as np
 
-    from covey.core import HostId, JobId
-    from covey.tensor_types import NUMBERS
-    from covey.tensors import TensorClient
-    from covey.updates import Adam
-    from covey.wire import AggregatorAt
+    from covey.core.ids import HostId, JobId
+    from covey.job.tensors import TensorClient
+    from covey.tensors.numbers.types import NUMBERS
+    from covey.tensors.numbers.updates import Adam
+    from covey.wire.job import AggregatorAt
 
     case = Case(*json.loads(of))
     rng = np.random.default_rng(int(number))

@@ -81,7 +81,7 @@ def measure(ranks: int, case: str, rounds: int) -> dict[str, Any]:
     """By door: the median round of rank 0, and what a round costs in processor time."""
     import uvloop
 
-    from covey import tensor_layout
+    from covey.tensors.same_host import layout as tensor_layout
     from tests.plugins.aggregator.loopback import AggdThread
 
     class LikeAgents(AggdThread):
@@ -119,10 +119,10 @@ def rank_main(rank: int, ranks: int, case: str, rounds: int, address: str, folde
     import torch
     import torch.distributed as dist
 
-    from covey.core import HostId, JobId
-    from covey.tensor_memory import TensorMemory
-    from covey.tensors import TensorClient
-    from covey.wire import AggregatorAt
+    from covey.core.ids import HostId, JobId
+    from covey.job.tensors import TensorClient
+    from covey.tensors.same_host.memory import TensorMemory
+    from covey.wire.job import AggregatorAt
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
@@ -194,7 +194,7 @@ def sums(torch: Any, clients: Mapping[str, Any], case: str) -> dict[str, Callabl
 def adam(torch: Any, clients: Mapping[str, Any], size: int) -> dict[str, Callable[[], None]]:
     import torch.distributed as dist
 
-    from covey.updates import Adam
+    from covey.tensors.numbers.updates import Adam
 
     gradient = torch.full((size // 4,), 1e-3)
     array, out = gradient.numpy(), torch.empty(size // 4).numpy()

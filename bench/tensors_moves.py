@@ -67,7 +67,7 @@ TRAIN = """
 import sys, time
 import numpy as np
 import covey
-from covey.update_steps import take_step
+from covey.tensors.numbers.update_steps import take_step
 
 kind, computes_s, sizes = sys.argv[1], float(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
 with covey.join() as job, open(f"{sys.argv[4]}{job.rank}", "w") as log:

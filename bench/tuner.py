@@ -4,8 +4,8 @@ of unequal hosts against all assignments, with its time."""
 from collections.abc import Callable
 
 from plugins.tuner.machine import BATCHES_MIN
-from sim import tuner
 from sim.report import Progress, Report
+from sim.tuner import tuner
 
 NOISE = 0.1
 

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from covey.driven import driven
 from covey.ports import Address, Bytes, ByteStream, Datagrams, Disk
+from covey.wire.driven import driven
 
 # ---- disk ------------------------------------------------------------------------------------------------------------
 

@@ -19,15 +19,15 @@ from chaos.pager import Oracle, version_of
 from chaos.world.disk import SimDisk
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey.checked import Damaged
 from covey.ports import Env
-from plugins.memory.datapath import spill_load
-from plugins.memory.datapath.mirror_volume import AnyVolume
-from plugins.memory.datapath.page_table import LOG, PageTable
-from plugins.memory.datapath.spill_writer import segment_name
+from covey.wire.checked import Damaged
+from plugins.memory.datapath.spill import spill_load
+from plugins.memory.datapath.spill.page_table import LOG, PageTable
+from plugins.memory.datapath.spill.spill_writer import segment_name
 from plugins.memory.datapath.vold import VoldConfig, control_name, prefix, run_vold
-from plugins.memory.datapath.volume import Volume as VolumeInside
-from plugins.memory.machine.slab import BorrowedSlab
+from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
+from plugins.memory.datapath.volumes.volume import Volume as VolumeInside
+from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.policy import log_records, spilling
 
 if TYPE_CHECKING:

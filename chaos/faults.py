@@ -16,7 +16,7 @@ import msgspec
 
 from agent.ports.devices.sim import DeviceFault
 from chaos.world.disk import Trap
-from covey.units import GIB
+from covey.core.units import GIB
 
 if TYPE_CHECKING:
     from chaos.world.host import SimProcess

@@ -15,8 +15,8 @@ from chaos.leaks import UnusedSlabs
 from chaos.world.host import SimProcess
 from chaos.world.loop import HostLoop
 from chaos.world.world import Invariant, World
-from covey.core import JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import JobId
 from covey.ports import Command
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class GpusBeside(RanksHeld):
         agents: list[Any] = [agent for agent in self.rack.agents.values() if hasattr(agent, "plugins")]
         plugins = [agent.plugins["scheduler"] for agent in agents if "scheduler" in agent.plugins]
         known = [plugin.queue.jobs.get(JobId(job)) for plugin in plugins]
-        if any(found is not None and found.upgraded is not None for found in known):
+        if any(found is not None and found.priority.upgraded is not None for found in known):
             self._upgraded[job] = None
         return job in self._upgraded
 
@@ -328,7 +328,7 @@ class QuotaHeld(RanksHeld):
     def _upgraded(self, job: str) -> bool:
         plugins = [self.rack.plugin(name, "scheduler") for name in self.rack.alive()]
         known = [plugin.queue.jobs.get(job) for plugin in plugins if plugin is not None]
-        return any(found is not None and found.upgraded is not None for found in known)
+        return any(found is not None and found.priority.upgraded is not None for found in known)
 
 
 class FencedRanksEnd:

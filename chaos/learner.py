@@ -10,8 +10,9 @@ its own, takes the next sample, and pushes what both and the parameters give. So
 run - a sum with one rank's contribution twice or not at all, a sample that is skipped, a state of the step before, a
 random generator that is set back - shows as another number, and each rank looks at all of them in every step.
 
-What decides is the code of real ranks: `covey.healing_machine`, `covey.taking_over`, `covey.own_gather`,
-`covey.rounds`, `covey.job_state`. What is simulated are their threads and sockets (`covey.healing_streams`).
+What decides is the code of real ranks: `covey.healing.machine`, `covey.healing.taking_over`,
+`covey.healing.own_gather`, `covey.tensors.aggregator.rounds`, `covey.job.job_state`. What is simulated are their
+threads and sockets (`covey.simulated.healing_streams`).
 """
 
 import asyncio
@@ -21,20 +22,20 @@ from typing import Any
 import numpy as np
 
 from chaos.workload import LINGER_S, AgentLink, Say
-from covey.block_streams import BlockStreams
-from covey.blocks import Sizes
-from covey.core import JobId
-from covey.errors import EXIT_STATE_LOST, RankLeft, StateLost
-from covey.healing_streams import HealingStreams, begun_on
-from covey.job_state import JobState
-from covey.leaving import LEAVE, who
-from covey.likeness import Likeness
-from covey.owns import RANKS_MAX
+from covey.core.errors import EXIT_STATE_LOST, RankLeft, StateLost
+from covey.core.ids import JobId
+from covey.healing.likeness import Likeness
+from covey.healing.owns import RANKS_MAX
+from covey.job.job_state import JobState
+from covey.job.leaving import LEAVE, who
+from covey.job.rank_identity import identity
 from covey.ports import Command, Env
-from covey.rank_identity import identity
-from covey.rounds import Superseded
-from covey.tensor_arrays import Array
-from covey.wire import Heals, Stepped
+from covey.simulated.block_streams import BlockStreams
+from covey.simulated.healing_streams import HealingStreams, begun_on
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.blocks import Sizes
+from covey.wire.job import Heals, Stepped
 
 SIZES = Sizes(elsewhere_bytes=64, least_bytes=128, most_bytes=512, aligned=1)
 PART_BYTES = 256

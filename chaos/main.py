@@ -22,8 +22,8 @@ from collections.abc import Sequence
 import msgspec
 
 from chaos import handlers
-from chaos.crowd import gossip_story
-from chaos.memory_crowd import memory_story
+from chaos.crowds.crowd import gossip_story
+from chaos.crowds.memory_crowd import memory_story
 from chaos.novelty import VARIATIONS, Seen
 from chaos.planted import known_mutants, range_of
 from chaos.proving import WORKERS_MAX, prove

@@ -21,7 +21,7 @@ from chaos.world.world import World
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
-    from plugins.scheduler.machine.jobs import Job
+    from plugins.scheduler.machine.log.jobs import Job
 
 VARIATIONS = 2
 """Played of each seed that is kept."""
@@ -99,7 +99,15 @@ _GANG = {"placing": "forming", "running": "whole"}
 
 
 def _before(job: "Job") -> str:
-    return "preempted" if job.preemptions else "lost a host" if job.hosts_lost else "failed" if job.failures else ""
+    return (
+        "preempted"
+        if job.tally.preemptions
+        else "lost a host"
+        if job.tally.hosts_lost
+        else "failed"
+        if job.tally.failures
+        else ""
+    )
 
 
 class Seen:

@@ -15,11 +15,12 @@ import zlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
-from covey import headers, volumewire
-from covey.frames import pack, read_frame
-from covey.headers import Op, Request, Status
 from covey.ports import ByteStream, Command, Env
-from covey.wire import Attach, Join, Refusal, VolumeAt, decoder
+from covey.wire import headers
+from covey.wire import volume_wire as volumewire
+from covey.wire.frames import pack, read_frame
+from covey.wire.headers import Op, Request, Status
+from covey.wire.job import Attach, Join, Refusal, VolumeAt, decoder
 
 _HEAD = struct.Struct("<IIII")
 ANSWER_S = 60.0

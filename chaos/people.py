@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from chaos.workload import AgentLink
-from covey.core import JobId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import JobId
 from covey.ports import Command, Env
-from covey.rounds import Superseded
-from covey.tensorstream import TensorStream
-from plugins.scheduler.machine.jobs import OVER
+from covey.simulated.tensor_streams import TensorStream
+from covey.tensors.aggregator.rounds import Superseded
+from plugins.scheduler.machine.log.jobs import OVER
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack
@@ -86,7 +86,7 @@ class People:
             "gpus_per_worker": self.rng.choice((0, 1)),
             "cwd": "/",
             "env": {"API_KEY": "k" * self.rng.randint(1, 40)} if self.rng.random() < 0.8 else {},
-            "on_lost": self.rng.choice(("stop", "keep")),
+            "on_lost": self.rng.choice(("heal", "keep")),
         }
         return "scheduler.submit", {"spec": spec, "key": f"people-{self.rack.world.seed}-{self.submitted}"}
 

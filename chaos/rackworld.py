@@ -16,8 +16,8 @@ from typing import Any
 from agent.api.gathering import Gathered, words
 from agent.config import Config, parse
 from agent.host import HostAgent
-from agent.jobs.spares import PROGRAM as SPARES
-from agent.jobs.supervisor import PROGRAM as SUPERVISOR
+from agent.jobs.spares.spares import PROGRAM as SPARES
+from agent.jobs.supervisor.supervisor import PROGRAM as SUPERVISOR
 from agent.raft.machine.raft import Raft
 from chaos import faults
 from chaos.administrator import Administrator
@@ -30,10 +30,11 @@ from chaos.people import bungler, writer
 from chaos.workload import healer, ring, sleeper, trainer
 from chaos.world.host import SimHost, SimProcess, UserProgram
 from chaos.world.world import World
-from covey.core import HostId, JobId, Message
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.events import Message
+from covey.core.ids import HostId, JobId
+from covey.core.units import parse_size
 from covey.ports import Env
-from covey.units import parse_size
 from plugins.base import Plugin, Program
 from plugins.memory.policy.settings import MemorySettings
 from plugins.registry import PLUGINS

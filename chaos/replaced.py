@@ -17,7 +17,7 @@ from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.stories.cut_off import ranks
 from chaos.stories.hosts_replaced import whole
-from covey.core import JobId
+from covey.core.ids import JobId
 
 Kind = Literal["quiet", "cut", "again", "busy"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -57,7 +57,7 @@ def _gang(rack: SimRack) -> JobId:
     end_s = rack.world.now + 10 * MOST_S
     spec = {"argv": ["healer", str(int(end_s))], "tenant": "red", "workers": HOSTS - 1, "cwd": "/", "pack": "apart"}
     job = rack.submit(spec, f"healer-{rack.world.seed}")
-    rack.until(lambda: len(known(rack, job).healing) == HOSTS - 1, 30.0, "all its hosts may be lost")
+    rack.until(lambda: len(known(rack, job).healing.may_be_lost) == HOSTS - 1, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     return job
 

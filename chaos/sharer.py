@@ -1,4 +1,4 @@
-"""A training script on a shared GPU, on simulated ports: it goes by the pages of its agent as `covey.attach` does, and
+"""A training script on a shared GPU, on simulated ports: it goes by the pages of its agent as `covey.hooks` does, and
 keeps account of what it holds of the device, so that the whole rack can be checked against what the devices have.
 
     sharer SECONDS BUSY_MS IDLE_MS PEAK_MIB [deaf|garbage|plain|heavy]
@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Set
 from typing import Any
 
-from covey.core import JobId
-from covey.frames import pack, read_frame
-from covey.pages import (
+from covey.core.ids import JobId
+from covey.core.units import MIB
+from covey.kernel.pages import (
     FlagReader,
     FlagWriter,
     LimitsReader,
@@ -24,8 +24,8 @@ from covey.pages import (
     rates_at,
 )
 from covey.ports import ByteStream, Command, Env
-from covey.units import MIB
-from covey.wire import AskPages, Frame, Join, Joined, NeighbourFlag, PagesHere, PagesMapped, decoder
+from covey.wire.frames import pack, read_frame
+from covey.wire.job import AskPages, Frame, Join, Joined, NeighbourFlag, PagesHere, PagesMapped, decoder
 
 PAUSE_S = 0.3
 POLL_S = 0.01

@@ -20,9 +20,9 @@ from chaos import knobs
 from chaos.novelty import Seen
 from chaos.rackworld import SimRack
 from chaos.world.world import Broken, Enough
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.registry import PLUGINS
-from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.machine.log.jobs import OVER
 
 WHOLE_S = 90.0
 """After `heal`, within which all hosts see each other and one leader."""

@@ -18,19 +18,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from agent.api.rack_view import ViewAnswer
-from agent.envelope import Envelope
+from agent.rpc.envelope import Envelope
 from chaos.people import People
 from chaos.world.host import SimHost
-from covey import headers, volumewire
-from covey.core import HostId, Message
-from covey.frames import pack, read_frame
-from covey.handshake import CHALLENGE_BYTES, NONCE_BYTES, parse_challenge, proof_of_client
-from covey.headers import Op, Request
+from covey.core.events import Message
+from covey.core.ids import HostId
 from covey.ports import ByteStream, Command, Env
-from covey.wire import Attach, Join, VolumeAt, decoder
+from covey.wire import headers
+from covey.wire import volume_wire as volumewire
+from covey.wire.frames import pack, read_frame
+from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES, parse_challenge, proof_of_client
+from covey.wire.headers import Op, Request
+from covey.wire.job import Attach, Join, VolumeAt, decoder
 from gossip.packet import HEADER_BYTES
-from plugins.memory.datapath import slabwire
-from plugins.memory.datapath.slabwire import SlabOp, SlabRequest
+from plugins.memory.datapath.wire import slabwire
+from plugins.memory.datapath.wire.slabwire import SlabOp, SlabRequest
 
 if TYPE_CHECKING:
     from chaos.rackworld import SimRack

@@ -7,8 +7,9 @@
     healer UNTIL               may be lost at any step of a second, and says so to its agent; ends at this time, with 0
     (a tool) pager             attaches a volume, writes and reads pages, checks that no acknowledged write is lost
 
-The trainer's job side is `covey.tensorstream`: the rounds that real scripts use, on ports instead of threads. Of every
-third job the aggregators keep an optimizer's moments, without which the next parameters would be others.
+The trainer's job side is `covey.simulated.tensor_streams`: the rounds that real scripts use, on ports instead of
+threads. Of every third job the aggregators keep an optimizer's moments, without which the next parameters would be
+others.
 """
 
 import asyncio
@@ -19,17 +20,17 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import numpy as np
 
 from chaos.world.host import SimProcesses
-from covey.block_streams import BlockStreams, HostStreams
-from covey.blocks import Sizes
-from covey.core import JobId
-from covey.errors import RankLeft
-from covey.frames import pack, read_frame
-from covey.leaving import LEAVE, who
+from covey.core.errors import RankLeft
+from covey.core.ids import JobId
+from covey.job.leaving import LEAVE, who
+from covey.job.table_owners import TableOwners
 from covey.ports import ByteStream, Command, Env
-from covey.rounds import Superseded
-from covey.table_owners import TableOwners
-from covey.updates import SGD
-from covey.wire import AggregatorAt, AggregatorLost, Heals, Join, Joined, Refusal, Stepped, TableWanted, decoder
+from covey.simulated.block_streams import BlockStreams, HostStreams
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.blocks import Sizes
+from covey.tensors.numbers.updates import SGD
+from covey.wire.frames import pack, read_frame
+from covey.wire.job import AggregatorAt, AggregatorLost, Heals, Join, Joined, Refusal, Stepped, TableWanted, decoder
 
 RANK_LEFT = 9
 """Exit status of a trainer that was told of a rank that has left."""
@@ -98,7 +99,7 @@ async def _beat(stream: ByteStream, lost: asyncio.Event) -> None:
 
 
 def healer(now_s: Callable[[], float]) -> Callable[[Env, Command], Awaitable[int]]:
-    """What `covey.job_state` says of itself; the state is the time of the world, which everybody has."""
+    """What `covey.job.job_state` says of itself; the state is the time of the world, which everybody has."""
 
     async def heal(env: Env, command: Command) -> int:
         agent, until_s = AgentLink(env, command), float(command.argv[1])

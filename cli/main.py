@@ -47,7 +47,13 @@ NOUNS = {
     "quota": (ACT, "see or set how many GPUs a tenant may hold"),
     "version": (LOOK, "of agentctl"),
 }
-"""Noun -> (group, one line). The module `cli.NOUN` is imported when it is asked for."""
+"""Noun -> (group, one line). The module `cli.FOLDER.NOUN` is imported when it is asked for."""
+FOLDERS = {
+    "hosts": ("doctor", "gpus", "hosts", "leader", "status", "version", "voters", "why"),
+    "jobs": ("cancel", "interference", "job", "jobs", "logs", "move", "quota", "submit", "tensors", "wait"),
+    "memory": ("attach", "detach", "memory", "slabs", "volumes"),
+}
+MODULES = {noun: f"cli.{folder}.{noun}" for folder, nouns in FOLDERS.items() for noun in nouns}
 
 
 class Parser(argparse.ArgumentParser):
@@ -93,7 +99,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if "--" in after:
         place = list(after).index("--")
         after, merged.command = after[:place], list(after[place + 1 :])
-    module = importlib.import_module(f"cli.{noun}")
+    module = importlib.import_module(MODULES[noun])
     parser = Parser(f"agentctl {noun}", parents=[shared_flags()], description=module.__doc__, allow_abbrev=False,
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     module.arguments(parser)
@@ -178,7 +184,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def seconds(text: str) -> float:
-    from covey.units import parse_seconds
+    from covey.core.units import parse_seconds
 
     try:
         return parse_seconds(text)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from covey.tones import TONES, Tone
-from covey.units import format_seconds
+from covey.core.tones import TONES, Tone
+from covey.core.units import format_seconds
 
 GREEN, RED, YELLOW, DIM, BOLD = "32", "31", "33", "2", "1"
 

@@ -13,16 +13,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covey.attach.by_hand import join as join
-    from covey.client import JobClient as Job
-    from covey.errors import CoveyError as CoveyError
-    from covey.errors import RankLeft as RankLeft
-    from covey.errors import TensorError as TensorError
+    from covey.core.errors import CoveyError as CoveyError
+    from covey.core.errors import RankLeft as RankLeft
+    from covey.core.errors import TensorError as TensorError
+    from covey.hooks.by_hand import join as join
+    from covey.job.client import JobClient as Job
     from covey.remote import RemoteMemory as RemoteMemory
     from covey.remote import RemoteMemoryError as RemoteMemoryError
-    from covey.tensor_moments import Moments as Moments
-    from covey.updates import SGD as SGD
-    from covey.updates import Adam as Adam
+    from covey.tensors.numbers.moments import Moments as Moments
+    from covey.tensors.numbers.updates import SGD as SGD
+    from covey.tensors.numbers.updates import Adam as Adam
 
 __all__ = [
     "SGD",
@@ -37,16 +37,16 @@ __all__ = [
     "join",
 ]
 _FROM = {
-    "Adam": ("updates", "Adam"),
-    "CoveyError": ("errors", "CoveyError"),
-    "Job": ("client", "JobClient"),
-    "Moments": ("tensor_moments", "Moments"),
-    "RankLeft": ("errors", "RankLeft"),
+    "Adam": ("tensors.numbers.updates", "Adam"),
+    "CoveyError": ("core.errors", "CoveyError"),
+    "Job": ("job.client", "JobClient"),
+    "Moments": ("tensors.numbers.moments", "Moments"),
+    "RankLeft": ("core.errors", "RankLeft"),
     "RemoteMemory": ("remote", "RemoteMemory"),
     "RemoteMemoryError": ("remote", "RemoteMemoryError"),
-    "SGD": ("updates", "SGD"),
-    "TensorError": ("errors", "TensorError"),
-    "join": ("attach.by_hand", "join"),
+    "SGD": ("tensors.numbers.updates", "SGD"),
+    "TensorError": ("core.errors", "TensorError"),
+    "join": ("hooks.by_hand", "join"),
 }
 
 

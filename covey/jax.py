@@ -3,13 +3,13 @@
     grads = jax.grad(loss)(params, batch)
     grads = covey.jax.pmean(grads)              # over all ranks of the job
 
-Each leaf of a tree is a tensor of `covey.tensors`, known by its place in the tree, so sums are exactly once and in a
-fixed order. All leaves are pushed, then all are waited for.
+Each leaf of a tree is a tensor of `covey.job.tensors`, known by its place in the tree, so sums are exactly once and in
+a fixed order. All leaves are pushed, then all are waited for.
 
 Inside `jit` the step calls back, with the arrays as XLA hands them over: `jax.experimental.io_callback` puts them on a
 device first, which waits for ever on a host of one core (jax-ml/jax issue 24255).
 
-`covey.jax.state` keeps a training alive whose ranks are lost (`covey.jax_state`; examples/heal_jax.py).
+`covey.jax.state` keeps a training alive whose ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,13 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from covey.client import JOIN_S, of_process
-from covey.jax_state import HealedTree, healed
-from covey.tensor_arrays import Array
-from covey.tensorwire import TYPES
+from covey.frameworks.jax.state import HealedTree, healed
+from covey.job.client import JOIN_S, of_process
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.tensor_wire import TYPES
 
 if TYPE_CHECKING:
-    from covey.client import JobClient
+    from covey.job.client import JobClient
 
 
 def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:

@@ -19,8 +19,8 @@ threads and take turns. Standard library and msgspec only: it runs inside traini
         features.array[17] += 1
 """
 
-from covey.remote_array import RemoteArray
-from covey.remote_memory import RemoteMemory
-from covey.volume_link import RemoteMemoryError
+from covey.arrays.remote_array import RemoteArray
+from covey.arrays.remote_memory import RemoteMemory
+from covey.arrays.volume_link import RemoteMemoryError
 
 __all__ = ["RemoteArray", "RemoteMemory", "RemoteMemoryError"]

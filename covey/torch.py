@@ -5,19 +5,19 @@
 
 and none where the job was submitted with `agentctl submit --aggregate`.
 
-DDP hands its buckets over one by one while the backward pass still computes. Each is a round of `covey.tensors`, in the
-bucket's own memory, which DDP waits for only at the end of the pass:
+DDP hands its buckets over one by one while the backward pass still computes. Each is a round of `covey.job.tensors`, in
+the bucket's own memory, which DDP waits for only at the end of the pass:
 
     script's thread   hook(bucket 0) -- push -->     hook(bucket 1) -- push -->  ...   DDP waits for the futures
     covey-ddp                           wait, divide, set the future of bucket 0, then of bucket 1, ...
 
 A bucket is known by the parameters in it, not by its number: after its first backward pass DDP makes its buckets anew.
-The average is the sum in the order of `covey.sum_order`, then divided by the number of ranks; of float16 and bfloat16
-it is made in float32, and rounded once. With two ranks that is
+The average is the sum in the order of `covey.tensors.numbers.sum_order`, then divided by the number of ranks; of
+float16 and bfloat16 it is made in float32, and rounded once. With two ranks that is
 what gloo gives, to the bit; DDP's own reduction divides first, which differs in the last bits where the number of ranks
 is no power of two.
 
-With the optimizer, ranks may be lost, and go on (`covey.torch_heal`; examples/heal_ddp.py):
+With the optimizer, ranks may be lost, and go on (`covey.frameworks.torch.heal`; examples/heal_ddp.py):
 
     covey.torch.init_process_group()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
@@ -34,15 +34,15 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.distributed import GradBucket
 
-from covey.client import JOIN_S, of_process
-from covey.tensors import TensorClient
-from covey.torch_group import init_process_group
-from covey.torch_heal import HealedTraining, healed
-from covey.torch_sampler import StepSampler
-from covey.torch_types import TYPES, bits, check_gradients
+from covey.frameworks.torch.group import init_process_group
+from covey.frameworks.torch.heal import HealedTraining, healed
+from covey.frameworks.torch.sampler import StepSampler
+from covey.frameworks.torch.types import TYPES, bits, check_gradients
+from covey.job.client import JOIN_S, of_process
+from covey.job.tensors import TensorClient
 
 if TYPE_CHECKING:
-    from covey.client import JobClient
+    from covey.job.client import JobClient
 
 __all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group"]
 END_S = 1.0

@@ -11,7 +11,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, Message, Publish, SetTimer
+from covey.core.events import Message, Publish, SetTimer
+from covey.core.ids import HostId
 from covey.ports import Address
 from gossip.membership.machine import Membership
 from gossip.membership.machine import events as members

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
-from covey.core import Message
+from covey.core.events import Message
 from gossip.membership import messages as membership
 from gossip.settings import DATAGRAM_BYTES_MAX
 from gossip.spread import messages as spread

@@ -15,11 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from covey import checked
-from covey.addresses import ip_port, is_everywhere, joined
-from covey.core import HostId, Publish, SetTimer
+from covey.core.events import Publish, SetTimer
+from covey.core.ids import HostId
+from covey.core.metrics import MetricSeries
+from covey.core.version import VERSION
 from covey.ports import Address, DatagramSocket, Env
-from covey.version import VERSION
+from covey.ports.addresses import ip_port, is_everywhere, joined
+from covey.wire import checked
+from gossip import metrics
 from gossip.machine import Action, DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled, SeedsFound
 from gossip.membership.messages import MemberRecord
@@ -202,13 +205,14 @@ class GossipService:
         found["facts_refused"] = self._gossip.refused
         return dict(sorted(found.items()))
 
-    def metrics(self) -> Mapping[str, float]:
-        """Gauges: the present state."""
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        """The present state, and what was counted since the start."""
         return {
-            "covey_gossip_alone": float(self._is_forsaken()),
-            "covey_gossip_health_score": float(self._gossip.membership.health),
-            "covey_gossip_loop_lag_max_seconds": self._lag_s_max,
-            "covey_gossip_seeds_unknown": float(len(self.seeds_unknown)),
+            metrics.ALONE.of(): float(self._is_forsaken()),
+            metrics.HEALTH_SCORE.of(): float(self._gossip.membership.health),
+            metrics.LOOP_LAG_MAX_SECONDS.of(): self._lag_s_max,
+            metrics.SEEDS_UNKNOWN.of(): float(len(self.seeds_unknown)),
+            **metrics.COUNTED.of(self.counters),
         }
 
     # ---- events in ----

@@ -14,7 +14,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, Fact, HostId, Message
+from covey.core.events import Fact, Message
+from covey.core.ids import ID_PATTERN, HostId
 from covey.ports import Address
 
 T = TypeVar("T")

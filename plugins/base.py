@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from covey.core import Fact, HostId, JobId, LogEvent, Message, Publish, Send, SetTimer, Undelivered
-from covey.errors import Refused
-from covey.pages import LimitsWriter, ReportReader
+from covey.core.errors import Refused
+from covey.core.events import Fact, LogEvent, Message, Publish, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
+from covey.core.metrics import Measured, Metric
+from covey.kernel.pages import LimitsWriter, ReportReader
 from covey.ports import ByteStream, Env, SharedPage
-from covey.wire import AskPages, Frame
+from covey.wire.job import AskPages, Frame
 from plugins.facts import HostView
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -142,9 +144,9 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     held_back: bool = False
     """Its ranks begin on what others leave of the cores, until their channel answers (`covey.ports.LetsGo`)."""
     attach: bool = True
-    """`covey.attach` sees the script's steps."""
+    """`covey.hooks` sees the script's steps."""
     tables: int = 1
-    """How many the job's tensors have, on each of its ranks, whenever that started (`covey.blocks`)."""
+    """How many the job's tensors have, on each of its ranks, whenever that started (`covey.tensors.numbers.blocks`)."""
     since: int = 0
     """How often places of this grant had been exchanged when these ranks came here (`Place.since`)."""
     spares: int = 0
@@ -191,7 +193,7 @@ class Runner(Protocol):
         `RanksEnded` follows."""
 
     async def keep_stacks(self, job: JobId, epoch: int) -> None:
-        """The ranks here that can (`covey.attach.stacks`) write where each of their threads is into their output. Once,
+        """The ranks here that can (`covey.hooks.stacks`) write where each of their threads is into their output. Once,
         if their supervisor is there."""
 
     async def end_stuck(self, job: JobId, epoch: int, rank: int, pid: int, why: str) -> None:
@@ -252,7 +254,7 @@ class Runner(Protocol):
 
 
 class RankPages(Protocol):
-    """The pages that a rank shares with this agent (`covey.pages`)."""
+    """The pages that a rank shares with this agent (`covey.kernel.pages`)."""
 
     @property
     def limits(self) -> LimitsWriter:
@@ -401,6 +403,8 @@ class Plugin:
     """Processes of its own, beside the agent."""
     frames: Sequence[type[Frame]] = ()
     """Frames of jobs.sock that go to this plugin's `frame`."""
+    metrics: Iterable[Metric] = ()
+    """What its service may measure; names are of the whole rack, so no two plugins have the same."""
 
 
 Command = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -446,8 +450,8 @@ class PluginService:
         """Lines for `agentctl status`: what it is about, and how it is now."""
         return {}
 
-    def metrics(self) -> Mapping[str, float]:
-        """Prometheus name (with labels, if any) -> value."""
+    def metrics(self) -> Measured:
+        """What this plugin measured, of the metrics that `Plugin.metrics` declares."""
         return {}
 
     def notes(self) -> Sequence[str]:

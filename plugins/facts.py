@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import Fact, HostId, JobId
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from covey.ports import Address
-from covey.wire import GoneRank as GoneRank
+from covey.wire.job import GoneRank as GoneRank
 from gossip.types import HostState as HostState
 from gossip.types import HostView as HostView
 from gossip.types import MaybeHostName as HostName
@@ -89,7 +90,8 @@ class JobPlaced(Fact, frozen=True):
     world_size: int
     places: tuple[Place, ...]
     tables: int
-    """How many tables its tensors have (`covey.blocks`): as at its start, however many hosts it has now."""
+    """How many tables its tensors have (`covey.tensors.numbers.blocks`): as at its start, however many hosts it has
+    now."""
     remote_memory: int = 0
     """Most remote memory that its volumes have, all hosts together, bytes; 0: not limited."""
 
@@ -113,7 +115,7 @@ class RanksStarted(Fact, frozen=True):
 
 
 class RankReplaced(Fact, frozen=True):
-    """A rank here was lost, and started again alone: the others have what it needs (`covey.job_state`)."""
+    """A rank here was lost, and started again alone: the others have what it needs (`covey.job.job_state`)."""
 
     job: JobId
     epoch: int
@@ -267,7 +269,7 @@ class JobJoined(Fact, frozen=True):
     epoch: int
     rank: int
     kernel: str = ""
-    """What it computes with (`covey/kernels.py`); empty: not known."""
+    """What it computes with (`covey/healing/kernels.py`); empty: not known."""
 
 
 class StepTiming(msgspec.Struct, frozen=True):
@@ -281,7 +283,7 @@ class StepTiming(msgspec.Struct, frozen=True):
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
     """Of the rank that uses most; 0: not known."""
     boundary: Annotated[str, Meta(max_length=32)] = "script"
-    """What a mini-batch is: as the `script` says, or what `covey.attach` sees (`optimizer`, `data loader`)."""
+    """What a mini-batch is: as the `script` says, or what `covey.hooks` sees (`optimizer`, `data loader`)."""
 
 
 class StepTimed(Fact, frozen=True):
@@ -300,11 +302,11 @@ class StepTimed(Fact, frozen=True):
     memory_bytes: int = 0
     """Highest use of device memory by this rank; 0: not known."""
     boundary: str = "script"
-    """What a mini-batch is here (`covey.wire.Stepped`)."""
+    """What a mini-batch is here (`covey.wire.job.Stepped`)."""
 
 
 class JobAttached(Fact, frozen=True):
-    """What `covey.attach` sees of a rank's script on this host."""
+    """What `covey.hooks` sees of a rank's script on this host."""
 
     job: JobId
     epoch: int
@@ -316,7 +318,7 @@ class JobAttached(Fact, frozen=True):
 
 
 class HeartbeatHeard(Fact, frozen=True):
-    """A process of a rank on this host said how its script gets on (`covey.wire.Heartbeat`)."""
+    """A process of a rank on this host said how its script gets on (`covey.wire.job.Heartbeat`)."""
 
     job: JobId
     epoch: int
@@ -337,7 +339,7 @@ class RankShares(Fact, frozen=True):
 
 
 class TableUsed(Fact, frozen=True):
-    """A rank on this host has Blocks in this table of its job (`covey.blocks`), other than table 0."""
+    """A rank on this host has Blocks in this table of its job (`covey.tensors.numbers.blocks`), other than table 0."""
 
     job: JobId
     epoch: int
@@ -410,7 +412,7 @@ class Spare(msgspec.Struct, frozen=True):
 
 class LentNow(msgspec.Struct, frozen=True, array_like=True):
     """Key `lent`: what this host lends to tenants and jobs, so that budgets hold over the rack
-    (`plugins/memory/policy/budgets.py`). Hosts of before do not tell."""
+    (`plugins/memory/policy/budgets.py`)."""
 
     accounts: Annotated[tuple[Annotated[int, Meta(ge=0, lt=1 << 40)], ...], Meta(max_length=64)] = ()
     """CRC-32 of `tenant/NAME` or `job/ID`, KiB, and so on: those that have most of their budgets here."""

@@ -6,7 +6,7 @@ Times named `_wall_s` are seconds since 1970; everything else is in the unit its
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import HostState, LateHost, Place, StepTiming
 
 
@@ -160,7 +160,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     job_class: str
     """As asked for: `guaranteed`, `auto` or `opportunistic`."""
     state: str
-    """One of `plugins.scheduler.machine.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
+    """One of `plugins.scheduler.machine.log.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
     `cancelled`."""
     over: bool
     """Its state is one that a job never leaves. Read this, and not a list of states of your own."""

@@ -23,15 +23,15 @@ from sim import output
 from sim.report import Progress, Report, Wrong
 
 COMMANDS = {
-    "jobs": ("jobs", "run a trace of jobs under a scheduling policy"),
-    "import": ("sacct", "turn the accounting of another scheduler into a trace: import sacct FILE"),
-    "memory": ("memory", "remote memory: a rack of hosts and containers"),
-    "aggregators": ("aggregators", "tensors of many jobs on few CPUs"),
-    "tuner": ("tuner", "workers and servers of one job on given hosts"),
-    "groups": ("groups", "many jobs on one set of hosts"),
-    "sharing": ("sharing", "two jobs on one GPU"),
+    "jobs": ("jobs.jobs", "run a trace of jobs under a scheduling policy"),
+    "import": ("jobs.sacct", "turn the accounting of another scheduler into a trace: import sacct FILE"),
+    "memory": ("memory.memory", "remote memory: a rack of hosts and containers"),
+    "aggregators": ("tensors.aggregators", "tensors of many jobs on few CPUs"),
+    "tuner": ("tuner.tuner", "workers and servers of one job on given hosts"),
+    "groups": ("groups.groups", "many jobs on one set of hosts"),
+    "sharing": ("sharing.sharing", "two jobs on one GPU"),
 }
-"""Word -> (module of this package, one line). The module gives `HELP`, `arguments(parser)`, `run(options, progress)`;
+"""Word -> (module below this package, a line). The module gives `HELP`, `arguments(parser)`, `run(options, progress)`;
 one that uses random numbers also gives `SEED`, its default, and gets `--seed`."""
 SHOW_EVERY_S = 0.1
 SHOW_EVERY_QUIET_S = 15.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agent.compiled import folder, install
-from tests import again
 from tests.limits import CPU_S, within_cpu
+from tools import again
 
 if os.environ.get("COVEY_COMPILED") and not install(folder()):
     raise SystemExit("the byte path was not compiled from these sources; next: make compiled")
@@ -43,7 +43,7 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What failed, and why, for `tests.again`."""
+    """What failed, and why, for `tools.again`."""
     config = terminalreporter.config
     if getattr(config, "cache", None) is not None:  # `-p no:cacheprovider` leaves it out
         stats = terminalreporter.stats

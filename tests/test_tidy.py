@@ -1,4 +1,4 @@
-"""The house rules that no linter knows, as tests. `docs/STYLE.md` says why each of them exists."""
+"""The house rules that no linter knows, as tests. `docs/design/STYLE.md` says why each of them exists."""
 
 import ast
 import re
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import reached
 from tests.asserting import File, can_fail, opened
 from tests.sleeping import sleeps
+from tools import reached
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos")
@@ -24,20 +24,20 @@ LINES_MAX = 700
 TEST_LINES_MAX = 900
 LONGER_WITH_REASON: dict[str, str] = {}
 WALLS = {
-    "agent/answers.py",
-    "agent/plugin_runtime.py",
+    "agent/rpc/answers.py",
+    "agent/runtime/plugin_runtime.py",
     "agent/api/http.py",
     "agent/ports/devices/driver_calls.py",
     "agent/program.py",
     "cli/main.py",
-    "covey/attach/site/sitecustomize.py",
-    "covey/attach/jax_hooks.py",
-    "covey/attach/torch_hooks.py",
-    "covey/attach/torch_memory.py",
-    "covey/attach/watch.py",
+    "covey/hooks/site/sitecustomize.py",
+    "covey/hooks/frameworks/jax_hooks.py",
+    "covey/hooks/frameworks/torch_hooks.py",
+    "covey/hooks/frameworks/torch_memory.py",
+    "covey/hooks/watch.py",
     "covey/torch.py",
     "gossip/service.py",
-    "plugins/memory/datapath/lenders.py",
+    "plugins/memory/datapath/volumes/lenders.py",
 }
 """Where anything may be caught: the wall between plugins, what another host asks, the last resort of a command, the
 wall between the slabs of a volume, what runs inside a script that did not ask for it, the thread of
@@ -76,6 +76,7 @@ def imports(path: Path) -> Iterator[str]:
 
 OUR_FILES = files(*(ROOT / package for package in PACKAGES))
 TEST_FILES = files(ROOT / "tests")
+TOOL_FILES = [*sorted((ROOT / "tools").glob("*.py")), *files(ROOT / "tools/gpu")]
 
 
 @pytest.mark.parametrize("plugin", PURE_PLUGINS, ids=named)
@@ -107,7 +108,7 @@ def test_what_agents_do_not_run_says_why() -> None:
 
 
 def test_files_stay_small_enough_to_walk() -> None:
-    long = {named(path): len(path.read_text().splitlines()) for path in OUR_FILES}
+    long = {named(path): len(path.read_text().splitlines()) for path in OUR_FILES + TOOL_FILES}
     assert {name: n for name, n in long.items() if n > LINES_MAX and name not in LONGER_WITH_REASON} == {}
     tests = {named(path): len(path.read_text().splitlines()) for path in TEST_FILES}
     assert {name: n for name, n in tests.items() if n > TEST_LINES_MAX} == {}
@@ -120,7 +121,9 @@ def test_nothing_is_left_open() -> None:
         "tests/chaos/world/test_world.py",
     }  # a virtual loop refuses what has no meaning there
     found = [
-        named(path) for path in OUR_FILES + TEST_FILES if marks.search(path.read_text()) and named(path) not in allowed
+        named(path)
+        for path in OUR_FILES + TEST_FILES + TOOL_FILES
+        if marks.search(path.read_text()) and named(path) not in allowed
     ]
     assert found == []
 
@@ -267,9 +270,9 @@ def test_a_test_that_asserts_nothing_is_found_whatever_its_helpers_are_called(tm
 
 SLEEPY_LEFT = {
     "tests/agent/ports/devices/test_cpu.py": 1,  # a lease of real time that is said again
-    "tests/covey/attach/test_gate.py": 4,  # shares of a processor over real time
-    "tests/covey/attach/test_gpu.py": 1,
-    "tests/covey/attach/test_jax_share.py": 2,
+    "tests/covey/hooks/test_gate.py": 4,  # shares of a processor over real time
+    "tests/covey/hooks/test_gpu.py": 1,
+    "tests/covey/hooks/test_jax_share.py": 2,
     "tests/guest/one_sided_faults.py": 1,  # in a virtual machine, whose processes nobody here can watch
     "tests/guest/systemd_swap.py": 1,
 }
@@ -379,12 +382,14 @@ def test_the_contracts_of_imports_name_every_plugin() -> None:
 
 def test_the_map_shows_every_plugin_and_package() -> None:
     text = (ROOT / "docs/MAP.md").read_text()
-    missing = [f"{name}/" for name in (*PACKAGES, "systemd", "tests", "bench", "examples") if f"{name}/" not in text]
+    missing = [
+        f"{name}/" for name in (*PACKAGES, "systemd", "tests", "tools", "bench", "examples") if f"{name}/" not in text
+    ]
     missing += [f"plugins/{plugin.name}" for plugin in PLUGINS if f"plugins/{plugin.name}" not in text]
     assert missing == []
 
 
-PAPERS = [ROOT / "docs/PAPERS.md", *sorted((ROOT / "docs/papers").glob("*.md"))]
+PAPERS = sorted(page for page in (ROOT / "docs/design/papers").glob("*.md") if page.stem != "index")
 PATH = re.compile(r"`([\w./-]+/[\w.-]*\w\.py)(?:::([\w.]+))?`")
 """`path.py` or `path.py::name` or `path.py::Class.method`; a bare `name.py` is prose."""
 
@@ -449,7 +454,7 @@ def test_each_claim_of_a_paper_is_a_test_that_names_its_section(page: Path) -> N
     assert claims_without_reference(page.read_text()) == []
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE", "MAP", "tutorial-plugin"])
+@pytest.mark.parametrize("name", ["design/ARCHITECTURE", "MAP", "start/plugin"])
 def test_pages_for_newcomers_name_files_and_functions_that_exist(name: str) -> None:
     page = ROOT / f"docs/{name}.md"
     assert len(set(PATH.findall(page.read_text()))) >= 8, "each step names its file and function"
@@ -478,12 +483,12 @@ def test_references_in_the_code_lead_to_files_of_this_repository() -> None:
 
 def test_a_reference_to_a_file_that_was_renamed_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
-    path.write_text('"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core.py` and docs/MAP.md."""')
+    path.write_text('"""See `words.py`, agent/raft/disk.py, (leader.md 4), `covey/core/events.py` and docs/MAP.md."""')
     assert references_that_lead_nowhere(path) == ["agent/raft/disk.py", "leader.md", "words.py"]
 
 
 def test_every_page_of_a_paper_is_a_plugins() -> None:
-    assert {page.stem for page in PAPERS[1:]} == {plugin.name for plugin in PLUGINS}
+    assert {page.stem for page in PAPERS} == {plugin.name for plugin in PLUGINS}
 
 
 def test_a_name_that_is_only_mentioned_or_lives_in_another_file_is_found_out() -> None:
@@ -498,7 +503,7 @@ def places(page: Path) -> list[str]:
     """What looks like a path on a page: in code that begins with a folder of ours, or, on a page that lists its own
     folder, names a file; and what the drawing of the tree names at the beginning of a line."""
     text = page.read_text()
-    tops = "|".join([*PACKAGES, "systemd", "tests", "bench", "examples", "docs"])
+    tops = "|".join([*PACKAGES, "systemd", "tests", "tools", "bench", "examples", "docs"])
     found = re.findall(rf"`((?:{tops})/[\w./-]*)(?:::\w+)?`", text)
     if page.name == "README.md":
         found += re.findall(r"`([\w-]+\.(?:py|md|toml))`", text)

@@ -1,1 +1,1 @@
-../covey/version.py
+../covey/core/version.py

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from aiohttp import hdrs, web
 
-from agent.ports.peers import peer_of
+from agent.ports.network.peers import peer_of
 from covey.ports import UNKNOWN_USER
 
 ANY_NAME = frozenset(("/metrics", "/livez", "/readyz"))

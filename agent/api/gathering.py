@@ -11,15 +11,15 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
+from covey.core.units import format_seconds
 from covey.ports import Env
-from covey.units import format_seconds
 from plugins.facts import HostView
 
 WAIT_S = 3.0
 """How long a list waits for hosts unless its reader says otherwise, seconds: longer than a message that is lost once
-and repeated twice (`agent.rpc.RETRY_S`)."""
+and repeated twice (`agent.rpc.rpc.RETRY_S`)."""
 WAIT_S_MAX = 600.0
 """Longest wait that a reader may ask for, seconds."""
 WAIT = "timeout_s"

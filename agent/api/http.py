@@ -27,20 +27,22 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from agent import metrics
 from agent.api.admission import Door, Network, OwnSocket
+from agent.api.exposition import CONTENT_TYPE, exposition
 from agent.api.gathering import LISTS, WAIT, Gathered, wait_of
-from agent.api.metrics import prometheus
 from agent.api.sockets import tcp_socket, unix_socket
-from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
+from covey.core.metrics import Measured, MetricSeries
+from covey.core.tones import TONES
+from covey.core.version import VERSION
 from covey.ports import Env
-from covey.tones import TONES
-from covey.version import VERSION
 from plugins.base import Command
 from plugins.views import ErrorView
 
 BODY_BYTES_MAX = 4 << 20
-"""Longest request body: the longest command and environment (`covey.carried`), as JSON with its escapes."""
+"""Longest request body: the longest command and environment (`covey.core.carried`), as JSON with its escapes."""
 TCP_CONNECTIONS_MAX = 128
 """Open at the same time on TCP, idle ones included; one beyond that is closed at once, so that clients cannot use up
 the agent's file descriptors."""
@@ -100,7 +102,7 @@ class Api(Protocol):
     def commands(self) -> Mapping[str, Command]:
         """`PLUGIN.VERB` or `agent.VERB` -> a coroutine of a JSON object that answers a Struct, list or dict."""
 
-    def metrics(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Measured: ...
     @property
     def loop_lag_s(self) -> float:
         """How late the event loop's last timer was."""
@@ -180,10 +182,15 @@ class HttpApi:
         self.refused["full"] += 1
         return _TurnedAway()
 
-    def metrics(self) -> dict[str, float]:
-        found = {f'covey_http_requests_total{{status="{status}"}}': float(n) for status, n in self.requests.items()}
-        found |= {f'covey_http_refused_total{{why="{why}"}}': float(n) for why, n in self.refused.items()}
-        return found
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        return {
+            metrics.BUILD_INFO.of(VERSION): 1.0,
+            metrics.BOOT.of(): float(self.api.boot),
+            metrics.START_TIME_SECONDS.of(): self.api.started_wall_s,
+            metrics.EVENT_LOOP_LAG_SECONDS.of(): self.api.loop_lag_s,
+            **{metrics.HTTP_REQUESTS.of(str(status)): float(count) for status, count in self.requests.items()},
+            **{metrics.HTTP_REFUSED.of(why): float(count) for why, count in self.refused.items()},
+        }
 
     # ---- routes ------------------------------------------------------------------------------------------------------
 
@@ -283,14 +290,8 @@ class HttpApi:
         return self._answer(health, 503 if _failed_plugins(health) else 200)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        values = {
-            f'covey_build_info{{version="{VERSION}"}}': 1.0,
-            "covey_boot": float(self.api.boot),
-            "covey_start_time_seconds": self.api.started_wall_s,
-            "covey_event_loop_lag_seconds": self.api.loop_lag_s,
-        }
-        text = prometheus({**self.api.metrics(), **self.metrics(), **values})
-        return web.Response(body=text.encode(), headers={hdrs.CONTENT_TYPE: "text/plain; version=0.0.4; charset=utf-8"})
+        body = exposition({**self.api.metrics(), **self.metrics()})
+        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: CONTENT_TYPE})
 
     # ---- admission ---------------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ import msgspec
 
 from agent.api.gathering import Gathered, Gathering, Unanswered, wait_of, words
 from agent.event_log import EventLog, merged
-from covey.core import ID_PATTERN, HostId, JobId, Message
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId, JobId
 from covey.ports import Env, Gpu
 from plugins.base import Command, ReplicatedLog
 from plugins.facts import AggregatorNow, GpusNow, HostView, LateHost, LateNow, Spare, drained
@@ -37,14 +38,14 @@ NOT_WHOLE = 8
 """agentctl's exit code for a list that lacks what hosts say which did not answer."""
 
 
-class AskView(Message, frozen=True, tag="Ask"):
+class AskView(Message, frozen=True):
     """A read that another agent asks for: the name of one of `READS` and its arguments."""
 
     read: str
     arguments: dict[str, str] = {}
 
 
-class ViewAnswer(Message, frozen=True, tag="Answer"):
+class ViewAnswer(Message, frozen=True):
     rows: bytes
     """JSON list."""
 

@@ -16,15 +16,16 @@ import stat
 import time
 
 from agent.arrays.pager import ArrayGiven, Pager, complain
-from agent.ports.peers import peer_of
-from agent.ports.unix_sockets import bind_unix
-from covey import arraywire, memfd, userfault
-from covey.arraywire import ArrayOpened, ArrayRefused, ArrayWireError, OpenArray
+from agent.ports.network.peers import peer_of
+from agent.ports.network.unix_sockets import bind_unix
+from covey.arrays.volume_link import RemoteMemoryError, VolumeLink
+from covey.kernel import memfd, userfault
 from covey.ports import Env
-from covey.volume_link import RemoteMemoryError, VolumeLink
+from covey.wire import array_wire as arraywire
+from covey.wire.array_wire import ArrayOpened, ArrayRefused, ArrayWireError, OpenArray
 from plugins.base import Program
-from plugins.memory.datapath.array_door import PagerConfig, array_socket
-from plugins.memory.policy.residence import CHUNKS_MIN
+from plugins.memory.datapath.doors.array_door import PagerConfig, array_socket
+from plugins.memory.policy.arrays.residence import CHUNKS_MIN
 
 HELLO_S = 5.0
 """How long a new connection may take to hand over its array."""
@@ -144,7 +145,7 @@ class Keeper:
     def _refuse(self, stranger: socket.socket, why: str) -> None:
         what = f"no array on volume {self._config.volume}"
         with contextlib.suppress(OSError):
-            frame = ArrayRefused(what, why[:600], "see docs/operations.md, arrays in remote memory")
+            frame = ArrayRefused(what, why[:600], "see docs/guides/memory.md, Arrays")
             stranger.send(arraywire.pack(frame), socket.MSG_NOSIGNAL)
         stranger.close()
 

@@ -25,15 +25,16 @@ import msgspec
 
 from agent.arrays.present import fill, there, whole_pages
 from agent.arrays.runs import RUN_BYTES_MAX, StagingPlaces, together
-from covey import arraywire, userfault
-from covey.arraywire import ArrayDone, ArrayResumed, ArrayWireError, AskArray, OpenArray
-from covey.headers import Op
+from covey.arrays.volume_link import PageRequest, VolumeLink, submit_one
+from covey.kernel import userfault
 from covey.ports import Logger
-from covey.volume_link import PageRequest, VolumeLink, submit_one
-from covey.volumewire import REQUEST_PAGES_MAX
-from plugins.memory.machine import paging_events as paging
-from plugins.memory.machine.paging import Paging
-from plugins.memory.machine.paging_events import PagingAction, PagingEvent
+from covey.wire import array_wire as arraywire
+from covey.wire.array_wire import ArrayDone, ArrayResumed, ArrayWireError, AskArray, OpenArray
+from covey.wire.headers import Op
+from covey.wire.volume_wire import REQUEST_PAGES_MAX
+from plugins.memory.machine.arrays import events as paging
+from plugins.memory.machine.arrays.events import PagingAction, PagingEvent
+from plugins.memory.machine.arrays.paging import Paging
 
 STAGING_BYTES = 8 << 20
 """Of places for chunks on their way; at least 4 of them, at most 64, and at most a quarter of the budget."""

@@ -3,7 +3,7 @@
 import mmap
 from collections.abc import Sequence
 
-from plugins.memory.machine.paging_events import FetchChunk, PagingAction, PunchHole, PutInPlace, SendChunk
+from plugins.memory.machine.arrays.events import FetchChunk, PagingAction, PunchHole, PutInPlace, SendChunk
 
 RUN_BYTES_MAX = 1 << 20
 """Of one run, and the longest request to a volume with pages of 4 KiB."""

@@ -28,12 +28,8 @@ class Epoch:
         """What a spare of its ranks imports; empty: none would wait."""
         self.spares_refused = False
         """It was told why there are none."""
-        self.heals_said = False
-        """Its supervisor understands that, and was told of those there were."""
-        self.stacks = False
-        """Its supervisor understands `KeepStacks` and `EndStuck`."""
-        self.joins = False
-        """Its supervisor understands `JoinRanks`."""
+        self.told = False
+        """Its supervisor is connected, and was told all that was said before."""
         self.joining = False
         """Ranks joined those that ran here; it was not told yet that all of them run."""
         self.spares_awaited = 0

@@ -26,10 +26,11 @@ from agent.jobs.supervision import (
     joining_frames,
     read_state,
 )
-from covey import checked
-from covey.core import Fact, JobId
-from covey.frames import pack, read_frame
-from covey.ports import Env
+from covey.core.events import Fact
+from covey.core.ids import JobId
+from covey.ports import ByteStream, Env
+from covey.wire import checked
+from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
 
 BOOT_S = 10.0
@@ -78,7 +79,7 @@ class Following:
         dies. OSError when the disk fails: nothing has changed."""
         await checked.save(self._env.disk, file_of(key, "start"), record)
         epoch.record, epoch.joining, epoch.may_be_lost = record, True, False
-        if epoch.stream is not None and epoch.joins:
+        if epoch.stream is not None and epoch.told:
             with contextlib.suppress(ConnectionError):
                 for frame in joining_frames(self._launching.joins(record)):
                     await epoch.stream.write(frame)
@@ -181,25 +182,25 @@ class Following:
             while not epoch.ended:
                 heard = await read_frame(stream, decoder)
                 if isinstance(heard, RanksStatus) and (heard.job, heard.epoch) == key:
-                    if heard.heals and not epoch.heals_said:
-                        epoch.heals_said = True
-                        for rank, step in sorted(epoch.heals.items()):
-                            await stream.write(pack(HealRank(rank, step)))
-                    epoch.stacks = heard.stacks
-                    if heard.joins and not epoch.joins:
-                        epoch.joins = True
-                        if epoch.record.joined:
-                            for frame in joining_frames(self._launching.joins(epoch.record)):
-                                await stream.write(frame)
+                    if not epoch.told:
+                        epoch.told = True
+                        await self._tell_again(epoch, stream)
                     await self._heard(key, epoch, heard.state)
-                    if heard.pauses:
-                        self._tell_heals(key, epoch)
+                    self._tell_heals(key, epoch)
         except ConnectionError:
             return True
         finally:
-            epoch.stream, epoch.heals_said, epoch.stacks, epoch.joins = None, False, False, False
+            epoch.stream, epoch.told = None, False
             stream.close()
         return True
+
+    async def _tell_again(self, epoch: Epoch, stream: ByteStream) -> None:
+        """What this supervisor may not have heard yet: which ranks may be lost, and who joined."""
+        for rank, step in sorted(epoch.heals.items()):
+            await stream.write(pack(HealRank(rank, step)))
+        if epoch.record.joined:
+            for frame in joining_frames(self._launching.joins(epoch.record)):
+                await stream.write(frame)
 
     async def _heard(self, key: Key, epoch: Epoch, state: SupervisorState) -> None:
         before, epoch.state = epoch.state, state

@@ -1,6 +1,6 @@
 """TCP ports kept for jobs that are being placed here, until their ranks take them over (MASTER_PORT)."""
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Env, HeldPort
 
 PORTS = range(20_000, 32_000)

@@ -1,4 +1,4 @@
-"""The agent's side of spares: whose it keeps here, and how many wait (`agent.jobs.spares`)."""
+"""The agent's side of spares: whose it keeps here, and how many wait (`agent.jobs.spares.spares`)."""
 
 import asyncio
 import contextlib
@@ -8,10 +8,10 @@ import msgspec
 
 from agent.jobs.launching import Launching
 from agent.jobs.records import Key, StartRecord, spares_of
-from agent.jobs.spare_frames import KeepSpares, SparesStatus, decoder
-from covey.core import Fact
-from covey.frames import pack, read_frame
+from agent.jobs.spares.frames import KeepSpares, SparesStatus, decoder
+from covey.core.events import Fact
 from covey.ports import ByteStream, Env
+from covey.wire.frames import pack, read_frame
 from plugins.facts import SparesReady
 
 BOOT_S = 5.0

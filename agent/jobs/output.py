@@ -1,8 +1,8 @@
 """What ranks wrote, as it lies on this host's disk: bounded for each rank, for the host, and in time.
 
     jobs/j7/rank0.log                      the head of what rank 0 wrote, for good
-    jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/shim.py`; the number is the
-    jobs/j7/rank0.log.000000083886080      offset of a part's first byte in all that was ever written
+    jobs/j7/rank0.log.000000067108864      parts of the ring behind it, from `agent/ports/processes/shim.py`; the number
+    is the jobs/j7/rank0.log.000000083886080      offset of a part's first byte in all that was ever written
 
 What lay between two files was dropped: a read from an offset in the gap continues at the next file.
 """
@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
+from covey.core.units import parse_seconds, parse_size
 from covey.ports import Disk
-from covey.units import parse_seconds, parse_size
 from plugins.base import LogRead
 
 LOG_BYTES_MAX = 1 << 20

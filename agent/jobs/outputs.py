@@ -7,9 +7,9 @@ from typing import Protocol, runtime_checkable
 
 from agent.jobs.output import FENCE_S, JobsSettings, KeptOutput, output_of, rank_bytes_max, to_remove
 from agent.jobs.records import Fence, forgotten_of
-from covey.core import JobId
+from covey.core.ids import JobId
+from covey.core.units import format_size, parse_size
 from covey.ports import Env
-from covey.units import format_size, parse_size
 
 LOOK_S = 5.0
 """Between two looks at the free room."""

@@ -30,10 +30,10 @@ import os
 
 import msgspec
 
-from covey import attach
-from covey.core import HostId
-from covey.devices import is_instance
+from covey import hooks as attach
+from covey.core.ids import HostId
 from covey.ports import Devices
+from covey.ports.devices import is_instance
 from plugins.base import RankSpec, RanksSpec
 
 INCARNATIONS_BITS = 16

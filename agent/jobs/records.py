@@ -4,9 +4,9 @@ import re
 
 import msgspec
 
-from covey import checked
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import ProcessId
+from covey.wire import checked
 from plugins.base import RanksSpec
 
 START_OR_FORGOTTEN = re.compile(r"^jobs/([a-z0-9][a-z0-9.-]{0,62})/(?:(\d{1,18})\.start|forgotten)$")
@@ -47,11 +47,11 @@ _fence = msgspec.msgpack.Decoder(Fence)
 
 
 def fence_of(data: bytes, now_wall_s: float) -> Fence:
-    """A damaged record fences nothing: the scheduler's own fence still keeps an older grant from starting. A record
-    without a date gets the time of now."""
+    """A record that is damaged, or of another version, fences nothing: the scheduler's own fence still keeps an older
+    grant from starting. A record without a date gets the time of now."""
     try:
         found = checked.unseal(data, _fence)
-    except checked.Damaged:
+    except (checked.Damaged, checked.OtherFormat):
         found = Fence(0)
     return Fence(found.epoch, found.wall_s or now_wall_s)
 

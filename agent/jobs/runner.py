@@ -27,12 +27,13 @@ from agent.jobs.outputs import Outputs
 from agent.jobs.records import Key, StartRecord, file_of, instance_of
 from agent.jobs.successors import NEVER
 from agent.jobs.supervision import EndStuck, Extend, ForgetRanks, HealRank, KeepStacks, Renewed, StopRanks
-from covey import checked
-from covey.core import Fact, JobId
-from covey.errors import Refused
-from covey.frames import pack
+from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import Env
-from covey.wire import GRACE_KEPT, Stopping
+from covey.wire import checked
+from covey.wire.frames import pack
+from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import SparesReady
 
@@ -113,9 +114,9 @@ class SupervisedRunner:
                 self._forgotten[job] = records.fence_of(data, self._env.clock.wall_s())
                 continue
             try:
-                record = checked.unseal(data, records.decoder)
-            except checked.Damaged as error:
-                self._env.log.error("a job's record is damaged", file=self._env.disk.path(name), why=str(error))
+                record = checked.unseal(data, records.decoder, name=self._env.disk.path(name))
+            except (checked.Damaged, checked.OtherFormat) as error:
+                self._env.log.error("a job's record cannot be read", file=self._env.disk.path(name), why=str(error))
                 continue
             if (record.spec.job, record.spec.epoch) == (job, int(found[2])):
                 self._epochs[job, record.spec.epoch] = Epoch(record, found=True)
@@ -170,7 +171,7 @@ class SupervisedRunner:
 
     def may_join(self, job: JobId, epoch: int) -> bool:
         known = self._epochs.get((job, epoch))
-        return known is not None and known.joins and not known.ended and known.stop is None
+        return known is not None and known.told and not known.ended and known.stop is None
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         await self._loaded()
@@ -200,15 +201,15 @@ class SupervisedRunner:
     async def heals(
         self, job: JobId, epoch: int, rank: int, step: int, pid: int = 0, modules: tuple[str, ...] = ()
     ) -> None:
-        """If this rank is lost from `step` on, it is started again alone. Sent now if its supervisor is connected and
-        understands it, and again on every new connection. `pid`: who says so; `modules`: what a spare of it imports."""
+        """If this rank is lost from `step` on, it is started again alone. Sent now if its supervisor is connected, and
+        again on every new connection. `pid`: who says so; `modules`: what a spare of it imports."""
         known = self._epochs.get((job, epoch))
         if known is None or step < known.heals.get(rank, 0):
             return
         known.heals[rank] = step
         if step < NEVER:
             self._keep_spares_of(known, rank, pid, modules)
-        if known.stream is not None and known.heals_said:
+        if known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(HealRank(rank, step)))
 
@@ -227,7 +228,7 @@ class SupervisedRunner:
             self._spares.keep(epoch.record, epoch.modules, count)
         elif not epoch.spares_refused:
             epoch.spares_refused = True
-            how = "by another process, such as a shell" if modules else "without covey.attach"
+            how = "by another process, such as a shell" if modules else "without covey.hooks"
             self._tell(SparesReady(spec.job, spec.epoch, 0, f"the Python of its ranks is started {how}"))
 
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
@@ -260,9 +261,9 @@ class SupervisedRunner:
         await self._tell_stuck((job, epoch), EndStuck(rank, pid, why))
 
     async def _tell_stuck(self, key: Key, frame: KeepStacks | EndStuck) -> None:
-        """Once, if its supervisor is connected and understands it: what is still so is told again."""
+        """Once, if its supervisor is connected: what is still so is told again."""
         known = self._epochs.get(key)
-        if known is not None and known.stream is not None and known.stacks:
+        if known is not None and known.stream is not None and known.told:
             with contextlib.suppress(ConnectionError):
                 await known.stream.write(pack(frame))
 

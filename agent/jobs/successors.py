@@ -1,8 +1,8 @@
 """When a rank that is lost is started again alone, and as what.
 
-A script that called `job.state` says so (`covey.wire.Heals`): the other ranks have what a successor needs. A successor
-is the same command with the next COVEY_INCARNATION. A rank that is lost again and again in one step is not started any
-more: then it is the step, or this host, and the job ends or runs again as without healing.
+A script that called `job.state` says so (`covey.wire.job.Heals`): the other ranks have what a successor needs. A
+successor is the same command with the next COVEY_INCARNATION. A rank that is lost again and again in one step is not
+started any more: then it is the step, or this host, and the job ends or runs again as without healing.
 """
 
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from collections.abc import Collection
 import msgspec
 
 from agent.jobs.supervision import INCARNATION, RankHealing, RankStart, SupervisorState
-from covey.errors import EXIT_STATE_LOST
+from covey.core.errors import EXIT_STATE_LOST
 from covey.ports import Command
 
 NEVER = 1 << 60

@@ -6,10 +6,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from covey import checked
-from covey.core import JobId
-from covey.frames import FRAME_BYTES_MAX, pack
+from covey.core.ids import JobId
 from covey.ports import Address, Command, Env, ProcessId
+from covey.wire import checked
+from covey.wire.frames import FRAME_BYTES_MAX, pack
 from plugins.base import RankLease
 
 SIGTERM, SIGKILL = 15, 9
@@ -49,7 +49,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     joined: tuple[int, ...] = ()
     """Ranks that came from other hosts while others ran here: each is the successor of a process that is lost there."""
     spares: Address = ""
-    """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares`)."""
+    """Where processes wait to become ranks of this epoch, if any do (`agent.jobs.spares.spares`)."""
 
     @property
     def came(self) -> tuple[int, ...]:
@@ -106,23 +106,15 @@ class SupervisorFrame(msgspec.Struct, frozen=True, tag=True):
     """A frame on the control socket."""
 
 
-class RanksStatus(SupervisorFrame, frozen=True, tag="Status"):
+class RanksStatus(SupervisorFrame, frozen=True):
     """Supervisor -> agent."""
 
     job: JobId
     epoch: int
     state: SupervisorState
-    heals: bool = False
-    """It understands `HealRank`."""
-    pauses: bool = False
-    """It suspends ranks that may be lost while nobody confirms them (`RankLease.pause_s`)."""
-    stacks: bool = False
-    """It understands `KeepStacks` and `EndStuck`."""
-    joins: bool = False
-    """It understands `JoinRanks`."""
 
 
-class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
+class StopRanks(SupervisorFrame, frozen=True):
     """Agent -> supervisor: SIGTERM now, SIGKILL after `grace_s`. A second one can only shorten the grace. `firm`: from
     now on no rank may ask for more."""
 
@@ -131,20 +123,20 @@ class StopRanks(SupervisorFrame, frozen=True, tag="Stop"):
     firm: bool = False
 
 
-class Extend(SupervisorFrame, frozen=True, tag="Extend"):
+class Extend(SupervisorFrame, frozen=True):
     """Agent -> supervisor: a rank needs so many seconds more than its grace to save its work. Granted once, while the
     ranks are stopping, and at most `EXTENSION_MAX_S`; the next Status has the result."""
 
     seconds: float
 
 
-class Renewed(SupervisorFrame, frozen=True, tag="Renewed"):
+class Renewed(SupervisorFrame, frozen=True):
     """Agent -> supervisor: the leader confirmed these ranks. The lease with the newest `asked_s` counts."""
 
     lease: RankLease
 
 
-class HealRank(SupervisorFrame, frozen=True, tag="Heal"):
+class HealRank(SupervisorFrame, frozen=True):
     """Agent -> supervisor: this rank has the job's state at the beginning of `step`; if it is lost from then on, start
     it again alone."""
 
@@ -152,18 +144,18 @@ class HealRank(SupervisorFrame, frozen=True, tag="Heal"):
     step: int
 
 
-class JoinRanks(SupervisorFrame, frozen=True, tag="Join"):
+class JoinRanks(SupervisorFrame, frozen=True):
     """Agent -> supervisor: these ranks come from another host, where they have ended, and run here from now on. Said
     again whenever the agent connects."""
 
     ranks: tuple[RankStart, ...]
 
 
-class KeepStacks(SupervisorFrame, frozen=True, tag="KeepStacks"):
+class KeepStacks(SupervisorFrame, frozen=True):
     """Agent -> supervisor: ranks that can are to write down where each of their threads is."""
 
 
-class EndStuck(SupervisorFrame, frozen=True, tag="EndStuck"):
+class EndStuck(SupervisorFrame, frozen=True):
     """Agent -> supervisor: SIGKILL to this rank, if its newest process is `pid`: the others wait for it in vain."""
 
     rank: int
@@ -171,7 +163,7 @@ class EndStuck(SupervisorFrame, frozen=True, tag="EndStuck"):
     why: str
 
 
-class ForgetRanks(SupervisorFrame, frozen=True, tag="Forget"):
+class ForgetRanks(SupervisorFrame, frozen=True):
     """Agent -> supervisor: the state is not needed any more. The supervisor exits at once if all ranks ended."""
 
 
@@ -241,10 +233,10 @@ async def stored_state(env: Env, name: str) -> bytes | None:
 
 
 def read_state(data: bytes | None) -> SupervisorState | None:
-    """What a state file says; None when it is absent or damaged."""
+    """What a state file says; None when it is absent, damaged or of another version."""
     if data is None:
         return None
     try:
         return checked.unseal(data, state_decoder)
-    except checked.Damaged:
+    except (checked.Damaged, checked.OtherFormat):
         return None

@@ -11,7 +11,6 @@ Who may use the last room of the disk: `agent/ports/last_room.py`.
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import os
 import re
@@ -21,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from agent.ports.last_room import BULK, FULL, RESERVED, DiskReserve, free_in, kept_free
-from covey.units import format_size
+from covey.core.units import format_size
 
 R = TypeVar("R")
 DIRECT_BYTES = 4096
@@ -30,10 +29,6 @@ PARTS_MAX = 64
 """Parts of one `pwritev`."""
 NAME = re.compile(r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._-]+)*$")
 """Relative, no `.` or `..`; `~` marks our own unfinished files and is no part of a name."""
-_PUNCH = 3
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
-_libc = ctypes.CDLL(None)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 OPEN_FILES_MAX = 32
 """Descriptors kept open between operations."""
 
@@ -93,10 +88,6 @@ class DirectoryDisk:
         """`read_at` of so many bytes into memory that is there, past the page cache where it is aligned for it and the
         file system permits: for what is read once."""
         await self._do(self._read_into_at, self.path(name), offset, into)
-
-    async def punch(self, name: str, offset: int, size: int) -> None:
-        """Give the room of this part of a file back, if the file system can; it reads as zeros then."""
-        await self._do(self._punch, self.path(name), offset, size)
 
     async def free_bytes(self) -> int:
         """What this user may still write here."""
@@ -287,10 +278,6 @@ class DirectoryDisk:
                     raise
         if done < len(into):
             into[done:] = self._read_at(path, offset + done, len(into) - done)
-
-    def _punch(self, path: str, offset: int, size: int) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            _libc.fallocate(self._file(path, make=False), _PUNCH, offset, size)
 
     def _read_at(self, path: str, offset: int, size: int) -> bytes:
         try:

@@ -1,8 +1,8 @@
 """The last room of a disk, and who gets it, so that a host whose disk fills up stays in the rack and comes back.
 
     BULK       volumes' logs, environments   refused while less than `kept_free` would stay free; what ranks print is
-                                             held to the same by its shim (`agent/ports/shim.py`), what agents and
-                                             programs say of themselves to half of it (`LastingLog`)
+                                             held to the same by its shim (`agent/ports/processes/shim.py`), what agents
+                                             and programs say of themselves to half of it (`LastingLog`)
     RESERVED   the replicated log, records   all that is free, then the file `reserve`, a piece at a time
     the rest   event logs (4 MiB at most)    all that is free
 

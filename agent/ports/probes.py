@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 
-from agent.ports import memory_lock, memory_stalls, swap_seen
 from agent.ports.devices.backend import Backend
 from agent.ports.loop_stalls import RealLoopStalls
-from agent.ports.memory import memory_now
+from agent.ports.memory import lock as memory_lock
+from agent.ports.memory import stalls as memory_stalls
+from agent.ports.memory import swap_seen
+from agent.ports.memory.host_memory import memory_now
 from agent.ports.processors import cores_now
 from covey.ports import Gpu, MemoryNow
 

@@ -16,7 +16,8 @@ from typing import Annotated
 
 import msgspec
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 
 COMMAND_BYTES_MAX = 256 * 1024
 """Longest command; job records are about 1 KiB."""
@@ -106,7 +107,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
 
 
-class RequestVote(Message, frozen=True, array_like=True, tag="RequestVote"):
+class RequestVote(Message, frozen=True, array_like=True):
     """A candidate asks for a vote in `term`. With `pre_vote`: whether it would get one; no host's term changes by that
     (Raft thesis §9.6)."""
 
@@ -122,13 +123,13 @@ class RequestVote(Message, frozen=True, array_like=True, tag="RequestVote"):
     """Which rack the candidate is certain to belong to."""
 
 
-class TimeoutNow(Message, frozen=True, array_like=True, tag="TimeoutNow"):
+class TimeoutNow(Message, frozen=True, array_like=True):
     """The leader of `term` has stepped down: stand for election at once (Raft thesis §3.10)."""
 
     term: Count
 
 
-class VoteReply(Message, frozen=True, array_like=True, tag="VoteReply"):
+class VoteReply(Message, frozen=True, array_like=True):
     term: Count
     """The asked term when granted, else the voter's own."""
     pre_vote: bool
@@ -137,7 +138,7 @@ class VoteReply(Message, frozen=True, array_like=True, tag="VoteReply"):
     """Which log votes."""
 
 
-class Append(Message, frozen=True, array_like=True, tag="Append"):
+class Append(Message, frozen=True, array_like=True):
     """Entries after (prev_index, prev_term), and how far the log is committed. Without entries: a heartbeat."""
 
     term: Count
@@ -155,7 +156,7 @@ class Append(Message, frozen=True, array_like=True, tag="Append"):
     """The receiver is the learner: an operator made it one, so it follows whatever its agent.toml says."""
 
 
-class AppendReply(Message, frozen=True, array_like=True, tag="AppendReply"):
+class AppendReply(Message, frozen=True, array_like=True):
     """Accepted: durable and equal to the leader's log up to `match`. Refused: where the leader should try next."""
 
     term: Count
@@ -174,7 +175,7 @@ class AppendReply(Message, frozen=True, array_like=True, tag="AppendReply"):
     """Where the log that answers ends, durable."""
 
 
-class InstallSnapshot(Message, frozen=True, array_like=True, tag="Snapshot"):
+class InstallSnapshot(Message, frozen=True, array_like=True):
     """One piece of the state after `index`; the receiver asks for one piece after the other."""
 
     term: Count
@@ -192,7 +193,7 @@ class InstallSnapshot(Message, frozen=True, array_like=True, tag="Snapshot"):
     """The same as in Append."""
 
 
-class SnapshotReply(Message, frozen=True, array_like=True, tag="SnapshotReply"):
+class SnapshotReply(Message, frozen=True, array_like=True):
     """The next byte wanted of the snapshot at `index`. The whole of it is acknowledged by an AppendReply."""
 
     term: Count
@@ -205,7 +206,7 @@ class SnapshotReply(Message, frozen=True, array_like=True, tag="SnapshotReply"):
     """The same as in AppendReply."""
 
 
-class ProposeEntry(Message, frozen=True, array_like=True, tag="Propose"):
+class ProposeEntry(Message, frozen=True, array_like=True):
     """To the leader: append this. Asking again with the same id is harmless."""
 
     rack: Rack
@@ -216,14 +217,14 @@ class ProposeEntry(Message, frozen=True, array_like=True, tag="Propose"):
     command: Annotated[bytes, msgspec.Meta(max_length=COMMAND_BYTES_MAX)]
 
 
-class ProposeReply(Message, frozen=True, array_like=True, tag="ProposeReply"):
+class ProposeReply(Message, frozen=True, array_like=True):
     outcome: Annotated[str, msgspec.Meta(max_length=16)]
     """`applied`; `not leader` and `busy`: certainly not appended; `lost`, `expired`: it cannot be known any more."""
     index: Count = 0
     result: bytes = b""
 
 
-class ChangeVoters(Message, frozen=True, array_like=True, tag="ChangeVoters"):
+class ChangeVoters(Message, frozen=True, array_like=True):
     """To the leader: `add` is to vote, or `remove` not to; both: one in the place of the other. Asking again is
     harmless."""
 
@@ -234,7 +235,7 @@ class ChangeVoters(Message, frozen=True, array_like=True, tag="ChangeVoters"):
     """Also when `add` is away."""
 
 
-class ChangeReply(Message, frozen=True, array_like=True, tag="ChangeReply"):
+class ChangeReply(Message, frozen=True, array_like=True):
     """The result: an exit code of agentctl, and text for people. Code 0 has the first line only."""
 
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from agent.raft.messages import CHUNK_BYTES_MAX, ENTRIES_MAX, Configuration, Entry, Voter
-from covey.core import HostId
+from covey.core.ids import HostId
 
 BATCH_BYTES_MAX = 512 * 1024
 """Command bytes in one Append, unless a single entry is longer; well below an envelope's 1 MiB."""

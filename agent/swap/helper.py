@@ -1,4 +1,5 @@
-"""Answers questions of volumes' processes (`covey.swapwire`): a thread for each connection, nothing kept between two.
+"""Answers questions of volumes' processes (`covey.wire.swap_wire`): a thread for each connection, nothing kept between
+two.
 
 It decides nothing but whether pages have room when they are to come back (`plugins.memory.policy.swapping`), which is
 looked at until they are back: when room ends, taking them back is given up, and the swap stays on.
@@ -13,12 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from agent.ports.peers import peer_of
+from agent.ports.network.peers import peer_of
 from agent.swap import kernel, nbd
 from agent.swap.netlink import GenericNetlink
 from agent.swap.received import receive
-from covey import frames, swapwire
-from covey.swapwire import AskSwap, BeginSwap, ConnectSwap, EndSwap, SwapConnected, SwapNow, SwapRefused
+from covey.wire import frames
+from covey.wire import swap_wire as swapwire
+from covey.wire.swap_wire import AskSwap, BeginSwap, ConnectSwap, EndSwap, SwapConnected, SwapNow, SwapRefused
 from plugins.memory.policy.swapping import lacks_room
 
 LOOK_S = 0.1

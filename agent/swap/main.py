@@ -11,11 +11,11 @@ import sys
 import threading
 from typing import NoReturn
 
-from agent.ports.memory_lock import stay_in_memory
-from agent.ports.unix_sockets import bind_unix
+from agent.ports.memory.lock import stay_in_memory
+from agent.ports.network.unix_sockets import bind_unix
 from agent.swap import kernel
 from agent.swap.helper import SwapHelper
-from covey.swapwire import HELPER_SOCKET
+from covey.wire.swap_wire import HELPER_SOCKET
 
 
 def arguments() -> argparse.ArgumentParser:

@@ -6,8 +6,9 @@ from typing import TypeVar
 
 import msgspec
 
-from covey import frames, swapwire
-from covey.frames import FrameError
+from covey.wire import frames
+from covey.wire import swap_wire as swapwire
+from covey.wire.frames import FrameError
 
 T = TypeVar("T")
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from covey.core import Fact, HostId, Publish, SetTimer
+from covey.core.events import Fact, Publish, SetTimer
+from covey.core.ids import HostId
 from gossip.machine import DatagramHeard, Event, Gossip, GossipStarted
 from gossip.membership.machine.events import EarlierHeard, Leaving, LoopStalled
 from gossip.membership.messages import Gone, Left, MemberRecord, Suspect

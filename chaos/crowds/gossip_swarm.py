@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 
 from chaos.crowds.gossip import Crowd, Member
-from covey.core import HostId
+from covey.core.ids import HostId
 from gossip.settings import GossipSettings
 from gossip.spread.messages import TOMBSTONES_MAX
 from gossip.types import HostDown, HostUp

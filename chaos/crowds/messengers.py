@@ -1,6 +1,6 @@
-"""Messages between agents that are nothing but a messenger (`agent.rpc`), by seed: connections break, agents die and
-start again, hosts are installed anew under boots that may be lower, plugins are off for a while, one host is dead and
-messages for it wait. Receivers remember few of them.
+"""Messages between agents that are nothing but a messenger (`agent.rpc.rpc`), by seed: connections break, agents die
+and start again, hosts are installed anew under boots that may be lower, plugins are off for a while, one host is dead
+and messages for it wait. Receivers remember few of them.
 
 What must hold: no life of an agent handles a message twice, or one that was meant for another, or one of an
 installation that lost its name; an acknowledged message was handled. And once nothing fails any more, every message
@@ -12,9 +12,9 @@ import itertools
 import signal
 from collections import Counter
 
-from agent.rpc import Messenger
+from agent.rpc.rpc import Messenger
 from chaos.world.world import World
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Env
 
 LIVE = (HostId("h1"), HostId("h2"))

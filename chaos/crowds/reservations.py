@@ -10,7 +10,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S, CycleLedger, Reservation
 from plugins.aggregator.messages import Demand
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from chaos.guest.image import NoGuest, root
 
 MEMORY_MB = 1536
-PARTS = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos", "tests", "pyproject.toml", "systemd")
+PARTS = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos", "tests", "tools", "pyproject.toml", "systemd")
 """Of the working tree."""
 _EXIT = re.compile(rb"covey-guest: exit (\d+)")
 

@@ -20,7 +20,7 @@ voters = {voters}
 [gpus]
 simulated = {gpus}
 """
-"""The file of docs/operations.md, and GPUs to pretend."""
+"""The file of docs/guides/install.md, and GPUs to pretend."""
 
 
 class AgentRack:

@@ -17,8 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+from covey.core.units import MIB
 from covey.remote import RemoteMemory, RemoteMemoryError
-from covey.units import MIB
 
 PAGE = 4096
 _PAIR = struct.Struct("<QQ")

@@ -20,7 +20,7 @@ from chaos.rack.agents import AgentRack, wait
 from chaos.rack.faults import Storm
 from chaos.rack.hosts import Host, Laboratory
 from cli.client import NOT_FOUND, AgentctlError
-from cli.rack_example import example
+from cli.rack.example import example
 
 WORKERS, STEPS, STEP_S = 4, 1500, 0.02
 JOBS_AT_ONCE = 2

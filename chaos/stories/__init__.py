@@ -2,8 +2,8 @@
 
 from chaos import faults
 from chaos.rackworld import SimRack
-from covey.core import JobId
-from covey.units import GIB
+from covey.core.ids import JobId
+from covey.core.units import GIB
 
 
 def train(

@@ -21,4 +21,4 @@ def play(rack: SimRack) -> None:
 
 
 def attempts(rack: SimRack, job: str) -> int:
-    return int(rack.plugin("h1", "scheduler").queue.jobs[job].attempt)
+    return int(rack.plugin("h1", "scheduler").queue.jobs[job].tally.attempt)

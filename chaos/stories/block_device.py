@@ -14,8 +14,8 @@ from chaos.rackworld import SMALL_SLABS, SimRack
 from chaos.stories import leaked, lenders, unconnected
 from chaos.stories.mirrored import BORROWER, VOLUME, WHOLE_S, whole
 from chaos.story import ended
-from covey.errors import Refused
-from covey.units import parse_size
+from covey.core.errors import Refused
+from covey.core.units import parse_size
 from plugins.memory.datapath.vold import control_name
 
 SIZE_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import lenders
 from chaos.stories.closing_killed import closing
 from chaos.story import ended
-from covey.units import GIB
+from covey.core.units import GIB
 
 FREE_S, CLOSE_S, SURE_S = 5.0, 60.0, 30.0
 """For so long a lender's process, a volume's process, and lenders after a death are waited for."""

@@ -5,9 +5,9 @@ and runs on idle GPUs of blue; blue's own job takes them back; when red's first 
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.story import ended
-from covey.core import JobId
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from covey.core.ids import JobId
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
 
 SETTINGS = {"scheduler": {"demote_after_s": 30.0}}
 
@@ -25,10 +25,10 @@ def play(rack: SimRack) -> None:
     lose_the_leader(rack)
     own = job(rack, "blue", half // 2, "guaranteed", seconds=10)
     rack.until(lambda: state(rack, own) in ("running", "done"), 40.0, "blue's quota is a promise")
-    assert known(rack, late).preemptions == 1 and state(rack, late) != "running", "there is no room for both"
+    assert known(rack, late).tally.preemptions == 1 and state(rack, late) != "running", "there is no room for both"
     small = job(rack, "blue", 1, "opportunistic", seconds=5)
     rack.until(lambda: runs_as(rack, late) == "guaranteed", 200.0, "it is upgraded when red's first job has ended")
-    assert known(rack, late).state in ("running", "stopping", "done") and known(rack, late).attempt == 2
+    assert known(rack, late).state in ("running", "stopping", "done") and known(rack, late).tally.attempt == 2
     assert runs_as(rack, small) == "opportunistic", "who asked to be opportunistic stays so"
     ended(rack, dict.fromkeys((first, late, own, small), ("done",)))
 
@@ -57,5 +57,5 @@ def runs_as(rack: SimRack, job: JobId) -> str:
 def known(rack: SimRack, job: JobId) -> Job:
     """The job in the newest copy of the log."""
     plugins = [rack.plugin(name, "scheduler") for name in rack.alive() if rack.began(name)]
-    newest: Queue = max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
+    newest: JobTable = max((plugin.queue for plugin in plugins if plugin is not None), key=lambda queue: queue.index)
     return newest.jobs[job]

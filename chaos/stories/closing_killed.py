@@ -6,7 +6,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories import lenders
 from chaos.story import ended
-from covey.units import GIB
+from covey.core.units import GIB
 
 
 def play(rack: SimRack) -> None:

@@ -9,7 +9,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.stories.classes import known, state
 from chaos.story import ended
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.policy.leases import DRIFT
 
 AWAY_S = 100.0
@@ -24,7 +24,7 @@ TROUBLES = (
 def play(rack: SimRack) -> None:
     rack.settle()
     first = train(rack, rounds=130, tenant="blue", workers=2)
-    jobs = [first, *(sleep(rack, n, on_lost) for n, on_lost in enumerate(("stop", rack.rng.choice(("stop", "keep")))))]
+    jobs = [first, *(sleep(rack, n, on_lost) for n, on_lost in enumerate(("heal", rack.rng.choice(("heal", "keep")))))]
     rack.until(lambda: all(len(ranks(rack, job)) == 2 for job in jobs), 30.0, "all ranks run")
     rack.run(rack.rng.uniform(0.0, 8.0))
     leader, at_work = rack.leader(), sorted({host for job in jobs for host in ranks(rack, job)})
@@ -44,11 +44,13 @@ def play(rack: SimRack) -> None:
     assert rack.world.now < began_s + AWAY_S, f"{host} is back, and nothing was shown"
     for job in kept:
         assert host in ranks(rack, job), "it was to be kept"
-    lost = host in ranks(rack, failing) or known(rack, failing).attempt > 1
+    lost = host in ranks(rack, failing) or known(rack, failing).tally.attempt > 1
     ended(rack, dict.fromkeys(jobs, ("done",)) | {failing: ("failed",)})
-    assert lost or known(rack, failing).attempt == 1, f"{failing} failed by itself and was started again"
+    assert lost or known(rack, failing).tally.attempt == 1, f"{failing} failed by itself and was started again"
     for job in theirs:
-        assert known(rack, job).attempt == 1 + (job in moved), f"{job} was started {known(rack, job).attempt} times"
+        assert known(rack, job).tally.attempt == 1 + (job in moved), (
+            f"{job} was started {known(rack, job).tally.attempt} times"
+        )
 
 
 def fails_soon(rack: SimRack) -> JobId:
@@ -102,4 +104,9 @@ def ranks(rack: SimRack, job: JobId) -> list[str]:
 def again(rack: SimRack, job: JobId, without: str) -> bool:
     """Started again, and whole, on other hosts."""
     where = ranks(rack, job)
-    return known(rack, job).attempt == 2 and state(rack, job) == "running" and len(where) == 2 and without not in where
+    return (
+        known(rack, job).tally.attempt == 2
+        and state(rack, job) == "running"
+        and len(where) == 2
+        and without not in where
+    )

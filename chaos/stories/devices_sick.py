@@ -7,7 +7,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
-from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.machine.log.jobs import OVER
 
 KINDS: tuple[tuple[Literal["xid", "ecc", "lost", "stuck"], int], ...] = (
     ("xid", 95),

@@ -6,7 +6,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.story import QUIET_S, ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf
 
 KEY = "API_KEY"
@@ -63,9 +63,9 @@ def nobody_else(rack: SimRack, job: JobId) -> None:
     """Hosts that do not run it ask those that may have its environment."""
     now = known(rack, job)
     assert now.env is not None
-    theirs = {now.coordinator, *(place.host for place in now.places)}
+    theirs = {now.grant.coordinator, *(place.host for place in now.start.places)}
     for outsider in [name for name in rack.alive() if HostId(name) not in theirs]:
         for holder in [name for name in rack.alive() if name != outsider]:
-            given = rack.ask_as(outsider, holder, "scheduler", EnvOf(job, now.epoch, now.env.digest))
+            given = rack.ask_as(outsider, holder, "scheduler", EnvOf(job, now.grant.epoch, now.env.digest))
             stolen = isinstance(given, EnvAnswer) and given.data
             assert not stolen, f"{holder} gave {outsider} the environment of {job}, which does not run there"

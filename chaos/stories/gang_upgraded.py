@@ -13,9 +13,9 @@ from chaos.rackworld import SimRack
 from chaos.stories.classes import known, state
 from chaos.stories.gpus_shared import PLUGINS, SETTINGS, watched
 from chaos.story import ended
-from covey.core import JobId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
-from plugins.scheduler.machine.jobs import OVER
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import JobId
+from plugins.scheduler.machine.log.jobs import OVER
 
 __all__ = ["PLUGINS", "SETTINGS"]
 FREE_S = 60.0
@@ -32,7 +32,7 @@ def play(rack: SimRack) -> None:
     others = [submit(rack, "blue", 1, "guaranteed", 40 + number) for number in range(rng.randint(0, hosts // 2))]
     gang = submit(rack, "red", hosts, "auto", seconds=rng.randint(30, 90))
     rack.until(lambda: runs(rack, gang), FREE_S, "the second one runs beside others, a rank on each host")
-    epoch = known(rack, gang).epoch
+    epoch = known(rack, gang).grant.epoch
     rack.run(rng.uniform(0.0, 3.0))
     if rng.random() < 0.5:
         strike(rack)
@@ -42,9 +42,13 @@ def play(rack: SimRack) -> None:
         strike(rack)
     rack.run(rng.uniform(0.0, 30.0))
     rack.heal()
-    rack.until(lambda: known(rack, gang).upgraded is not None or state(rack, gang) in OVER, FREE_S, "it is upgraded")
+    rack.until(
+        lambda: known(rack, gang).priority.upgraded is not None or state(rack, gang) in OVER, FREE_S, "it is upgraded"
+    )
     rack.until(lambda: len(told(classes, gang, epoch)) == hosts or gone(rack, gang, epoch), TOLD_S, "all have heard")
-    rack.world.counts["upgraded"] = int(known(rack, gang).epoch == epoch and known(rack, gang).upgraded is not None)
+    rack.world.counts["upgraded"] = int(
+        known(rack, gang).grant.epoch == epoch and known(rack, gang).priority.upgraded is not None
+    )
     ended(rack, dict.fromkeys((first, gang, *others), OVER), 600.0)
 
 
@@ -94,4 +98,4 @@ def told(classes: PagesFollowTheLog, gang: JobId, epoch: int) -> list[str]:
 def gone(rack: SimRack, gang: JobId, epoch: int) -> bool:
     """It has ended, or runs anew."""
     job = known(rack, gang)
-    return job.state in OVER or job.epoch != epoch
+    return job.state in OVER or job.grant.epoch != epoch

@@ -10,10 +10,10 @@ from chaos.classes_held import PagesFollowTheLog, alive
 from chaos.rackworld import SimRack
 from chaos.sharer import DeviceAccounts, sharer
 from chaos.story import ended
-from covey.core import JobId
-from covey.units import GIB
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.registry import PLUGINS as REGISTERED
-from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.machine.log.jobs import OVER
 from plugins.scheduler.policy.shared import is_part
 
 RESERVE = "1 GiB"
@@ -40,9 +40,9 @@ def play(rack: SimRack) -> None:
             strike(rack)
     ended(rack, jobs, OVER_S)
     queue = rack.plugin(next(iter(rack.hosts)), "scheduler").queue
-    shared = [id for id in jobs if any(is_part(gpu) for place in queue.jobs[id].places for gpu in place.gpus)]
+    shared = [id for id in jobs if any(is_part(gpu) for place in queue.jobs[id].start.places for gpu in place.gpus)]
     rack.world.counts["shared"] = len(shared)
-    rack.world.counts["upgraded"] = sum(queue.jobs[id].upgraded is not None for id in jobs)
+    rack.world.counts["upgraded"] = sum(queue.jobs[id].priority.upgraded is not None for id in jobs)
 
 
 def watched(rack: SimRack) -> PagesFollowTheLog:

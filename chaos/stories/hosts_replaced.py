@@ -2,7 +2,11 @@
 only, or its power fails; now and then it is the leader, or is back while others look for a place, or a person has just
 asked to move its ranks, or a host was drained before; spares wait, or do not. Another host takes these over within
 seconds, under the same grant, and no rank runs twice at any moment (`RanksOnce`): those of before stand still by then.
-Nobody begins anew."""
+Nobody begins anew.
+
+Seeds that once broke: 7 (ranks stood still for 3 s while one host after the other was asked who leads), 16, 17, 21
+(ranks that were moved from a host that fell silent were replaced after 60 s only).
+"""
 
 from chaos import faults
 from chaos.faults import Kill
@@ -10,7 +14,7 @@ from chaos.rackworld import SimRack
 from chaos.stories.classes import known, state
 from chaos.stories.cut_off import TROUBLES, ranks, troubles
 from chaos.story import ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import HostDrained, MoveAsked
 
 SETTINGS = {"scheduler": {"heal_pause_s": 12.0}}
@@ -28,7 +32,7 @@ def play(rack: SimRack) -> None:
     spec = {"argv": ["healer", str(int(rack.world.now + LASTS_S))], "tenant": "red", "workers": workers, "cwd": "/"}
     spares = rack.rng.choice((0, 0, 1, 2))
     job = rack.submit({**spec, "pack": "apart", "spares": spares}, f"healer-{rack.world.seed}")
-    rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost")
+    rack.until(lambda: len(known(rack, job).healing.may_be_lost) == workers, 30.0, "all its hosts may be lost")
     rack.run(rack.rng.uniform(0.0, 15.0))
     host = rack.rng.choice(ranks(rack, job))
     if rack.rng.random() < 0.25:
@@ -43,7 +47,7 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: whole(rack, job, workers, host), LOST_S, f"{job} goes on without {host} ({kind})")
     rack.run(rack.rng.uniform(0.0, 60.0))
     ended(rack, {job: ("done",)})
-    assert known(rack, job).attempt == 1, f"it was started {known(rack, job).attempt} times"
+    assert known(rack, job).tally.attempt == 1, f"it was started {known(rack, job).tally.attempt} times"
 
 
 def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
@@ -52,7 +56,7 @@ def drained(rack: SimRack, job: JobId, workers: int, host: str) -> None:
     rack.until(lambda: whole(rack, job, workers, host), DRAINED_S, f"{job} leaves {host}, which is drained")
     rack.run(rack.rng.uniform(0.0, 10.0))
     assert host not in ranks(rack, job), f"{host} is drained, and {job} came to it"
-    rack.until(lambda: len(known(rack, job).healing) == workers, 30.0, "all its hosts may be lost again")
+    rack.until(lambda: len(known(rack, job).healing.may_be_lost) == workers, 30.0, "all its hosts may be lost again")
     drain(rack, host, False)
     rack.run(rack.rng.uniform(0.0, 2.0))
 
@@ -69,8 +73,8 @@ def move(rack: SimRack, job: JobId, host: str) -> None:
     """What `agentctl move` does, at any agent."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
     asked = known(rack, job)
-    first = next(place.host for place in asked.places)
-    command = MoveAsked(wall_s=0.0, job=job, epoch=asked.epoch, host=HostId(host), to=None, coordinator=first)
+    first = next(place.host for place in asked.start.places)
+    command = MoveAsked(wall_s=0.0, job=job, epoch=asked.grant.epoch, host=HostId(host), to=None, coordinator=first)
     if scheduler is not None:
         scheduler.env.spawn("move", scheduler.queue_log.insist(command))
 
@@ -78,5 +82,5 @@ def move(rack: SimRack, job: JobId, host: str) -> None:
 def whole(rack: SimRack, job: JobId, workers: int, without: str) -> bool:
     """All its ranks run, none of them there."""
     where = [name for name in ranks(rack, job) if name != without]
-    hosts = [place.host for place in known(rack, job).places]
+    hosts = [place.host for place in known(rack, job).start.places]
     return state(rack, job) == "running" and len(where) == workers == len(hosts) and without not in hosts

@@ -6,7 +6,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories.classes import state
 from chaos.story import WHOLE_S, ended
-from covey.core import JobId
+from covey.core.ids import JobId
 
 
 def play(rack: SimRack) -> None:

@@ -3,7 +3,7 @@ comes in pages. An asker on another host gets every slab."""
 
 from chaos.rackworld import SimRack
 from chaos.story import ended
-from covey.units import parse_size
+from covey.core.units import parse_size
 from plugins.memory.policy.settings import SLABS_MAX
 
 SLAB = "4 KiB"

@@ -10,7 +10,7 @@ from chaos.rackworld import SimRack
 from chaos.stories import leaked, lenders
 from chaos.story import READ_S, ended
 from chaos.world.world import World
-from covey.units import GIB
+from covey.core.units import GIB
 from plugins.memory.datapath.vold import control_name, prefix
 
 BORROWER, VOLUME = "h1", "vol1"

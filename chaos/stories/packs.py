@@ -5,7 +5,7 @@ from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories.classes import known
 from chaos.story import ended
-from covey.core import JobId
+from covey.core.ids import JobId
 
 JOBS = 9
 
@@ -30,7 +30,7 @@ def beside_gaps(rack: SimRack) -> list[JobId]:
     rack.until(lambda: known(rack, apart).placed, 20.0, "a gang lies on all hosts but one")
     gang = submit(rack, "few", 2, "gang")
     rack.until(lambda: known(rack, gang).placed, 20.0, "a gang is placed beside it")
-    hosts = [place.host for place in known(rack, gang).places]
+    hosts = [place.host for place in known(rack, gang).start.places]
     assert len(hosts) == 1, f"{gang} was put into gaps on {hosts}, beside an idle host"
     return [apart, gang]
 
@@ -49,7 +49,7 @@ def submit(rack: SimRack, how: str, workers: int, key: str) -> JobId:
 
 def as_asked(rack: SimRack, id: JobId) -> None:
     job = known(rack, id)
-    hosts = [place.host for place in job.places for _ in place.ranks]
+    hosts = [place.host for place in job.start.places for _ in place.ranks]
     if job.placed and job.spec.pack == "apart":
         assert len(set(hosts)) == job.spec.workers, f"{id} asked for a host for each worker and lies on {hosts}"
     if job.placed and job.spec.pack == "host":

@@ -1,6 +1,9 @@
 """As `mischief`, with people who ask every agent everything all the time, half of it wrong; who submit and cancel jobs
 with environments, read what ranks write, and make and forget a volume of their own. Programs of ours are stopped for
-longer than people and agents wait for them. Whatever was asked got an answer or a refusal in words."""
+longer than people and agents wait for them. Whatever was asked got an answer or a refusal in words.
+
+Seed 3046 once broke: a leader that had committed nothing in its own term called old copies of the log the newest.
+"""
 
 from chaos import faults
 from chaos.people import People

@@ -9,7 +9,7 @@ from chaos.stories import train
 from chaos.stories.classes import known, state
 from chaos.story import ended
 from chaos.workload import RANK_LEFT
-from covey.core import JobId
+from covey.core.ids import JobId
 
 FLOATS = 24
 ROUNDS = 12
@@ -38,7 +38,7 @@ def play(rack: SimRack) -> None:
     rack.until(lambda: known(rack, job).over, LEFT_S, f"those of {job} that wait for rank 0 end")
     ended(rack, {job: ("failed",), beside: ("done",)})
     now = known(rack, job)
-    assert now.blame is not None and now.blame.code == RANK_LEFT, f"{job} failed with {now.reason}"
+    assert now.ending.blame is not None and now.ending.blame.code == RANK_LEFT, f"{job} failed with {now.reason}"
     assert leaves or told_of(rack, job), f"no host has noted which rank of {job} left"
 
 

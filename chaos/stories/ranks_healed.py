@@ -3,7 +3,13 @@ is killed or two, a host, an agent, a supervisor, or a process that adds; hosts 
 moves ranks to other hosts, of their gang or not. Often the next fault strikes while a successor takes its state. Some
 jobs gather what is each rank's own, some have it kept by neighbours. No process of before is heard, none is missing in
 the end, every sum has each rank's contribution once, every rank goes on with its own random numbers and samples, and
-all end with what a run has learnt in which nothing was lost."""
+all end with what a run has learnt in which nothing was lost.
+
+Seeds that once broke: 240, 326, 433 (an answer to a process that was lost hid the answers to its successor), 271,
+559, 569 (neighbours kept what is a rank's own for two steps, and it was a step ahead), 551 (ranks went on while nobody
+led, though they had been replaced), 692 (what a lost process pushed for a later step completed a round), 861 (a copy of
+the log that was behind ended ranks that went on there).
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -16,7 +22,7 @@ from chaos.stories.classes import known, state
 from chaos.stories.cut_off import TROUBLES, ranks, troubles
 from chaos.stories.places_joined import heals, whole
 from chaos.story import ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import MoveAsked
 
 STEPS, FLOATS = 45, 40
@@ -56,7 +62,7 @@ def play(rack: SimRack) -> None:
             again(rack, job, workers, going)
         rack.until(lambda: over(rack, job) or whole(rack, job, workers), WHOLE_S, f"all ranks of {job} run once")
     ended(rack, {job: ("done",)})
-    assert known(rack, job).attempt == 1, f"{job} was started {known(rack, job).attempt} times"
+    assert known(rack, job).tally.attempt == 1, f"{job} was started {known(rack, job).tally.attempt} times"
     right = rack.learners.right(job, workers, FLOATS, own, STEPS).w[STEPS]
     for rank in range(workers):
         found = rack.learners.ended.get((job, rank))
@@ -171,7 +177,7 @@ def over(rack: SimRack, job: JobId) -> bool:
 def move(rack: SimRack, job: JobId, host: str, to: str) -> None:
     """What `agentctl move` does, at any agent; nothing where it is refused."""
     scheduler = rack.plugin(rack.rng.choice(rack.alive()), "scheduler")
-    epoch = known(rack, job).epoch
+    epoch = known(rack, job).grant.epoch
     command = MoveAsked(wall_s=0.0, job=job, epoch=epoch, host=HostId(host), to=HostId(to), coordinator=HostId(to))
     if scheduler is not None:
         scheduler.env.spawn("move", scheduler.queue_log.insist(command))

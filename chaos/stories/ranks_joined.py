@@ -16,7 +16,7 @@ from chaos.stories.cut_off import ranks
 from chaos.stories.places_joined import heals, spread, whole
 from chaos.stories.ranks_healed import WHOLE_S, move, over, with_state
 from chaos.story import ended
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import CancelAsked, HostDrained
 
 SETTINGS = {"scheduler": {"heal_pause_s": 8.0}}
@@ -42,7 +42,7 @@ def play(rack: SimRack) -> None:
     argv = ["learner", str(STEPS), str(floats), own]
     job = spread(rack, workers, {"argv": argv, "pack": "few", "spares": rack.rng.choice((0, 0, 1))}, workers)
     if workers == 2 and rack.rng.random() < 0.5:
-        rack.until(lambda: len(known(rack, job).places) == 1, MERGED_S, "the leader has it lie on one host")
+        rack.until(lambda: len(known(rack, job).start.places) == 1, MERGED_S, "the leader has it lie on one host")
     calm_s = 0.0
     for _ in range(rack.rng.randint(2, 5)):
         rack.until(lambda: over(rack, job) or at_rest(rack, job, workers), WHOLE_S, "all its hosts may be lost")
@@ -55,8 +55,8 @@ def play(rack: SimRack) -> None:
     for each in fills:
         cancel(rack, each)
     ended(rack, {job: ("done",)} | dict.fromkeys(fills, ("cancelled",)))
-    assert known(rack, job).attempt == 1, f"{job} was started {known(rack, job).attempt} times"
-    assert known(rack, job).tables == workers
+    assert known(rack, job).tally.attempt == 1, f"{job} was started {known(rack, job).tally.attempt} times"
+    assert known(rack, job).start.tables == workers
     right = rack.learners.right(job, workers, floats, own, STEPS).w[STEPS]
     for rank in range(workers):
         found = rack.learners.ended.get((job, rank))
@@ -87,7 +87,7 @@ def strike(rack: SimRack, job: JobId, calm: bool) -> float:
     """What has ranks leave a host, which join others if no host is empty by now; or what they have to live through once
     they are together. Until when no other host is to be lost: without two there is no room for all; 0: for no time.
     `calm`: one may be lost now."""
-    hosts = [str(place.host) for place in known(rack, job).places]
+    hosts = [str(place.host) for place in known(rack, job).start.places]
     leaves = rack.rng.choice(hosts)
     others = [host for host in rack.alive() if host != leaves]
     kinds = ["rank", "rank", "aggregator", "agent", "supervisor", "move", "apart"]

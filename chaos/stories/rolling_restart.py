@@ -57,4 +57,4 @@ def places(rack: SimRack, borrower: str) -> dict[tuple[str, int], tuple[str, int
 
 
 def grant(rack: SimRack, job: str) -> int:
-    return int(rack.plugin("h1", "scheduler").queue.jobs[job].epoch)
+    return int(rack.plugin("h1", "scheduler").queue.jobs[job].grant.epoch)

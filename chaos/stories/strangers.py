@@ -1,14 +1,17 @@
 """As `mischief`, with strangers at every port: noise, half frames, clients that send malformed frames, programs that
 take a port of one that died, and a member of a later version whose messages, answers and commands the others cannot
-decode. That has no other effect than a loss: no page, no job, no sum is wrong, and the rack is whole again."""
+decode. That has no other effect than a loss: no page, no job, no sum is wrong, and the rack is whole again.
+
+Seed 3059 once broke for the reason of seed 3046 of `people`.
+"""
 
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.stories import swarm
 from chaos.strangers import NEWER, Strangers, newer_answers, usurp
 from chaos.world.disk import SimFile
-from covey.checked import seal
-from covey.headers import MAGIC
+from covey.wire.checked import seal
+from covey.wire.headers import MAGIC
 from plugins.facts import SecondPassed
 
 NAMES = ("h1:7946", "h2:7946")
@@ -16,7 +19,7 @@ SETTINGS = {"gossip": {"seeds": list(NAMES)}}
 """Names, which have to be looked up."""
 SPOILT = ("state", "forgotten")
 """Ends of names of files that a newer agent wrote. Of the record of a start there is one copy: without it ranks that
-run are not let in by their agent (docs/RELIABILITY.md, Open)."""
+run are not let in by their agent (docs/guides/guarantees.md, Limits)."""
 
 
 def play(rack: SimRack) -> None:

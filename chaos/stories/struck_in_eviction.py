@@ -12,9 +12,9 @@ from chaos import faults
 from chaos.rackworld import OWN_SLABS, SPREAD, SimRack
 from chaos.stories import leaked, lenders, unconnected
 from chaos.story import READ_S, ended, not_stale
-from covey.units import GIB
-from plugins.memory.machine.lender_search import Opening, Querying, Requesting
-from plugins.memory.machine.slab import BorrowedSlab, Closing, Migrating
+from covey.core.units import GIB
+from plugins.memory.machine.borrowing.lender_search import Opening, Querying, Requesting
+from plugins.memory.machine.borrowing.slab import BorrowedSlab, Closing, Migrating
 from plugins.registry import PLUGINS as REGISTERED
 
 SETTINGS = {"memory": OWN_SLABS}

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.story import ended
-from covey.core import JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import JobId
 from plugins.views import AggregatorJobView
 
 ROUNDS = 140

@@ -15,7 +15,7 @@ LOST_S = 62.0
 
 def play(rack: SimRack) -> None:
     rack.settle()
-    jobs = [sleep(rack, number, "stop") for number in range(2)]
+    jobs = [sleep(rack, number, "heal") for number in range(2)]
     rack.until(lambda: all(len(ranks(rack, job)) == 2 for job in jobs), 30.0, "all ranks run")
     leader = rack.leader()
     at_work = sorted({host for job in jobs for host in ranks(rack, job)} - {leader})
@@ -30,5 +30,5 @@ def play(rack: SimRack) -> None:
             faults.strike(rack.world, faults.Kill("agent", leader, 3.0))
         rack.run(rack.rng.uniform(4.0, 9.0))
     for job in jobs:
-        assert known(rack, job).attempt == 1, f"{job} was taken back from a host that renewed its lease"
+        assert known(rack, job).tally.attempt == 1, f"{job} was taken back from a host that renewed its lease"
     return ended(rack, dict.fromkeys(jobs, ("done",)))

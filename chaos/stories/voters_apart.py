@@ -29,4 +29,4 @@ def play(rack: SimRack) -> None:
     rack.run(APART_S)
     assert untouched and all(len(ranks(rack, job)) == 2 for job in untouched), "no host could have run them elsewhere"
     ended(rack, dict.fromkeys(jobs, ("done",)), over_s=400.0)
-    assert all(known(rack, job).attempt == 1 for job in untouched), "they were started again for nothing"
+    assert all(known(rack, job).tally.attempt == 1 for job in untouched), "they were started again for nothing"

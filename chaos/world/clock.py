@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agent.ports.devices.sim import CAN, SimDevices
+from covey.core.units import GIB
 from covey.ports import Device, Gpu, MemoryNow
-from covey.units import GIB
 
 WALL_START_S = 1_800_000_000.0
 """Seconds since 1970 at which every simulated story begins."""

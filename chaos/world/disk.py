@@ -426,12 +426,6 @@ class ProcessDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", name)
         return self._disk.files[name]
 
-    async def punch(self, name: str, offset: int, size: int) -> None:
-        """As zeros that are written; a file takes as much room as before."""
-        size = min(size, max(0, self._size(name) - offset))
-        if size:
-            await self.write_at(name, offset, bytes(size))
-
     async def sync(self, name: str) -> None:
         await self._run(Sync(self._disk, name), name, 0, FSYNC_S, 0)
 

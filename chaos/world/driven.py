@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from chaos.world.outgoing import Outgoing
-from covey.driven import Driven, Part
 from covey.ports import ByteStream
+from covey.wire.driven import Driven, Part
 
 
 class UnreadStream(ByteStream, Protocol):

@@ -24,10 +24,10 @@ from chaos.world.net import SimDatagrams
 from chaos.world.pages import SimPages
 from chaos.world.spares import SimSpare
 from chaos.world.streams import SimBytes
-from covey.checked import StateRefused
-from covey.core import HostId
-from covey.line_log import LineLog
+from covey.core.ids import HostId
+from covey.core.line_log import LineLog
 from covey.ports import Command, Env, ProcessId
+from covey.wire.checked import StateRefused
 
 if TYPE_CHECKING:
     from chaos.world.world import World
@@ -303,7 +303,7 @@ class SimProcesses:
     async def end_holding(
         self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
     ) -> int:
-        """As `agent.ports.processes.RealProcesses`."""
+        """As `agent.ports.processes.processes.RealProcesses`."""
         host, count = self._process.host, 0
         for pid, process in list(host.processes.items()):
             command = host.commands.get(pid)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chaos.world.net import bind_address, split
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Address
 
 if TYPE_CHECKING:

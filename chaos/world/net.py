@@ -14,8 +14,8 @@ from functools import lru_cache
 from math import log
 from typing import TYPE_CHECKING
 
-from covey.addresses import is_ip, joined
 from covey.ports import Address
+from covey.ports.addresses import is_ip, joined
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess

@@ -8,7 +8,7 @@ it holds then.
 from collections import deque
 from collections.abc import Iterable
 
-from covey.driven import Part
+from covey.wire.driven import Part
 
 
 class Outgoing:

@@ -5,7 +5,7 @@ import errno
 import mmap
 from typing import TYPE_CHECKING
 
-from covey.pages import PAGE_BYTES
+from covey.kernel.pages import PAGE_BYTES
 
 if TYPE_CHECKING:
     from chaos.world.host import SimProcess

@@ -28,8 +28,8 @@ from chaos.world.driven import DrivenEnd
 from chaos.world.net import bind_address, split
 from chaos.world.outgoing import Outgoing
 from chaos.world.pipe import RETRANSMIT_S, Pipe
-from covey.driven import Driven, Part
 from covey.ports import UNKNOWN_USER, Address, Handed, SharedPage
+from covey.wire.driven import Driven, Part
 
 if TYPE_CHECKING:
     from chaos.world.host import SimHost, SimProcess

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from covey.core import Message
+from covey.core.events import Message
 from gossip.types import U32, AwaySeconds, Boot, HostName, Identity, MaybeHostName, PeerAddress, Uuid
 
 

@@ -20,7 +20,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, Message, SetTimer
+from covey.core.events import Message, SetTimer
+from covey.core.ids import HostId
 from gossip.settings import GossipSettings
 from gossip.spread import policy
 from gossip.spread.messages import AnyMessage, Delta, KnownVersion, Syn, Want

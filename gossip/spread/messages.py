@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from covey.core import Message
+from covey.core.events import Message
 from gossip.types import U32, Boot, Identity
 
 KEYS_MAX = 32

@@ -2,12 +2,12 @@
 Not live: `machine/pool.py`, which assigns single tensors; `covey-sim aggregators` and `covey-vectors` run it.
 
 Words. *Aggregator*: a host whose process `aggd` sums tensors. *Table*: all Blocks of a job that one aggregator sums,
-its *owner*; a job has one for each of its hosts (`covey.blocks`, `service/tables.py`), and to the machines here each is
-what a job was when it had one owner: by its id, a job of its own.
+its *owner*; a job has one for each of its hosts (`covey.tensors.numbers.blocks`, `service/tables.py`), and to the
+machines here each is what a job was when it had one owner: by its id, a job of its own.
 *Coordinator* of a job: the agent of its lowest live rank's host; it finds the owner, and another one when that is gone.
 *Round*: every rank's push of a tensor, summed once, in a fixed order. *Epoch*: orders a job's owners; the higher wins.
 
-    rank (covey.tensors) ==== tensors ==== aggd (datapath)          a job's bytes touch no agent
+    rank (covey.job.tensors) ==== tensors ==== aggd (datapath)          a job's bytes touch no agent
       | jobs.sock                            | unix socket
     agent of the rank (Directory)          agent of the owner (Owner)
       +-------- Coordinator of the job -------+                        decisions, by control messages
@@ -20,5 +20,6 @@ A job's first iterations are its trial. Then its coordinator knows D and e (`mac
 promises it a part of its cycle or declines (`machine/cycle_ledger.py`): exactly, on what it has promised itself. A job
 that is measured to hurt another leaves; the least loaded aggregator empties itself into others
 (`machine/consolidator.py`). The states of a job at its coordinator: `machine/tracked_job.py`.
-`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation (docs/papers/aggregator.md).
+`machine/pool.py` decides the same for single tensors of many jobs at once, in simulation
+(docs/design/papers/aggregator.md).
 """

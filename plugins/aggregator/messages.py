@@ -22,8 +22,8 @@ An aggregator that empties itself asks the others first, all or nothing: `Reserv
 `CycleNotReserved`; then `Handover` to the coordinators, or `ReleaseCycle`. Each attempt has a number; what is said of
 another attempt is too late.
 
-An assignment's epoch orders it among all of its job (`covey.tensorwire`); the higher one wins wherever two meet, and
-whoever hears a lower one answers with the higher.
+An assignment's epoch orders it among all of its job (`covey.tensors.numbers.tensor_wire`); the higher one wins wherever
+two meet, and whoever hears a lower one answers with the higher.
 """
 
 from typing import Annotated
@@ -31,13 +31,15 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.blocks import TABLE_PATTERN
-from covey.core import ID_PATTERN, HostId, JobId, Message
-from covey.tensorwire import RANKS_MAX, SECRET_BYTES
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId, JobId
+from covey.tensors.numbers.blocks import TABLE_PATTERN
+from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.views import AggregatorJobView
 
 Job = Annotated[JobId, Meta(pattern=TABLE_PATTERN)]
-"""What is summed under one assignment: a table of a job (`covey.blocks.table_id`), table 0 under the job's own id."""
+"""What is summed under one assignment: a table of a job (`covey.tensors.numbers.blocks.table_id`), table 0 under the
+job's own id."""
 Host = Annotated[HostId, Meta(pattern=ID_PATTERN)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Workers = Annotated[int, Meta(ge=1, le=RANKS_MAX)]
@@ -74,7 +76,7 @@ class Demand(msgspec.Struct, frozen=True):
     """It may lose less than this part of its speed."""
 
 
-class Offer(JobMessage, frozen=True, tag="Offer"):
+class Offer(JobMessage, frozen=True):
     """Coordinator -> aggregator: will you sum this job? Its ranks prove that they know `secret`."""
 
     workers: Workers
@@ -92,13 +94,13 @@ class Offer(JobMessage, frozen=True, tag="Offer"):
     """What it needs is known, and nobody had room for that: its sums wait for those of all others."""
 
 
-class Accepted(JobMessage, frozen=True, tag="Accepted"):
+class Accepted(JobMessage, frozen=True):
     """Aggregator -> coordinator: yes, its process serves it at `address` by now."""
 
     address: Address
 
 
-class Declined(JobMessage, frozen=True, tag="Declined"):
+class Declined(JobMessage, frozen=True):
     """Aggregator -> coordinator: no. A new offer must be above `known`, the highest epoch of the job that it has
     seen."""
 
@@ -106,18 +108,18 @@ class Declined(JobMessage, frozen=True, tag="Declined"):
     known: Epoch = 0
 
 
-class Profiled(JobMessage, frozen=True, tag="Profiled"):
+class Profiled(JobMessage, frozen=True):
     """Coordinator -> aggregator: this is what the job you sum needs; will you keep it? Answer: `AssignmentKept` or
     `Declined`."""
 
     demand: Demand
 
 
-class AssignmentKept(JobMessage, frozen=True, tag="Kept"):
+class AssignmentKept(JobMessage, frozen=True):
     """Aggregator -> coordinator: yes."""
 
 
-class LossReport(JobMessage, frozen=True, tag="Judged"):
+class LossReport(JobMessage, frozen=True):
     """Coordinator -> aggregator: what the job measured over a window of iterations. With `hurt` one job has to go:
     of this one and those beside it the one that came last."""
 
@@ -126,11 +128,11 @@ class LossReport(JobMessage, frozen=True, tag="Judged"):
     hurt: bool
 
 
-class Coordinates(JobMessage, frozen=True, tag="Coordinates"):
+class Coordinates(JobMessage, frozen=True):
     """A host that has become the coordinator of a job -> its aggregator: what is to be said of it goes here now."""
 
 
-class Handover(JobMessage, frozen=True, tag="Handover"):
+class Handover(JobMessage, frozen=True):
     """Aggregator -> coordinator: find the job another aggregator; `to` holds room for it, None: choose."""
 
     to: Host | None
@@ -139,13 +141,13 @@ class Handover(JobMessage, frozen=True, tag="Handover"):
     """A person wants it on `to`: it stays there."""
 
 
-class MoveTensors(JobMessage, frozen=True, tag="Move"):
+class MoveTensors(JobMessage, frozen=True):
     """Any host -> aggregator: a person wants the job's sums on `to`."""
 
     to: Host
 
 
-class ReserveCycle(JobMessage, frozen=True, tag="Reserve"):
+class ReserveCycle(JobMessage, frozen=True):
     """Aggregator that empties itself -> another: hold room for this job of mine. Answer: `CycleReserved`,
     `CycleNotReserved`."""
 
@@ -153,19 +155,19 @@ class ReserveCycle(JobMessage, frozen=True, tag="Reserve"):
     demand: Demand | None
 
 
-class CycleReserved(HoldMessage, frozen=True, tag="Reserved"):
+class CycleReserved(HoldMessage, frozen=True):
     """It is held until a higher epoch of the job comes to use it, `ReleaseCycle`, or for some seconds."""
 
 
-class CycleNotReserved(HoldMessage, frozen=True, tag="NotReserved"):
+class CycleNotReserved(HoldMessage, frozen=True):
     reason: Reason
 
 
-class ReleaseCycle(HoldMessage, frozen=True, tag="Release"):
+class ReleaseCycle(HoldMessage, frozen=True):
     """What is held for this job by this attempt is not needed."""
 
 
-class Assigned(JobMessage, frozen=True, tag="Assigned"):
+class Assigned(JobMessage, frozen=True):
     """Coordinator -> hosts of the job's ranks: push and pull there. Also the answer to a host that knows only a lower
     epoch."""
 
@@ -183,7 +185,7 @@ class NextOwner(msgspec.Struct, frozen=True):
     secret: Secret
 
 
-class Retire(JobMessage, frozen=True, tag="Retire"):
+class Retire(JobMessage, frozen=True):
     """Coordinator -> aggregator: do not sum this job under `epoch` or lower; `instead` is the epoch that holds now."""
 
     instead: Epoch
@@ -194,48 +196,48 @@ class Retire(JobMessage, frozen=True, tag="Retire"):
     """Then it brings what it holds there, under epoch `instead`."""
 
 
-class AssignmentDropped(JobMessage, frozen=True, tag="Dropped"):
+class AssignmentDropped(JobMessage, frozen=True):
     """Aggregator -> coordinator: I no longer sum it."""
 
     reason: Reason
 
 
-class Lost(JobMessage, frozen=True, tag="Lost"):
+class Lost(JobMessage, frozen=True):
     """Host of ranks -> coordinator: a rank cannot use the aggregator of `epoch`."""
 
     reason: Reason
 
 
-class OwnerWanted(JobMessage, frozen=True, tag="Wanted"):
+class OwnerWanted(JobMessage, frozen=True):
     """Host of ranks -> coordinator: I know `epoch` (0: nothing) of this job; tell me if there is a higher one."""
 
 
 # ---- questions and answers -------------------------------------------------------------------------------------------
 
 
-class GetOwner(Message, frozen=True, tag="WhoSums"):
+class GetOwner(Message, frozen=True):
     """Which assignment of this job do you know? Answer: `KnownOwner`."""
 
     job: Job
 
 
-class KnownOwner(Message, frozen=True, tag="Known"):
+class KnownOwner(Message, frozen=True):
     assigned: Assigned | None
 
 
-class Probe(JobMessage, frozen=True, tag="DoYouServe"):
+class Probe(JobMessage, frozen=True):
     """Does your process sum this job under this epoch right now? Answer: `Serving`."""
 
 
-class Serving(Message, frozen=True, tag="Serving"):
+class Serving(Message, frozen=True):
     yes: bool
 
 
-class WorkOf(JobMessage, frozen=True, tag="WorkOf"):
+class WorkOf(JobMessage, frozen=True):
     """How much have you worked for this job under this epoch? Answer: `WorkCounters`."""
 
 
-class WorkCounters(Message, frozen=True, tag="Work"):
+class WorkCounters(Message, frozen=True):
     """Counters since the job was taken on under its epoch; `known` is False when it is not summed here under it."""
 
     known: bool
@@ -252,7 +254,7 @@ class WorkCounters(Message, frozen=True, tag="Work"):
     """What the aggregator was told it needs."""
 
 
-class CycleHere(Message, frozen=True, tag="CycleHere"):
+class CycleHere(Message, frozen=True):
     """Which jobs have you promised to sum, and with how much room? Answer: `CycleNow`."""
 
 
@@ -261,7 +263,7 @@ class JobDemand(msgspec.Struct, frozen=True):
     demand: Demand
 
 
-class CycleNow(Message, frozen=True, tag="CycleNow"):
+class CycleNow(Message, frozen=True):
     """An aggregator's plan, as exact as it is itself."""
 
     takes: bool
@@ -274,11 +276,11 @@ class CycleNow(Message, frozen=True, tag="CycleNow"):
     """Jobs that hurt another one there, or were hurt."""
 
 
-class TensorsHere(Message, frozen=True, tag="TensorsHere"):
+class TensorsHere(Message, frozen=True):
     """Which jobs do you sum? Answer: `Tensors`."""
 
 
-class Tensors(Message, frozen=True, tag="Tensors"):
+class Tensors(Message, frozen=True):
     jobs: Annotated[list[AggregatorJobView], Meta(max_length=4096)]
 
 

@@ -1,9 +1,10 @@
 """What the agent starts: the plugin `aggregator`."""
 
-from covey.wire import AggregatorLost
+from covey.wire.job import AggregatorLost
 from plugins.aggregator import messages
 from plugins.aggregator.datapath.aggd import PROGRAMS
 from plugins.aggregator.service import AggregatorService
+from plugins.aggregator.service.metrics import METRICS
 from plugins.base import Plugin
 
 PLUGIN = Plugin(
@@ -14,4 +15,5 @@ PLUGIN = Plugin(
     service=AggregatorService,
     programs=PROGRAMS,
     frames=(AggregatorLost,),
+    metrics=METRICS,
 )

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, HostId, JobId, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId, JobId
 
 Need = Literal["comp", "comm"]
 """What a subtask uses: COMP the processors, COMM (a pull or a push) the network."""
@@ -19,7 +20,7 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class SubtaskTimed(Message, frozen=True, tag="SubtaskTimed"):
+class SubtaskTimed(Message, frozen=True):
     """A host ran one subtask of a job while the group had so many hosts."""
 
     job: Name
@@ -28,7 +29,7 @@ class SubtaskTimed(Message, frozen=True, tag="SubtaskTimed"):
     hosts: Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
-class ProposeGroup(Message, frozen=True, tag="Propose"):
+class ProposeGroup(Message, frozen=True):
     """From the coordinator: these jobs share these hosts from now on, if you are still in epoch `replaces`."""
 
     group: Epoch
@@ -38,7 +39,7 @@ class ProposeGroup(Message, frozen=True, tag="Propose"):
     hosts: Annotated[tuple[HostId, ...], Meta(max_length=1 << 16)]
 
 
-class GroupAnswered(Message, frozen=True, tag="Answered"):
+class GroupAnswered(Message, frozen=True):
     """Host: taken, or why not."""
 
     group: Epoch

@@ -23,7 +23,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN
 from plugins.views import SlabView
 
 VolumeName = Annotated[str, Meta(pattern=ID_PATTERN)]
@@ -32,9 +33,9 @@ Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 50)]
 Secret = Annotated[bytes, Meta(max_length=16)]
 Tenant = Annotated[str, Meta(max_length=63)]
-"""Whose volume it is; empty: nobody's in particular, and of borrowers of before."""
+"""Whose volume it is; empty: nobody's in particular."""
 Job = Annotated[str, Meta(max_length=63)]
-"""Whose rank made the volume; empty: nobody's, and of borrowers of before."""
+"""Whose rank made the volume; empty: nobody's."""
 Members = Annotated[int, Meta(ge=1, le=8)]
 Reason = Annotated[str, Meta(max_length=300)]
 
@@ -75,19 +76,19 @@ class SlabMessage(Message, frozen=True):
 # ---- placement -------------------------------------------------------------------------------------------------------
 
 
-class QueryMem(SlabMessage, frozen=True, tag="QueryMem"):
+class QueryMem(SlabMessage, frozen=True):
     """Borrower: how many slabs of this size could you lend?"""
 
     slab_bytes: Bytes
 
 
-class FreeMem(SlabMessage, frozen=True, tag="FreeMem"):
+class FreeMem(SlabMessage, frozen=True):
     """Lender: this many now. It promises nothing."""
 
     slabs: Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
-class Map(SlabMessage, frozen=True, tag="Map"):
+class Map(SlabMessage, frozen=True):
     """Borrower: I take one."""
 
     slab_bytes: Bytes
@@ -101,7 +102,7 @@ class Map(SlabMessage, frozen=True, tag="Map"):
     """It takes the place of one that its lender wants back, or of a member that was lost."""
 
 
-class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
+class MrInfo(SlabMessage, frozen=True):
     """Lender: there it is (`address` and `secret`: the paper's address, length, rkey), or no (`refused`)."""
 
     address: Annotated[str, Meta(max_length=120)] = ""
@@ -115,7 +116,7 @@ class MrInfo(SlabMessage, frozen=True, tag="MrInfo"):
 # ---- eviction --------------------------------------------------------------------------------------------------------
 
 
-class CheckActivity(Message, frozen=True, tag="CheckActivity"):
+class CheckActivity(Message, frozen=True):
     """Lender: how busy are these slabs of yours that I hold?"""
 
     round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -127,32 +128,32 @@ class SlabActivity(msgspec.Struct, frozen=True, array_like=True):
     requests_per_s: Annotated[float, Meta(ge=0, le=1e12)]
 
 
-class Activity(Message, frozen=True, tag="Activity"):
+class Activity(Message, frozen=True):
     """Borrower: as busy as this. A slab it does not know under that epoch is left out."""
 
     round: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     activities: Annotated[tuple[SlabActivity, ...], Meta(max_length=REFS_MAX)]
 
 
-class Evict(SlabMessage, frozen=True, tag="Evict"):
+class Evict(SlabMessage, frozen=True):
     """Lender: I need this one back within `grace_s`."""
 
     grace_s: Annotated[float, Meta(ge=0, le=3600)]
 
 
-class Unrenewed(SlabMessage, frozen=True, tag="Unrenewed"):
+class Unrenewed(SlabMessage, frozen=True):
     """Lender: nobody renewed this one for a lease. Is it still used? Answer: `Renew` or `Done`. Only about slabs
     without a disk; the others are orphans by then."""
 
 
-class Done(SlabMessage, frozen=True, tag="Done"):
+class Done(SlabMessage, frozen=True):
     """Borrower: nothing of mine depends on it any more; free it."""
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
-class Renew(Message, frozen=True, tag="Renew"):
+class Renew(Message, frozen=True):
     """Borrower: I still use these. Whatever is not renewed for a lease is an orphan and freed."""
 
     slabs: SlabRefs
@@ -162,16 +163,16 @@ class Renew(Message, frozen=True, tag="Renew"):
     """Of each of these: a lender that began anew knows it from here."""
     job: Job = ""
     page_bytes: Annotated[int, Meta(ge=0, le=(1 << 16) + 32)] = 0
-    """0: of borrowers of before."""
+    """Of each of these, with its seal."""
 
 
-class SlabsHeld(Message, frozen=True, tag="SlabsHeld"):
+class SlabsHeld(Message, frozen=True):
     """Question of a borrower whose volume's process began anew: do you still hold these of mine?"""
 
     slabs: SlabRefs
 
 
-class SlabsAreHeld(Message, frozen=True, tag="SlabsAreHeld"):
+class SlabsAreHeld(Message, frozen=True):
     """Answer to `SlabsHeld`."""
 
     known: bool
@@ -180,7 +181,7 @@ class SlabsAreHeld(Message, frozen=True, tag="SlabsAreHeld"):
     """Those of the question that it holds."""
 
 
-class VolumeHeld(Message, frozen=True, tag="VolumeHeld"):
+class VolumeHeld(Message, frozen=True):
     """Question of a borrower that has no record of its volume of this name: do you know of one? `forget`: a person said
     that it is made anew, so what you hold or remember of boots other than `since` to `boot` is of no use."""
 
@@ -199,7 +200,7 @@ class EarlierSlabs(msgspec.Struct, frozen=True, array_like=True):
     """Since nobody renewed them."""
 
 
-class VolumeIsHeld(Message, frozen=True, tag="VolumeIsHeld"):
+class VolumeIsHeld(Message, frozen=True):
     """Answer to `VolumeHeld`, from before anything was forgotten."""
 
     known: bool
@@ -207,11 +208,11 @@ class VolumeIsHeld(Message, frozen=True, tag="VolumeIsHeld"):
     slabs: Annotated[tuple[EarlierSlabs, ...], Meta(max_length=16)] = ()
 
 
-class SlabsHere(Message, frozen=True, tag="SlabsHere"):
+class SlabsHere(Message, frozen=True):
     """Question: which slabs do the volumes of your host have?"""
 
 
-class SlabsAre(Message, frozen=True, tag="SlabsAre"):
+class SlabsAre(Message, frozen=True):
     """Answer to `SlabsHere`."""
 
     slabs: Annotated[tuple[SlabView, ...], Meta(max_length=1 << 16)]

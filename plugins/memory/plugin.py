@@ -1,14 +1,15 @@
 """What the agent starts: the plugin `memory`."""
 
-from covey.wire import Attach, Detach
+from covey.wire.job import Attach, Detach
 from plugins.base import Plugin, Program
-from plugins.memory.datapath.slab_keeper import PROGRAM as KEEPER
-from plugins.memory.datapath.slabd import PROGRAM as SLABD
-from plugins.memory.datapath.spill_writer import PROGRAM as SPILL
+from plugins.memory.datapath.lending.slab_keeper import PROGRAM as KEEPER
+from plugins.memory.datapath.lending.slabd import PROGRAM as SLABD
+from plugins.memory.datapath.spill.spill_writer import PROGRAM as SPILL
 from plugins.memory.datapath.vold import VoldConfig, run_vold
 from plugins.memory.messages import Messages
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service import MemoryService
+from plugins.memory.service.metrics import METRICS
 
 PLUGIN = Plugin(
     name="memory",
@@ -23,4 +24,5 @@ PLUGIN = Plugin(
         KEEPER,
     ),
     frames=(Attach, Detach),
+    metrics=METRICS,
 )

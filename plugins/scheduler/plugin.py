@@ -4,6 +4,7 @@ from plugins.base import Plugin
 from plugins.scheduler.messages.wire import Talk
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.main import SchedulerService
+from plugins.scheduler.service.metrics import METRICS
 
 PLUGIN = Plugin(
     name="scheduler",
@@ -12,4 +13,5 @@ PLUGIN = Plugin(
     settings=SchedulerSettings,
     messages=Talk,
     service=SchedulerService,
+    metrics=METRICS,
 )

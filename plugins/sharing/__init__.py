@@ -13,8 +13,8 @@ operation (§3.1). Its controller is not published; this plugin is ours.
                     <-- Limits: rates, memory, lease, failsafe --------    |- ShareLedger   who holds how much memory
                                                                            '- MemorySearch  memory among equals
 
-Reports and limits lie in pages of memory that both map (`covey.pages`); what the rank does with them is
-`covey.attach.sharing`. A rank that has no pages goes by no limits, and is not left beside a guaranteed one.
+Reports and limits lie in pages of memory that both map (`covey.kernel.pages`); what the rank does with them is
+`covey.hooks.limits.sharing`. A rank that has no pages goes by no limits, and is not left beside a guaranteed one.
 
 Words. *guaranteed*: has quota; at most one per GPU. *opportunistic*: whatever is left. *rung*: one number for what the
 opportunistic jobs may do, `policy.ladder`. *limit*: memory a job may hold on the device; what exceeds it goes to host

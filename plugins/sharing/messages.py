@@ -1,5 +1,5 @@
 """What a job and the agent of its host tell one another about one GPU, in the agent's terms. It travels in shared pages
-(`covey.pages`); nothing of it crosses the network.
+(`covey.kernel.pages`); nothing of it crosses the network.
 
     job                               agent
      |-- Report (each mini-batch) ----->|
@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.facts import JobKind
 
 LEASE_S = 2.0

@@ -3,6 +3,7 @@
 from plugins.base import Plugin
 from plugins.sharing.policy.settings import SharingSettings
 from plugins.sharing.service.main import SharingService
+from plugins.sharing.service.metrics import METRICS
 
 PLUGIN = Plugin(
     name="sharing",
@@ -10,4 +11,5 @@ PLUGIN = Plugin(
     settings=SharingSettings,
     messages=None,
     service=SharingService,
+    metrics=METRICS,
 )

@@ -28,7 +28,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.tuner.messages import Add, Delete, Kind, Move, Recover, Start, Step, Stop, Switch
 from plugins.tuner.policy import plan as planning
 from plugins.tuner.policy.cost import HostCosts, Load, epoch_of_shares

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import ID_PATTERN, HostId, Message
+from covey.core.events import Message
+from covey.core.ids import ID_PATTERN, HostId
 
 Role = Literal["worker", "server"]
 Kind = Literal["data", "model"]
@@ -21,21 +22,21 @@ Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53))]
 
 
-class Add(msgspec.Struct, frozen=True, tag="add"):
+class Add(msgspec.Struct, frozen=True, tag=True):
     """Start an executor on a host that joins."""
 
     host: HostId
     role: Role
 
 
-class Delete(msgspec.Struct, frozen=True, tag="delete"):
+class Delete(msgspec.Struct, frozen=True, tag=True):
     """End the executor of a host that leaves; it owns nothing any more."""
 
     host: HostId
     role: Role
 
 
-class Switch(msgspec.Struct, frozen=True, tag="switch"):
+class Switch(msgspec.Struct, frozen=True, tag=True):
     """Change the role of a host: its executor stays, nothing is set up or cleared away."""
 
     host: HostId
@@ -43,7 +44,7 @@ class Switch(msgspec.Struct, frozen=True, tag="switch"):
     after: Role
 
 
-class Move(msgspec.Struct, frozen=True, tag="move"):
+class Move(msgspec.Struct, frozen=True, tag=True):
     """Hand blocks to another host: ownership first, then the content, block by block (Cruise §3.3.2)."""
 
     kind: Kind
@@ -53,19 +54,19 @@ class Move(msgspec.Struct, frozen=True, tag="move"):
     """Ids, ascending."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class Stop(msgspec.Struct, frozen=True, tag=True):
     """Finish the present mini-batch, flush the pushes, and compute no more: its data is about to leave."""
 
     host: HostId
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
+class Start(msgspec.Struct, frozen=True, tag=True):
     """Begin to compute: the data is here."""
 
     host: HostId
 
 
-class Recover(msgspec.Struct, frozen=True, tag="recover"):
+class Recover(msgspec.Struct, frozen=True, tag=True):
     """Hold these blocks, which a lost host owned or was to get: read training data again from where it came from, take
     the newest version of the model that any host or checkpoint has."""
 
@@ -81,7 +82,7 @@ Step = Operation | Stop | Start | Recover
 """What hosts really do."""
 
 
-class BatchTimed(Message, frozen=True, tag="BatchTimed"):
+class BatchTimed(Message, frozen=True):
     """Worker: one mini-batch."""
 
     job: Name
@@ -89,14 +90,14 @@ class BatchTimed(Message, frozen=True, tag="BatchTimed"):
     compute_s: Seconds
 
 
-class NicMeasured(Message, frozen=True, tag="NicMeasured"):
+class NicMeasured(Message, frozen=True):
     """Either: what its network carries."""
 
     job: Name
     bytes_per_s: Annotated[float, Meta(gt=0, le=1e15)]
 
 
-class PlanStep(Message, frozen=True, tag="Do"):
+class PlanStep(Message, frozen=True):
     """From the coordinator: do this step of this plan now."""
 
     job: Name
@@ -105,7 +106,7 @@ class PlanStep(Message, frozen=True, tag="Do"):
     step: Step
 
 
-class Did(Message, frozen=True, tag="Did"):
+class Did(Message, frozen=True):
     """Host: done, or why not."""
 
     job: Name

@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.pool import (
     Action,
     Exited,

@@ -8,12 +8,13 @@ then another may keep some. A job that is granted GPUs starts at once, where the
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Attained,
     CancelAsked,
@@ -62,7 +63,7 @@ class SharedPool:
             quotas=quotas,
             default_quota=0,
         )
-        self.queue = Queue()
+        self.queue = JobTable()
         sharing = Sharing(beside=config.get("ot_per_gpu", 1), busy=config.get("M", BUSY))
         self.leader = Leader(self.queue, settings, sharing)
         self.utilisation = [0.0] * self.gpus
@@ -97,7 +98,7 @@ class SharedPool:
     # ---- what happens ----
 
     def _say(self, command: Command) -> Result:
-        return self.queue.apply(self.queue.index + 1, command)[0]
+        return apply(self.queue, self.queue.index + 1, command)[0]
 
     def _submit(self, what: Mapping[str, Any], now_s: float) -> None:
         name = str(what["id"])
@@ -134,9 +135,11 @@ class SharedPool:
         if not job.placed:
             self._say(CancelAsked(wall_s=now_s, job=id))
             return
-        for place in job.places:
+        for place in job.start.places:
             codes = dict.fromkeys(place.ranks, 0)
-            self._say(RanksReported(wall_s=now_s, job=id, epoch=job.epoch, host=place.host, codes=codes, asked=False))
+            self._say(
+                RanksReported(wall_s=now_s, job=id, epoch=job.grant.epoch, host=place.host, codes=codes, asked=False)
+            )
 
     # ---- what the leader says ----
 
@@ -201,7 +204,9 @@ class SharedPool:
         for host, held in gpus.items():
             places.append(Place(host, tuple(range(rank, rank + len(held))), tuple(held)))
             rank += len(held)
-        placed = Placed(wall_s=now_s, job=job.id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1)
+        placed = Placed(
+            wall_s=now_s, job=job.id, epoch=job.grant.epoch, places=tuple(places), master_addr="", master_port=1
+        )
         result = self._say(placed)
         assert not isinstance(result, NotApplied), result
         return units

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.policy import model, schedule
 from plugins.interleave.policy.assign import groups_best, imbalance
 from plugins.interleave.policy.model import Group, JobProfile, Use, Weights

@@ -8,12 +8,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.policy.history import History, best_gittins_index, gittins_index
 from plugins.scheduler.policy.place import place
 from plugins.scheduler.policy.rules import OrderRules
-from sim.engine import Engine, Outcome, SimJob
-from sim.trace import GPUS_MAX, SECONDS_MAX, read_services, read_trace
+from sim.jobs.engine import Engine, Outcome, SimJob
+from sim.jobs.trace import GPUS_MAX, SECONDS_MAX, read_services, read_trace
 from sim.vectors.classes import SharedPool
 from sim.vectors.types import Handler, answers, differs, each, finite, per_unit, rational, whole_number
 

@@ -13,13 +13,14 @@ import pytest
 import uvloop
 
 from agent.jobs.runner import SupervisedRunner
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.disk import DirectoryDisk
 from agent.ports.probes import RealProbes
-from agent.ports.processes import ProgramBase
+from agent.ports.processes.processes import ProgramBase
 from agent.program import JsonLog, real_env
 from agent.tasks import Tasks
-from covey.core import Fact, HostId, JobId
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from covey.ports import Env
 from plugins.base import RankSpec, RanksSpec
 

@@ -8,8 +8,8 @@ import pytest
 
 from agent.advertise import Here, Settled, own_addresses, settle
 from agent.config import ConfigError, parse
-from agent.ports.datagrams import UdpDatagrams
-from covey.addresses import ip_port, joined
+from agent.ports.network.datagrams import UdpDatagrams
+from covey.ports.addresses import ip_port, joined
 
 ENV = {"HOME": "/root"}
 ROUTES = {"10.9.0.": "10.9.0.7", "192.168.1.": "192.168.1.7", "fd00::": "fd00::7", "127.": "127.0.0.1"}

@@ -1,5 +1,5 @@
-from agent.bus import Bus
-from covey.core import Fact
+from agent.runtime.bus import Bus
+from covey.core.events import Fact
 
 
 class Counted(Fact, frozen=True):

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from chaos.rackworld import SimRack
-from covey.core import JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import JobId
 
 HOUR_S = 3600.0
 VIEWS = (

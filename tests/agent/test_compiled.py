@@ -40,8 +40,8 @@ def test_the_byte_path_runs_compiled_and_nothing_else_does(made: Path) -> None:
     assert not compiled.use("supervisor") and not compiled.use("aggd")
     assert compiled.use("vold")
     finder = sys.meta_path[0]
-    spec = finder.find_spec("plugins.memory.datapath.nbd_front", None)
-    assert spec is not None and spec.origin == str(made / f"plugins/memory/datapath/nbd_front{compiled.SUFFIX}")
+    spec = finder.find_spec("plugins.memory.datapath.doors.nbd_front", None)
+    assert spec is not None and spec.origin == str(made / f"plugins/memory/datapath/doors/nbd_front{compiled.SUFFIX}")
     assert finder.find_spec("abc__mypyc", None) is not None
     assert finder.find_spec("plugins.memory.datapath.vold", None) is None
     assert compiled.trouble() == ""
@@ -60,7 +60,7 @@ def test_what_was_made_from_other_sources_is_not_used_and_people_are_told(
 
 @pytest.mark.parametrize("harm", ["open", "missing"])
 def test_what_others_can_write_or_is_not_whole_is_not_used(made: Path, harm: str) -> None:
-    file = made / ("agent/ports/stream" + compiled.SUFFIX)
+    file = made / ("agent/ports/network/stream" + compiled.SUFFIX)
     if harm == "open":
         os.chmod(file, 0o777)
     else:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config import Config, ConfigError, load, open_to_read, parse
-from covey.core import HostId
+from covey.core.ids import HostId
 
 ENV = {"STATE_DIRECTORY": "/var/lib/covey", "RUNTIME_DIRECTORY": "/run/covey"}
 
@@ -163,13 +163,6 @@ def test_an_address_that_no_peer_can_reach_is_not_advertised(address: str) -> No
 
 def test_a_knob_under_which_jobs_only_stop_one_another_is_refused_with_the_reason() -> None:
     assert "at least 1" in refused({"scheduler": {"promote_knob": 0.5}}).why
-
-
-def test_a_name_of_before_is_refused_with_the_name_of_now() -> None:
-    error = refused({"rooms": ["memory"]})
-    assert "`rooms` is called `plugins` now" in error.what and "write `plugins`" in error.next
-    error = refused({"scheduler": {"home_lost_after_s": 3.0}})
-    assert "`scheduler.home_lost_after_s` is called `scheduler.coordinator_lost_after_s` now" in error.what
 
 
 def test_inf_is_never_where_a_setting_may_be_never() -> None:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.event_log import FILE, EventLog, frame, lines, merged
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.views import EventLine
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from agent.ports.last_room import RESERVE, free_in, kept_free
-from agent.ports.processes import RACK_MARK
-from cli import rack_processes
+from agent.ports.processes.processes import RACK_MARK
 from cli.client import TRY_AGAIN, Agent, AgentctlError
-from covey.remote_memory import RemoteMemory
-from covey.volume_link import RemoteMemoryError
+from cli.rack import processes as rack_processes
+from covey.arrays.remote_memory import RemoteMemory
+from covey.arrays.volume_link import RemoteMemoryError
 
 BIN = Path(sys.executable).parent
 MIB = 1 << 20

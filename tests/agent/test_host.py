@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from agent.metrics import PLUGIN_RESTARTS
 from chaos.rackworld import SimRack
-from covey.core import Fact, HostId, Message
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId
 from plugins.base import Command, Plugin, PluginService
 from plugins.facts import SecondPassed
 from plugins.memory.plugin import PLUGIN as MEMORY
@@ -203,7 +205,7 @@ def test_a_plugin_kept_from_starting_by_a_sick_disk_is_retried_with_growing_paus
     agent = rack.agents["h1"]
     assert (agent.health["sick"].restarts, agent.health["memory"].restarts) == (3, 0)
     assert "the disk is sick" in agent.health["sick"].why
-    assert agent.metrics()['covey_plugin_restarts_total{plugin="sick"}'] == 3
+    assert agent.metrics()[PLUGIN_RESTARTS.of("sick")] == 3
     rows: list[HostRow] = rack.ask("h1", "agent.hosts", {})
     assert rows[0].plugins_failed == (), "gossip no longer tells of it"
     story = [line.event for line in rack.ask("h1", "agent.why", {"id": "h1"})]

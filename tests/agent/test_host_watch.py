@@ -11,7 +11,7 @@ import pytest
 from agent.event_log import EventLog
 from agent.host_watch import FLAPS_S, LASTING_S, SEEN_KEPT_S, HostWatch, LogSeen
 from chaos.rackworld import SimRack
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Disk, Env
 from gossip.types import HostDown, HostUp, HostView, MemberAway, MemberSuspected, NameConflict, TableFull
 from plugins.facts import HostState, LogNow, WrongNow

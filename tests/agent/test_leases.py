@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.jobs import supervisor
 from agent.jobs.following import AGAIN_LEASE_S
 from agent.jobs.runner import SupervisedRunner
+from agent.jobs.supervisor import supervisor
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import Command, Env
 from plugins.base import RankLease
 from plugins.facts import RanksEnded

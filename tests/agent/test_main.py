@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent import keys, main, plugin_runtime
+from agent import keys, main
 from agent.api import http
 from agent.config import Config, ConfigError, load
 from agent.main import check_own, make_key
@@ -26,8 +26,9 @@ from agent.raft.machine.types import Persist
 from agent.raft.messages import configuration_entry
 from agent.raft.policy import founders
 from agent.raft.service import consensus
-from covey.core import HostId
-from covey.version import VERSION
+from agent.runtime import plugin_runtime
+from covey.core.ids import HostId
+from covey.core.version import VERSION
 from gossip import service as gossip
 
 AGENTD = Path(sys.executable).with_name("agentd")

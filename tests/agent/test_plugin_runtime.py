@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from agent import main, plugin_runtime
+from agent import main
+from agent.runtime import plugin_runtime
 from chaos.rackworld import SimRack
-from covey import wire
-from covey.core import Fact, HostId, JobId, Message
-from covey.errors import Refused
-from covey.frames import pack, read_frame
+from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId, JobId
+from covey.wire import job as wire
+from covey.wire.frames import pack, read_frame
 from plugins.base import Command, Host, Plugin, PluginService
 from plugins.facts import JobPlaced, JobUnplaced, SecondPassed, TensorsSeen
 from plugins.memory.plugin import PLUGIN as MEMORY

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.jobs.spare_frames import SparesConfig
+from agent.jobs.spares.frames import SparesConfig
 from agent.jobs.supervision import SupervisorState, read_state
-from agent.jobs.supervisor import PROGRAM
-from agent.ports.processes import WORDS_MAX, ProgramBase, RealProcesses, leave_words
+from agent.jobs.supervisor.supervisor import PROGRAM
+from agent.ports.processes.processes import WORDS_MAX, ProgramBase, RealProcesses, leave_words
 from agent.program import JsonLog, NoLinks, program_named, run
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env, ProcessId
 from plugins.base import Program
 from plugins.registry import PLUGINS
@@ -159,7 +159,7 @@ def starting_a_supervisor(tmp_path: Path) -> tuple["subprocess.Popen[bytes]", Pr
     """A process in a group of its own that has started a supervisor of one rank, which sleeps; and that supervisor."""
     code = f"""
 import asyncio, sys
-from agent.ports.processes import ProgramBase, RealProcesses
+from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.jobs.supervision import RankStart, SupervisorConfig
 from covey.ports import Command
 import msgspec
@@ -210,7 +210,7 @@ async def test_killing_its_starters_group_does_not_touch_a_program_and_sigterm_e
 def test_what_a_program_imports_is_left_out_of_collections() -> None:
     """A full collection of it stops a volume's process for 15 ms, and its requests with it."""
     code = """import gc, io, sys, msgspec, agent.program
-from agent.ports.processes import ProgramBase, ProgramStart
+from agent.ports.processes.processes import ProgramBase, ProgramStart
 from plugins.base import Program
 class Nothing(msgspec.Struct):
     pass

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.retained_facts import RetainedFacts, facts_of_hosts
-from covey.core import Fact, HostId, JobId
+from agent.runtime.retained_facts import RetainedFacts, facts_of_hosts
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from plugins.facts import (
     HostGone,
     HostSeen,

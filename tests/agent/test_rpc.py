@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import agent.answers
-import agent.rpc
+import agent.rpc.answers
+import agent.rpc.rpc
 from agent import log as logs
-from agent.envelope import ENVELOPE_BYTES_MAX, PAGE_BYTES
-from agent.rpc import Envelope, Messenger
-from covey.core import HostId
-from covey.errors import Refused
+from agent.rpc.envelope import ENVELOPE_BYTES_MAX, PAGE_BYTES
+from agent.rpc.rpc import Envelope, Messenger
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from tests.quiet import quiet
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
@@ -113,7 +113,7 @@ class Wire:
 
 @pytest.fixture
 async def wire(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Wire]:
-    monkeypatch.setattr(agent.rpc, "RETRY_S", (0.005,))
+    monkeypatch.setattr(agent.rpc.rpc, "RETRY_S", (0.005,))
     wire = Wire()
     wire.add(GPU1)
     wire.add(GPU2)
@@ -265,7 +265,7 @@ async def test_an_answer_from_somebody_else_is_ignored(wire: Wire) -> None:
 
 
 def test_what_one_sender_makes_us_remember_is_bounded() -> None:
-    table = agent.rpc.Duplicates(1, 1, 100)
+    table = agent.rpc.rpc.Duplicates(1, 1, 100)
     for number in itertools.count():
         if number > 10_000:
             break
@@ -379,7 +379,7 @@ async def test_an_answer_of_any_size_comes_whole(wire: Wire, size: int) -> None:
 async def test_an_answer_longer_than_all_pages_is_refused_in_words_and_the_longest_is_not(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.answers, "ANSWER_BYTES_MAX", 2 * PAGE_BYTES)
+    monkeypatch.setattr(agent.rpc.answers, "ANSWER_BYTES_MAX", 2 * PAGE_BYTES)
     wire.answers["big"] = bytes(2 * PAGE_BYTES)
     assert len(await wire.messengers[GPU1].ask("big", GPU2, b"how", 2.0)) == 2 * PAGE_BYTES
     wire.answers["big"] += b"x"
@@ -405,7 +405,7 @@ async def test_pages_that_nobody_fetched_in_time_are_gone_and_said_to_be(wire: W
 
 
 async def test_kept_answers_are_bounded_together(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.answers, "KEPT_BYTES_MAX", 4 * PAGE_BYTES)
+    monkeypatch.setattr(agent.rpc.answers, "KEPT_BYTES_MAX", 4 * PAGE_BYTES)
     wire.answers["big"] = bytes(3 * PAGE_BYTES)
     for number in range(5):
         wire.messengers[GPU2]._answers.asked(GPU1, Envelope("ask", number, 1, 1, 0, "big", b""))
@@ -424,8 +424,8 @@ async def test_a_question_that_fails_is_refused_and_ends_nobody(wire: Wire) -> N
 async def test_plugins_that_never_return_cost_a_bounded_number_of_tasks(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.answers, "AT_ONCE_MAX", 4)
-    monkeypatch.setattr(agent.answers, "ANSWER_S_MAX", 0.2)
+    monkeypatch.setattr(agent.rpc.answers, "AT_ONCE_MAX", 4)
+    monkeypatch.setattr(agent.rpc.answers, "ANSWER_S_MAX", 0.2)
     asking = [asyncio.create_task(wire.messengers[GPU1].ask("never", GPU2, b"how", 0.1)) for _ in range(10)]
     ended = await asyncio.gather(*asking, return_exceptions=True)
     assert sum(isinstance(end, TimeoutError) for end in ended) == 4

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.jobs_socket import JobSocket
 from agent.jobs.runner import SupervisedRunner
-from covey.core import JobId
-from covey.wire import Frame
+from agent.jobs.socket.jobs_socket import JobSocket
+from covey.core.ids import JobId
+from covey.wire.job import Frame
 from plugins.base import JobPeer
 from plugins.facts import RanksEnded
 from tests.agent.here import Here, here, ranks, until

@@ -2,8 +2,8 @@
 
 import pytest
 
-from chaos.budget_crowd import BudgetCrowd, BudgetResult, budget_story
-from chaos.memory_crowd import SLAB
+from chaos.crowds.budget_crowd import BudgetCrowd, BudgetResult, budget_story
+from chaos.crowds.memory_crowd import SLAB
 from chaos.world.world import World
 from plugins.memory.policy.budgets import SETTLED_S
 

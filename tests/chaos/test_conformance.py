@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.ports.bytes import SocketBytes
-from agent.ports.datagrams import UdpDatagrams
 from agent.ports.disk import DirectoryDisk
+from agent.ports.network.bytes import SocketBytes
+from agent.ports.network.datagrams import UdpDatagrams
 from chaos import conformance
 from chaos.world.host import SimLog
 from chaos.world.world import World

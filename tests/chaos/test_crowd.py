@@ -2,8 +2,8 @@
 
 import pytest
 
-from chaos.crowd import GossipCrowd, gossip_story
-from chaos.memory_crowd import memory_story
+from chaos.crowds.crowd import GossipCrowd, gossip_story
+from chaos.crowds.memory_crowd import memory_story
 from chaos.world.world import World
 
 

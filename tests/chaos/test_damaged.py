@@ -7,7 +7,7 @@ import pytest
 from chaos.faults import SPOILT, Damage, swarm
 from chaos.rackworld import SimRack
 from chaos.story import tell
-from covey.checked import StateRefused
+from covey.wire.checked import StateRefused
 
 
 def test_an_agent_that_refuses_its_files_stays_down_until_its_advice_is_followed() -> None:
@@ -46,7 +46,7 @@ def test_a_memory_plugin_whose_record_is_damaged_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "rotten"])
-def test_a_record_of_volumes_that_is_gone_while_their_processes_run_is_read_from_its_copy(
+def test_a_record_that_is_gone_while_its_processes_run_is_read_from_its_copy(
     how: Literal["lost", "rotten"],
 ) -> None:
     """Without their secrets the agent would be refused by its own processes, for ever."""

@@ -62,7 +62,7 @@ def test_a_soak_says_which_handlers_were_entered_and_which_never_were() -> None:
         check=False,
     )
     assert "2 stories held, 0 broke" in told.stdout
-    assert "never entered: agent/rpc.py Messenger._handle: Refused" in told.stdout
+    assert "never entered: agent/rpc/rpc.py Messenger._handle: Refused" in told.stdout
     assert "agent/config.py load: OSError" not in told.stdout, "it is listed with a reason"
     entered, known = (int(told.stdout.splitlines()[-1].split()[at]) for at in (0, 2))
     assert 2 < entered < known
@@ -70,6 +70,6 @@ def test_a_soak_says_which_handlers_were_entered_and_which_never_were() -> None:
 
 
 def test_modules_that_were_loaded_before_cannot_be_watched() -> None:
-    importlib.import_module("covey.core")
+    importlib.import_module("covey.core.events")
     with pytest.raises(RuntimeError, match="loaded before"):
         handlers.install()

@@ -8,8 +8,8 @@ import pytest
 from chaos.leaks import SLACK_S, UnusedSlabs
 from chaos.pager import BLOCK, Oracle, page_of
 from chaos.rackworld import OWN_SLABS, SPREAD
-from covey.core import HostId
-from covey.units import MIB, parse_size
+from covey.core.ids import HostId
+from covey.core.units import MIB, parse_size
 from plugins.memory.machine.loan import Lent
 from plugins.memory.messages import SECRET_BYTES, SlabRef
 

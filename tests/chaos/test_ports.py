@@ -12,7 +12,7 @@ import pytest
 from chaos import conformance
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import ByteStream, Command, Env, Process, ProcessId
 from plugins.base import Program
 

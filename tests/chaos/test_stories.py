@@ -18,9 +18,10 @@ from chaos.stories import train
 from chaos.story import held_stories, known_stories, tell
 from chaos.world import disk
 from chaos.world.world import Broken
-from covey.core import HostId, JobId
-from covey.errors import Refused
-from plugins.scheduler.machine.queue import Queue
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.log import job_starts
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Granted
 
 LONG = ("struck_in_eviction", "swarm_idle", "over_budget", "rolling_restart")
@@ -229,16 +230,16 @@ def test_a_leader_that_commits_what_it_alone_holds_is_found(monkeypatch: pytest.
 
 
 def test_a_queue_that_forgets_quotas_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    granted = Queue._granted
+    granted = job_starts.granted
 
-    def without_quota(self: Queue, job: Any, command: Any) -> Any:
-        kept, self.quotas = self.quotas, {}
+    def without_quota(queue: JobTable, job: Any, command: Any) -> Any:
+        kept, queue.quotas = queue.quotas, {}
         try:
-            return granted(self, job, command)
+            return granted(queue, job, command)
         finally:
-            self.quotas = kept
+            queue.quotas = kept
 
-    monkeypatch.setattr(Queue, "_granted", without_quota)
+    monkeypatch.setattr(job_starts, "granted", without_quota)
     with SimRack(1, quotas={"red": 2}) as rack:
         rack.start()
         rack.settle()

@@ -1,4 +1,4 @@
-"""The recipes of docs/operations.md for voters, on whole simulated agents."""
+"""The recipes of docs/guides/upgrades.md for voters, on whole simulated agents."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from chaos.faults import Kill, strike
 from chaos.rackworld import SimRack
 from chaos.stories import train
 from chaos.story import ended
-from covey.errors import Refused
+from covey.core.errors import Refused
 
 
 def change(rack: SimRack, on: str, add: str = "", remove: str = "") -> str:

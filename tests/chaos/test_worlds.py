@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.rpc import Messenger
+from agent.rpc.rpc import Messenger
 from chaos.crowds import gossip_swarm, messengers, reservations
 from chaos.story import stories_of_worlds, tell
 from chaos.world.world import Broken

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plugins.scheduler.machine.jobs import OVER
+from plugins.scheduler.machine.log.jobs import OVER
 
 Reply = tuple[int, Any]
 

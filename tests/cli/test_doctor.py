@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli import doctor
-from cli.doctor import Finding, Looked
-from covey import userfault
+from cli.hosts import doctor
+from cli.hosts.doctor import Finding, Looked
+from covey.kernel import userfault
 from tests.cli.conftest import FakeAgent
 from tests.cli.test_agentctl import Run
 from tests.cli.test_agentctl import run as run

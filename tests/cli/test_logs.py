@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli.client import Agent
-from cli.logs import collect
+from cli.jobs.logs import collect
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 
@@ -75,7 +75,7 @@ def test_one_rank_is_shown_as_it_is(agent: FakeAgent, job: Job, capfdbinary: pyt
 def test_following_ends_with_the_job_and_misses_nothing(
     agent: FakeAgent, job: Job, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.logs.POLL_S", 0.0)
+    monkeypatch.setattr("cli.jobs.logs.POLL_S", 0.0)
     output = Output(agent, 4)
     looks = 0
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cli import rack, rack_processes
 from cli.client import FAILED, NO_AGENT, USAGE, AgentctlError, find
-from cli.rack import Timer
-from cli.rack_files import PROOF_LOCK, RackHost, hosts_of, locked, run_root
-from cli.rack_processes import lock_holder, start_ticks
+from cli.rack import processes as rack_processes
+from cli.rack import rack
+from cli.rack.files import PROOF_LOCK, RackHost, hosts_of, locked, run_root
+from cli.rack.processes import lock_holder, start_ticks
+from cli.rack.rack import Timer
 
 AGENTD = [sys.executable, str(Path(__file__).with_name("fake_agentd.py"))]
 
@@ -184,7 +185,7 @@ def test_a_second_proof_of_the_same_rack_is_refused_while_one_is_under_way(
         return 0
 
     monkeypatch.setattr(rack, "start", lambda *_, **__: [])
-    monkeypatch.setattr("cli.rack_proof.run", proof)
+    monkeypatch.setattr("cli.rack.proof.run", proof)
     with locked(tmp_path, PROOF_LOCK):
         assert rack.main(["run", "--dir", str(tmp_path)]) == FAILED
     assert "busy" in capsys.readouterr().err

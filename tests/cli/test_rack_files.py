@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import rack_files, rack_ports
 from cli.client import REFUSED, USAGE, AgentctlError, rack_addresses
-from cli.rack_files import RackHost, hosts_of, locked, make_run_dirs, run_root, tail, write_rack
-from cli.rack_ports import Claims
+from cli.rack import files as rack_files
+from cli.rack import ports as rack_ports
+from cli.rack.files import RackHost, hosts_of, locked, make_run_dirs, run_root, tail, write_rack
+from cli.rack.ports import Claims
 
 
 def generate(directory: Path, hosts: int, gpus: int, environ: dict[str, str]) -> list[RackHost]:

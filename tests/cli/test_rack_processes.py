@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.processes import ProgramBase, RealProcesses
-from cli import rack_processes
-from cli.rack_processes import Ours, end, find, kind_of, look, remove_leftovers, send, start_ticks
+from agent.ports.processes.processes import ProgramBase, RealProcesses
+from cli.rack import processes as rack_processes
+from cli.rack.processes import Ours, end, find, kind_of, look, remove_leftovers, send, start_ticks
 from covey.ports import Command
 
 SLEEP = "import time; time.sleep(60)"
@@ -101,7 +101,7 @@ async def test_a_shim_whose_rank_and_supervisor_are_gone_is_found(
 
 def test_whoever_looks_and_its_ancestors_are_spared(start: Start, tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from cli.rack_processes import find; "
+        "import os, sys; from pathlib import Path; from cli.rack.processes import find; "
         f"print(len(find(Path({str(tmp_path)!r}), [])))"
     )
     inside = start(code, COVEY_RACK=str(tmp_path), PYTHONPATH=os.getcwd())

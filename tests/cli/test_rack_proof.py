@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cli import rack_proof
 from cli.client import Agent, AgentctlError
-from cli.rack_files import RackHost
-from cli.rack_proof import Outcome, Progress, Watch, accuracy, in_turn, judge_job, last, pattern
-from cli.rack_summary import summary
+from cli.rack import proof as rack_proof
+from cli.rack.files import RackHost
+from cli.rack.proof import Outcome, Progress, Watch, accuracy, in_turn, judge_job, last, pattern
+from cli.rack.summary import summary
 from tests.cli.conftest import FakeAgent
 
 Job = Callable[..., dict[str, Any]]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from cli.interference import slower
+from cli.jobs.interference import slower
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli import tensors
+from cli.jobs import tensors
 from cli.main import main
 from tests.cli.conftest import FakeAgent
 

@@ -33,7 +33,7 @@ def test_who_votes_is_a_table_with_what_should_be_known(agent: FakeAgent, capsys
 def test_a_change_is_asked_for_and_waited_for(
     agent: FakeAgent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.voters.LOOK_S", 0.0)
+    monkeypatch.setattr("cli.hosts.voters.LOOK_S", 0.0)
     answers = [
         view("gpu1", "gpu2", "gpu3"),  # this host's copy does not show it yet
         view("gpu1", "gpu2", "gpu3", learner="gpu4", leaving="gpu3", under_way="gpu4 is to take the place of gpu3"),

@@ -3,10 +3,11 @@
 import asyncio
 import time
 
-from agent.jobs.jobs_socket import JobSocket
-from covey.client import JobClient
-from covey.core import Fact, JobId
-from covey.wire import Frame
+from agent.jobs.socket.jobs_socket import JobSocket
+from covey.core.events import Fact
+from covey.core.ids import JobId
+from covey.job.client import JobClient
+from covey.wire.job import Frame
 from plugins.base import JobPeer
 from plugins.facts import StepTimed
 from tests.agent.here import Here, ranks

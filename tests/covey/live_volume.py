@@ -17,10 +17,13 @@ from types import TracebackType
 
 import msgspec
 
-from agent.ports.processes import ProgramBase, ProgramStart
-from covey import frames, userfault
-from covey.units import MIB
-from plugins.memory.datapath.control import (
+from agent.ports.processes.processes import ProgramBase, ProgramStart
+from covey.core.units import MIB
+from covey.kernel import userfault
+from covey.wire import frames
+from plugins.memory.datapath.lending.slabd import SlabdConfig
+from plugins.memory.datapath.vold import VoldConfig
+from plugins.memory.datapath.wire.control import (
     ControlFrame,
     ControlHello,
     ListSlabs,
@@ -32,8 +35,6 @@ from plugins.memory.datapath.control import (
     Yes,
     answer_decoder,
 )
-from plugins.memory.datapath.slabd import SlabdConfig
-from plugins.memory.datapath.vold import VoldConfig
 
 SLOW = 10 if os.environ.get("COVEY_TEST_RDMA") == "1" else 1
 """In the emulated guest every instruction is translated."""

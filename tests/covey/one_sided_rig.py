@@ -5,8 +5,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from covey.units import MIB
-from plugins.memory.datapath.control import (
+from covey.core.units import MIB
+from plugins.memory.datapath.lending.slabd import SlabdConfig
+from plugins.memory.datapath.wire.control import (
     CloseSlabFrame,
     CountPages,
     FreeSlabFrame,
@@ -17,7 +18,6 @@ from plugins.memory.datapath.control import (
     SlabList,
     Yes,
 )
-from plugins.memory.datapath.slabd import SlabdConfig
 from tests.covey.live_volume import PAGE, SECRET, LiveVolume, heard, scripted, tell, until
 
 SLABS, SLAB = 3, 2 * MIB

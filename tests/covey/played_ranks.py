@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from covey.tensors import TensorClient
+from covey.job.tensors import TensorClient
 
 Script = Callable[[int, TensorClient], None]
 

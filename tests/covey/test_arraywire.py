@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import arraywire, memfd, userfault
-from covey.arraywire import (
+from covey.core.units import MIB
+from covey.kernel import memfd, userfault
+from covey.wire import array_wire as arraywire
+from covey.wire.array_wire import (
     ArrayDone,
     ArrayFrame,
     ArrayOpened,
@@ -22,7 +24,6 @@ from covey.arraywire import (
     AskArray,
     OpenArray,
 )
-from covey.units import MIB
 from tests.covey.live_volume import LiveVolume, faults_are_possible
 
 AN_ARRAY = OpenArray(arraywire.VERSION, 8192, 4 * MIB, 65536, MIB, 1 << 40, True)
@@ -164,8 +165,9 @@ def test_nonsense_ends_its_own_connection_and_the_pager_keeps_no_descriptor(volu
 
 LIES = """
 import fcntl, mmap, socket, threading
-from covey import arraywire, memfd, userfault
-from covey.faulted_memory import FaultedMemory
+from covey.kernel import memfd, userfault
+from covey.wire import array_wire as arraywire
+from covey.arrays.faulted_memory import FaultedMemory
 real = userfault.register
 {lie}
 try:

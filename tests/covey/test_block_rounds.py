@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.blocks import table_id
-from covey.core import HostId, JobId
-from covey.rounds import Superseded
-from covey.tensor_link import Poster, TensorLink
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Frame
-from covey.wire import AggregatorAt
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.link import Poster, TensorLink
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.blocks import table_id
+from covey.tensors.numbers.tensor_wire import Frame
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import GetStatus
 from tests.covey.test_tensors import deltas, reference, until
 from tests.plugins.aggregator.loopback import SECRET, AggdThread

@@ -8,9 +8,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covey.blocks import TABLE_PATTERN, TABLES_MAX, Sizes, blocks_of, job_of, number_of, speaker, table_id, tables_of
-from covey.core import JobId
-from covey.tensorwire import key_of
+from covey.core.ids import JobId
+from covey.tensors.numbers.blocks import (
+    TABLE_PATTERN,
+    TABLES_MAX,
+    Sizes,
+    blocks_of,
+    job_of,
+    number_of,
+    speaker,
+    table_id,
+    tables_of,
+)
+from covey.tensors.numbers.tensor_wire import key_of
 
 SIZES = Sizes()
 MIB = 1 << 20

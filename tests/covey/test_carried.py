@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covey.carried import (
+from covey.core.carried import (
     STRING_BYTES_MAX,
     TEXT,
     argv_excess,

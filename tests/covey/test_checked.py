@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ports.disk import DirectoryDisk
-from covey.checked import Damaged, load, save, seal, unseal
+from covey.wire.checked import Damaged, OtherFormat, load, save, seal, unseal
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -58,7 +58,9 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 
 def test_another_version_and_another_kind_are_refused_in_words() -> None:
-    with pytest.raises(Damaged, match="it has format 2, this agent reads format 1"):
-        unseal(seal(THING, version=2), decoder)
+    with pytest.raises(OtherFormat) as other:
+        unseal(seal(THING, version=2), decoder, name="the thing")
+    assert (other.value.what, other.value.status) == ("the thing has format 2", 3)
+    assert "reads and writes format 1" in other.value.why and "start the version that wrote" in other.value.next
     with pytest.raises(Damaged, match="it holds something else"):
         unseal(seal(Thing("x")), msgspec.msgpack.Decoder(int))

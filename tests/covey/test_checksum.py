@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import checksum
-from covey.checksum import crc32
+from covey.wire import checksum
+from covey.wire.checksum import crc32
 
 
 @given(st.binary(max_size=5000), st.binary(max_size=40), st.integers(0, 2**32 - 1))

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import covey
-from covey.client import STEPS_WAITING_MAX, JobClient, join
-from covey.core import HostId, JobId
-from covey.errors import CoveyError
-from covey.frames import pack
-from covey.kernels import kernel
-from covey.this_process import OtherProcess
-from covey.version import VERSION
-from covey.wire import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
+from covey.core.errors import CoveyError
+from covey.core.ids import HostId, JobId
+from covey.core.version import VERSION
+from covey.healing.kernels import kernel
+from covey.job.client import STEPS_WAITING_MAX, JobClient, join
+from covey.kernel.this_process import OtherProcess
+from covey.wire.frames import pack
+from covey.wire.job import PROTOCOL, AggregatorAt, AggregatorLost, Joined, Stopping
 from plugins.facts import JobJoined, TableUsed
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent
@@ -183,9 +183,9 @@ async def test_tensors_are_told_where_to_go_also_when_they_are_made_later(
         def close(self) -> None:
             self.closed = True
 
-    import covey.tensors
+    import covey.job.tensors
 
-    monkeypatch.setattr(covey.tensors, "TensorClient", Tensors)
+    monkeypatch.setattr(covey.job.tensors, "TensorClient", Tensors)
     job = await agent.client()
     await until(lambda: agent.socket.peers(J1))
     (peer,) = agent.socket.peers(J1)
@@ -264,7 +264,8 @@ def python() -> Iterator[list[str]]:
 def test_importing_covey_costs_no_numpy_and_nothing_of_the_agent(python: list[str]) -> None:
     code = """import covey, sys
 covey.join, covey.Job
-print([name for name in ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey.tensors') if name in sys.modules])"""
+heavy = ('numpy', 'torch', 'asyncio', 'agent', 'plugins', 'covey.job.tensors')
+print([name for name in heavy if name in sys.modules])"""
     assert subprocess.run([*python, code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from covey import attach, client
-from covey.huge_pages import make_huge
-from covey.peer_memory import myself
-from covey.wire import AggregatorAt
+from covey import hooks as attach
+from covey.job import client
+from covey.tensors.numbers.peer_memory import myself
+from covey.tensors.same_host.huge_pages import make_huge
+from covey.wire.job import AggregatorAt
 from plugins.facts import JobAttached, TensorsSeen
 from tests.covey.agents import Agent
-from tests.covey.attach.torch_jobs import NEEDS_TORCH
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
 
 pytestmark = NEEDS_TORCH
@@ -88,17 +89,17 @@ def together(kind):
             time.sleep(0.05)
     told(model)
     if kind == "large":
-        import covey.lent_rounds as lent_rounds
-        from covey.client import of_process
+        import covey.tensors.same_host.lent_rounds as lent_rounds
+        from covey.job.client import of_process
         ways = of_process().tensors._ways.values()
         print("lends", sum(bool(way._words[rank, lent_rounds.LENDS]) for way in ways if way and way._lent), flush=True)
 if doors != "alone":
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 if doors == "covey":
     import covey.torch
-    from covey.core import HostId, JobId
-    from covey.tensors import TensorClient
-    from covey.wire import AggregatorAt
+    from covey.core.ids import HostId, JobId
+    from covey.job.tensors import TensorClient
+    from covey.wire.job import AggregatorAt
     client = TensorClient(JobId("j1"), rank, world, lambda epoch, why, table: None)
     def moved():
         for line in sys.stdin:

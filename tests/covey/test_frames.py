@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
-from covey.frames import FRAME_BYTES_MAX, FrameError, pack, read_frame, unpack
+from covey.core.ids import HostId
 from covey.ports import Handed
-from covey.wire import Join, Joined, Refusal, decoder
+from covey.wire.frames import FRAME_BYTES_MAX, FrameError, pack, read_frame, unpack
+from covey.wire.job import Join, Joined, Refusal, decoder
 
 
 class Pipe:

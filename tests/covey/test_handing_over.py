@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey import present_owner
-from covey.core import HostId, JobId
-from covey.tensors import TensorClient
-from covey.wire import AggregatorAt
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient
+from covey.tensors.aggregator import present_owner
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import DropJob, Serve
 from plugins.aggregator.datapath.job_sums import JobSums
 from plugins.aggregator.messages import NextOwner

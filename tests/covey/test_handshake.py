@@ -2,8 +2,8 @@
 
 import pytest
 
-from covey import handshake
-from covey.handshake import NONCE_BYTES, PROOF_BYTES, Strangers
+from covey.wire import handshake
+from covey.wire.handshake import NONCE_BYTES, PROOF_BYTES, Strangers
 
 KEY, HELLO, NONCE = b"k" * 16, b"hello" + b"c" * NONCE_BYTES, b"s" * NONCE_BYTES
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
-from covey.errors import StateLost
-from covey.job_state import JobState, begun
-from covey.owns import RANKS_MAX
-from covey.stepwise import Pause, Stepwise
-from covey.taking_over import HealingClosed, TakingOver
-from covey.tensor_handle import TensorHandle
-from covey.tensors import TensorClient, TensorError
-from covey.wire import AggregatorAt
+from covey.core.errors import StateLost
+from covey.core.ids import HostId, JobId
+from covey.healing.owns import RANKS_MAX
+from covey.healing.stepwise import Pause, Stepwise
+from covey.healing.taking_over import HealingClosed, TakingOver
+from covey.job.job_state import JobState, begun
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.numbers.handle import TensorHandle
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import Serve
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 from tests.quiet import until_blocked

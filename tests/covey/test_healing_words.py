@@ -12,16 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.checksum import crc32
-from covey.core import JobId
-from covey.errors import CoveyError, StateLost
-from covey.healing import Healing
-from covey.held_state import HeldState
-from covey.neighbours import Beside, neighbours_of
-from covey.rounds import Rounds, Tell, ToldByRank
-from covey.state_pieces import About, encode_have, have_decoder
-from covey.taking_over import HealingClosed
-from covey.tensorwire import TELLS_SINCE, UPDATES_SINCE, Header, TensorOp, TensorWireError
+from covey.core.errors import CoveyError, StateLost
+from covey.healing.healing import Healing
+from covey.healing.held_state import HeldState
+from covey.healing.neighbours import Beside, neighbours_of
+from covey.healing.state_pieces import About, encode_have, have_decoder
+from covey.healing.taking_over import HealingClosed
+from covey.tensors.aggregator.rounds import Tell, ToldByRank
+from covey.wire.checksum import crc32
 from tests.quiet import until_blocked
 
 
@@ -409,18 +407,8 @@ def test_a_successor_is_told_where_all_others_are_and_tells_them() -> None:
     assert new.machine._neighbours == (2,)
 
 
-def test_an_aggregator_of_before_is_told_apart_by_its_welcome() -> None:
-    rounds = Rounds(JobId("j1"), 0, 2)
-    rounds.tells = True
-    welcome = Header(TensorOp.WELCOME, 0, 0, 0, 0, 0, UPDATES_SINCE, 0, 0, 0, 0)
-    with pytest.raises(TensorWireError, match=r"older Covey, which job\.state cannot use"):
-        list(rounds.heard(welcome, b""))
-    list(rounds.heard(welcome._replace(round=TELLS_SINCE), b""))
-    assert rounds.can_tell
-
-
 def test_people_read_for_whom_a_rank_waits_before_it_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.healing_machine.PATIENCE_S", 0.05)
+    monkeypatch.setattr("covey.healing.machine.PATIENCE_S", 0.05)
     read: list[str] = []
     healing = Healing(0, 2, [1], Words(), lambda: b"", 0, 0, read.append)
     healing.begin({})

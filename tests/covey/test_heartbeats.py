@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from covey.heartbeats import CallTimes, Heartbeats
-from covey.tensors import TensorError
-from covey.wire import HEARTBEAT_S, Heartbeat, heartbeat_s
+from covey.job.heartbeats import CallTimes, Heartbeats
+from covey.job.tensors import TensorError
+from covey.wire.job import HEARTBEAT_S, Heartbeat, heartbeat_s
 from plugins.facts import HeartbeatHeard
 from tests.agent.here import until
 from tests.covey.agents import J1, Agent

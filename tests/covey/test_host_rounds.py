@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey import tensor_layout
-from covey.aggregator_rounds import AggregatorRounds
-from covey.blocks import table_id
-from covey.core import HostId, JobId
-from covey.host_rounds import HostTensor
-from covey.rounds import Superseded
-from covey.shared_rounds import SharedRounds
-from covey.sum_order import ORDERS, Order
-from covey.tensor_arrays import Array
-from covey.tensor_memory import TensorMemory, TensorRange
-from covey.tensor_types import NUMBERS
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import TYPES, Type
-from covey.wire import AggregatorAt
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds
+from covey.tensors.aggregator.host_rounds import HostTensor
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.blocks import table_id
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import TYPES, Type
+from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host.memory import TensorMemory, TensorRange
+from covey.tensors.same_host.shared_rounds import SharedRounds
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import JobCounters, Serve
 from tests.covey.played_ranks import PlayedRanks, Script
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference

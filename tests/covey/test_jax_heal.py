@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.core import JobId
-from covey.errors import CoveyError
-from covey.job_state import JobState, begun
-from covey.tensors import TensorClient
-from covey.wire import AggregatorAt
+from covey.core.errors import CoveyError
+from covey.core.ids import JobId
+from covey.job.job_state import JobState, begun
+from covey.job.tensors import TensorClient
+from covey.wire.job import AggregatorAt
 from tests.plugins.aggregator.loopback import AggdThread
 
 jax = pytest.importorskip("jax")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from covey import tensor_layout
+from covey.tensors.same_host import layout as tensor_layout
 
 pytest.importorskip("jax")
 SCRIPT = """
@@ -15,9 +15,9 @@ import hashlib, sys, types
 rank, ranks, memory, way = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 import jax, jax.numpy as jnp, numpy as np
 import covey.jax
-from covey.core import JobId
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient
+from covey.core.ids import JobId
+from covey.tensors.same_host.memory import TensorMemory
+from covey.job.tensors import TensorClient
 def loss(params, batch):
     return jnp.mean((jnp.tanh(batch @ params["w"]) @ params["v"][0]) ** 2)
 def stepped(params, found):

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from covey import kernels
+from covey.healing import kernels
 
-SAY = "import numpy; from covey.kernels import kernel; print(kernel())"
+SAY = "import numpy; from covey.healing.kernels import kernel; print(kernel())"
 
 
 def said(**env: str) -> str:
@@ -31,7 +31,8 @@ def test_the_kernel_that_openblas_was_told_to_use_is_the_one_that_is_found() -> 
 
 
 def test_nothing_is_said_before_numpy_is_imported_and_this_does_not_import_it() -> None:
-    code = "import covey.client, sys; from covey.kernels import kernel; print(kernel(), 'numpy' in sys.modules)"
+    imports = "import covey.job.client, sys; from covey.healing.kernels import kernel"
+    code = f"{imports}; print(kernel(), 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
-from covey.errors import RankLeft, StateLost, TensorError
-from covey.given_rounds import GivenRound
-from covey.healing import Healing
-from covey.job_state import begun
-from covey.leaving import in_vain, who
-from covey.neighbours import Beside
-from covey.spoken import Spoken
-from covey.tensor_arrays import checked
-from covey.tensors import TensorClient
-from covey.tensorwire import Declared
-from covey.wire import GoneRank
+from covey.core.errors import RankLeft, StateLost, TensorError
+from covey.core.ids import HostId, JobId
+from covey.healing.healing import Healing
+from covey.healing.neighbours import Beside
+from covey.job.given_rounds import GivenRound
+from covey.job.job_state import begun
+from covey.job.leaving import in_vain, who
+from covey.job.tensors import TensorClient
+from covey.tensors.numbers.arrays import checked
+from covey.tensors.numbers.spoken import Spoken
+from covey.tensors.numbers.tensor_wire import Declared
+from covey.wire.job import GoneRank
 from plugins.aggregator.datapath.control import GetStatus, RanksAway
 from plugins.aggregator.datapath.ranks_away import VAIN_S, RanksAwayHere, RoundSaid
 from plugins.aggregator.datapath.ranks_away import in_vain as is_in_vain

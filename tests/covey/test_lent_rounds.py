@@ -16,16 +16,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from covey import lent_rounds, peer_memory, tensor_layout
-from covey.array_pieces import PIECE
-from covey.huge_pages import HUGE_BYTES, make_huge
-from covey.lent_rounds import ADDRESS_WORDS, COULD_NOT, LENDS, PID, READS, TOKEN_AT, LentRounds
-from covey.memory_offer import MemoryOffer
-from covey.peer_memory import LentArray, Peer, Unreadable, address_of, myself
-from covey.shared_rounds import SMALL_BYTES, SharedTensor
-from covey.sum_order import ORDERS, Order
-from covey.tensor_arrays import Array
-from covey.tensors import TensorClient, TensorError
+from covey.job.memory_offer import MemoryOffer
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.numbers import peer_memory
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.peer_memory import LentArray, Peer, Unreadable, address_of, myself
+from covey.tensors.numbers.pieces import PIECE
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host import lent_rounds
+from covey.tensors.same_host.huge_pages import HUGE_BYTES, make_huge
+from covey.tensors.same_host.lent_rounds import ADDRESS_WORDS, COULD_NOT, LENDS, PID, READS, TOKEN_AT, LentRounds
+from covey.tensors.same_host.shared_rounds import SMALL_BYTES, SharedTensor
 from tests.covey.test_host_rounds import TENSORS, check, gang
 from tests.covey.test_shared_rounds import SharingRanks
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
@@ -263,10 +265,10 @@ def test_garbage_where_a_rank_says_that_it_lends_is_copied_or_told() -> None:
 PROCESS = """
 import os, sys, time
 import numpy as np
-import covey.lent_rounds as lent_rounds
-from covey.core import JobId
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient, TensorError
+import covey.tensors.same_host.lent_rounds as lent_rounds
+from covey.core.ids import JobId
+from covey.tensors.same_host.memory import TensorMemory
+from covey.job.tensors import TensorClient, TensorError
 rank, ranks, memory, uid = map(int, sys.argv[1:])
 if uid:
     os.setgroups([])
@@ -315,10 +317,10 @@ def test_processes_of_one_user_read_one_another() -> None:
 DIES = """
 import os, signal, sys, time
 import numpy as np
-import covey.lent_rounds as lent_rounds
-from covey.core import JobId
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient
+import covey.tensors.same_host.lent_rounds as lent_rounds
+from covey.core.ids import JobId
+from covey.tensors.same_host.memory import TensorMemory
+from covey.job.tensors import TensorClient
 rank, memory, pipe = map(int, sys.argv[1:])
 lent_rounds.make_huge = lambda array: True
 client = TensorClient(JobId("j1"), rank, 2, lambda epoch, why, table: None, undecided=True, patience_s=0.3)
@@ -423,9 +425,9 @@ def test_huge_pages_leave_what_lies_there_and_are_not_forced(monkeypatch: pytest
     assert not make_huge(array[: HUGE_BYTES - 1]), "too small for one"
     never = tmp_path / "enabled"
     never.write_text("always madvise [never]\n")
-    monkeypatch.setattr("covey.huge_pages.ENABLED", str(never))
+    monkeypatch.setattr("covey.tensors.same_host.huge_pages.ENABLED", str(never))
     assert not make_huge(array)
-    monkeypatch.setattr("covey.huge_pages.ENABLED", str(tmp_path / "none"))
+    monkeypatch.setattr("covey.tensors.same_host.huge_pages.ENABLED", str(tmp_path / "none"))
     assert not make_huge(array)
 
 

@@ -12,17 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.errors import StateLost
-from covey.healing import Healing
-from covey.held_state import HeldState
-from covey.likeness import Likeness, drawn, encode_likeness, likeness, likeness_decoder, unlike_bits, unlike_versions
-from covey.rounds import Tell, ToldByRank
-from covey.state_pieces import About, encode_have
+from covey.core.errors import StateLost
+from covey.healing.healing import Healing
+from covey.healing.held_state import HeldState
+from covey.healing.likeness import (
+    Likeness,
+    drawn,
+    encode_likeness,
+    likeness,
+    likeness_decoder,
+    unlike_bits,
+    unlike_versions,
+)
+from covey.healing.state_pieces import About, encode_have
+from covey.tensors.aggregator.rounds import Tell, ToldByRank
 
 ONE = Likeness({"Covey": "1", "numpy": "2.1"}, "EPYC with AVX512", "2 threads", "aa")
 OTHER = msgspec.structs.replace(ONE, processor="Xeon with AVX2", bits="bb")
 NEWER = msgspec.structs.replace(ONE, versions={"Covey": "1", "numpy": "2.2"})
-SAYS = "from covey.likeness import likeness; print(likeness().bits, likeness().threads)"
+SAYS = "from covey.healing.likeness import likeness; print(likeness().bits, likeness().threads)"
 
 
 class Told:

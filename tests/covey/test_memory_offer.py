@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.jobs.tensor_memories import TensorMemories
-from agent.ports.pages import MemfdPages
-from covey import tensor_layout
-from covey.client import JobClient
-from covey.core import HostId, JobId
-from covey.frames import pack
-from covey.memory_offer import MemoryOffer
-from covey.tensors import TensorClient, TensorError
-from covey.wire import AggregatorAt, TensorMemoryHere
+from agent.jobs.socket.tensor_memories import TensorMemories
+from agent.ports.memory.pages import MemfdPages
+from covey.core.ids import HostId, JobId
+from covey.job.client import JobClient
+from covey.job.memory_offer import MemoryOffer
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.same_host import layout as tensor_layout
+from covey.wire.frames import pack
+from covey.wire.job import AggregatorAt, TensorMemoryHere
 from plugins.facts import TensorsSeen
 from tests.agent.here import ranks, until
 from tests.covey.agents import J1, Agent

@@ -13,15 +13,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from agent.ports.bytes import SocketBytes
-from covey import page_pipe
-from covey.early_copy import EarlyCopy
-from covey.page_pipe import PagePipe
+from agent.ports.network.bytes import SocketBytes
+from covey.job.tensors import TensorClient
 from covey.ports import ByteStream
-from covey.splicing import PageStream
-from covey.tensor_link import TensorLink
-from covey.tensors import TensorClient
-from covey.tensorwire import (
+from covey.tensors.aggregator.early_copy import EarlyCopy
+from covey.tensors.aggregator.link import TensorLink
+from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     Declared,
     TensorOp,
@@ -31,6 +28,9 @@ from covey.tensorwire import (
     parse,
     verify,
 )
+from covey.wire import page_pipe
+from covey.wire.page_pipe import PagePipe
+from covey.wire.splicing import PageStream
 from plugins.aggregator.datapath.memory import Arena
 from tests.covey.test_tensors import EPOCH, Ranks, deltas, until
 from tests.plugins.aggregator.harness import added

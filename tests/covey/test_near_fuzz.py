@@ -17,18 +17,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.ports.page_lender import PageLender
-from agent.ports.processes import RealProcesses
-from covey import handshake
-from covey.core import HostId, JobId
-from covey.handshake import CHALLENGE_BYTES
-from covey.page_pipe import PagePipe
-from covey.splicing import LEAST_BYTES
-from covey.tensors import TensorClient
-from covey.tensorwire import HEADER_BYTES, WANT, Declared, TensorOp, frame, job_hash, key_of, pack_declared, parse
-from covey.wire import AggregatorAt
+from agent.ports.network.page_lender import PageLender
+from agent.ports.processes.processes import RealProcesses
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient
+from covey.tensors.numbers.tensor_wire import (
+    HEADER_BYTES,
+    WANT,
+    Declared,
+    TensorOp,
+    frame,
+    job_hash,
+    key_of,
+    pack_declared,
+    parse,
+)
+from covey.wire import handshake
+from covey.wire.handshake import CHALLENGE_BYTES
+from covey.wire.job import AggregatorAt
+from covey.wire.page_pipe import PagePipe
+from covey.wire.splicing import LEAST_BYTES
 from plugins.aggregator.datapath.control import DropJob
-from plugins.aggregator.datapath.lane_wire import SOCKET
+from plugins.aggregator.datapath.lanes.wire import SOCKET
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
@@ -244,7 +254,7 @@ class FalseAggregator:
                     answer = handshake.challenge(SECRET, hello, b"m" * 16)
                     sock.sendall(say(TensorOp.CHALLENGE, answer, key=0))
                     sock.recv(HEADER_BYTES + handshake.PROOF_BYTES, socket.MSG_WAITALL)
-                    socket.send_fds(sock, [say(TensorOp.WELCOME, round=3, key=0)], [sock.fileno()] * 3)
+                    socket.send_fds(sock, [say(TensorOp.WELCOME, key=0)], [sock.fileno()] * 3)
                     sock.sendall(said)
                     sock.shutdown(socket.SHUT_WR)
                     while sock.recv(1 << 20):

@@ -17,19 +17,20 @@ import numpy as np
 import pytest
 
 import covey
-from covey import remote, tensor_layout
-from covey.client import JobClient
-from covey.core import JobId
-from covey.errors import CoveyError, RankLeft, Refused
-from covey.headers import Op
-from covey.job_state import begun
+from covey import remote
+from covey.arrays.volume_link import transfer
+from covey.core.errors import CoveyError, RankLeft, Refused
+from covey.core.ids import JobId
+from covey.core.units import MIB
+from covey.job.client import JobClient
+from covey.job.job_state import begun
+from covey.job.tensors import TensorClient, TensorError
+from covey.kernel.this_process import OtherProcess, this_process
 from covey.remote import RemoteArray, RemoteMemory, RemoteMemoryError
-from covey.tensor_memory import TensorMemory
-from covey.tensor_moments import Moments
-from covey.tensors import TensorClient, TensorError
-from covey.this_process import OtherProcess, this_process
-from covey.units import MIB
-from covey.volume_link import transfer
+from covey.tensors.numbers.moments import Moments
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host.memory import TensorMemory
+from covey.wire.headers import Op
 from tests.covey import used_elsewhere as used
 from tests.covey.live_volume import ROOT, LiveVolume
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import owns
-from covey.errors import StateLost
-from covey.healing import Healing
-from covey.healing_machine import OWNS
-from covey.own_gather import UNREAD_MAX, OwnGather
-from covey.owns import CALM, ROOM, Owns, RowPlan
-from covey.rounds import ToldByRank
-from covey.state_pieces import About, have_decoder
+from covey.core.errors import StateLost
+from covey.healing import owns
+from covey.healing.healing import Healing
+from covey.healing.machine import OWNS
+from covey.healing.own_gather import UNREAD_MAX, OwnGather
+from covey.healing.owns import CALM, ROOM, Owns, RowPlan
+from covey.healing.state_pieces import About, have_decoder
+from covey.tensors.aggregator.rounds import ToldByRank
 from tests.covey.test_healing_words import Words, until, waits
 from tests.quiet import until_blocked
 

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from covey.client import JobClient
-from covey.frames import FrameError, pack
-from covey.page_link import PageLink
-from covey.pages import FlagReader, FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter
-from covey.wire import AskPages, Join, NeighbourFlag, PagesHere, PagesMapped
+from covey.job.client import JobClient
+from covey.job.page_link import PageLink
+from covey.kernel.pages import FlagReader, FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter
+from covey.wire.frames import FrameError, pack
+from covey.wire.job import AskPages, Join, NeighbourFlag, PagesHere, PagesMapped
 from plugins.base import RankPages
 from plugins.facts import RankShares
 from tests.agent.here import until

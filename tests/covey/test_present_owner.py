@@ -1,8 +1,8 @@
 """Where a rank pushes, and where next, when an owner hands its table over."""
 
-from covey.core import HostId, JobId
-from covey.present_owner import HANDOVER_S, PresentOwner
-from covey.wire import AggregatorAt
+from covey.core.ids import HostId, JobId
+from covey.tensors.aggregator.present_owner import HANDOVER_S, PresentOwner
+from covey.wire.job import AggregatorAt
 
 RUN = 1 << 32
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from covey.units import MIB
+from covey.core.units import MIB
 from tests.covey.live_volume import STRANGER, LiveVolume, faults_are_possible, heard, scripted, tell, until
 
 pytestmark = [
@@ -341,9 +341,9 @@ def test_a_volume_is_open_to_its_user_and_closed_to_others() -> None:
         assert f"belongs to another user (uid {STRANGER}), and this process has uid {STRANGER + 1}" in refused
         os.chmod(f"{volume.run_dir}/arr-data.sock", 0o666)
         lied = f"""
-import covey.faulted_memory as faulted, socket
-from covey.remote_memory import RemoteMemory
-from covey import wire
+import covey.arrays.faulted_memory as faulted, socket
+from covey.arrays.remote_memory import RemoteMemory
+from covey.wire import job as wire
 memory = RemoteMemory(wire.VolumeAt("data", 0, 0, PATH, bytes(32)), "")
 memory._link.page_bytes, memory._link.size_bytes = 4096, {volume.size}
 try:
@@ -357,7 +357,7 @@ except RemoteMemoryError as error:
 # ---- without userfaultfd ---------------------------------------------------------------------------------------------
 
 EXPLICIT = """
-from covey import userfault
+from covey.kernel import userfault
 if len(sys.argv) > 1 or os.environ.get("FORBID"):
     def refused():
         raise PermissionError(1, "userfaultfd: Operation not permitted")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from covey.units import MIB
+from covey.core.units import MIB
 from tests.covey.live_volume import LiveVolume, faults_are_possible, heard, scripted, tell, until
 
 pytestmark = [

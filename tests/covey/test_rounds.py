@@ -6,16 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import handshake
-from covey.core import JobId
-from covey.rounds import Rounds, Stale, Superseded
-from covey.tensorwire import (
-    HALVES_SINCE,
+from covey.core.ids import JobId
+from covey.tensors.aggregator.rounds import Rounds, Stale, Superseded
+from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OPEN_BYTES_MAX,
     PART_BYTES_MAX,
-    TELLS_SINCE,
-    UPDATES_SINCE,
     WANT,
     Declared,
     Frame,
@@ -31,7 +27,7 @@ from covey.tensorwire import (
     unpack_declared,
     verify,
 )
-from covey.updates import SGD
+from covey.wire import handshake
 
 JOB = JobId("j1")
 EPOCH = (1 << 32) + 1
@@ -335,28 +331,3 @@ def test_whoever_does_not_know_the_secret_is_no_aggregator() -> None:
         say(rounds, TensorOp.CHALLENGE, payload=handshake.challenge(b"x" * 16, head + bytes(nonce), b"m" * 16))
     with pytest.raises(TensorWireError, match="a challenge of 0 bytes"):
         say(rounds, TensorOp.CHALLENGE)
-
-
-def test_an_aggregator_that_cannot_update_parameters_is_told_apart() -> None:
-    """It was started by an older Covey, and would add gradients to parameters."""
-    rounds = ready()
-    declared = Declared("v", "model", (3,), update=SGD(0.5))
-    list(rounds.declare_as(declared, bytes(12)))
-    assert not say(rounds, TensorOp.WELCOME, round=UPDATES_SINCE)
-    with pytest.raises(TensorWireError, match=r"started by an older Covey.*'v'"):
-        say(rounds, TensorOp.WELCOME)
-    with pytest.raises(ValueError, match=r"started by an older Covey.*'u'"):
-        rounds.declare_as(Declared("u", "model", (3,), update=SGD(0.5)), bytes(12))
-
-
-def test_an_aggregator_of_before_is_given_no_halves_to_update() -> None:
-    """It steps float32 and float64, and would end the connection."""
-    rounds = ready()
-    declared = Declared("v", "model", (3,), type="bfloat16", update=SGD(0.5))
-    list(rounds.declare_as(declared, bytes(6)))
-    assert not say(rounds, TensorOp.WELCOME, round=HALVES_SINCE)
-    with pytest.raises(TensorWireError, match=r"started by an older Covey.*'v'"):
-        say(rounds, TensorOp.WELCOME, round=TELLS_SINCE)
-    with pytest.raises(ValueError, match=r"started by an older Covey.*'u'"):
-        rounds.declare_as(Declared("u", "model", (3,), type="float16", update=SGD(0.5)), bytes(6))
-    list(rounds.declare_as(Declared("g", "grad", (3,), type="float16"), None))

@@ -17,16 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey import additions, tensor_layout, tensor_memory
-from covey.block_rounds import CutTensor
-from covey.core import JobId
-from covey.rounds import Superseded
-from covey.shared_rounds import SharedRounds, SharedTensor
-from covey.sum_order import ORDERS, Order
-from covey.tensor_arrays import Array
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Declared
+from covey.core.ids import JobId
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.block_rounds import CutTensor
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers import additions
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import Declared
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host import memory as tensor_memory
+from covey.tensors.same_host.memory import TensorMemory
+from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
 from tests.covey.played_ranks import PlayedRanks
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, reference
 from tests.plugins.aggregator.loopback import AggdThread
@@ -341,11 +343,11 @@ def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
     for rank in (1, 4):
         with pytest.raises(ValueError, match=f"is for 2 ranks from rank 2 on, and not for rank {rank} of 6"):
             TensorMemory(tensor_layout.make(2, 2), rank, 6)
-    monkeypatch.setattr(tensor_layout, "VERSION", 1)
-    older = tensor_layout.make(2)
+    monkeypatch.setattr(tensor_layout, "VERSION", 2)
+    other = tensor_layout.make(2)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="is of version 1, and not of version 3"):
-        TensorMemory(older, 0, 2)
+    with pytest.raises(ValueError, match="is of version 2, and not of version 1"):
+        TensorMemory(other, 0, 2)
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT)
     with pytest.raises(ValueError, match="no sealed memory"):
         TensorMemory(plain, 0, 2)
@@ -471,10 +473,10 @@ def test_tensors_take_no_descriptors_and_a_closed_client_keeps_none() -> None:
 PROCESS = """
 import os, sys
 import numpy as np
-from covey.core import JobId
-from covey.tensor_arrays import Array
-from covey.tensor_memory import TensorMemory
-from covey.tensors import TensorClient
+from covey.core.ids import JobId
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.same_host.memory import TensorMemory
+from covey.job.tensors import TensorClient
 rank, ranks, memory, count = map(int, sys.argv[1:])
 client = TensorClient(JobId("j1"), rank, ranks, lambda epoch, why, table: None, undecided=True)
 client.memory_is(TensorMemory(memory, rank, ranks))

@@ -1,4 +1,4 @@
-"""Every size at which something changes on the way of a tensor (docs/SIZES.md): listed, and walked by real ranks."""
+"""Every size at which something changes on the way of a tensor (docs/design/SIZES.md): listed, walked by ranks."""
 
 import ast
 import threading
@@ -8,35 +8,40 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.array_pieces import PIECE
-from covey.blocks import Sizes
-from covey.job_state import begun
-from covey.lent_rounds import LEAST_BYTES as LENT_BYTES
-from covey.lent_rounds import SAME_ROUNDS
-from covey.shared_rounds import SMALL_BYTES
-from covey.tensor_moments import AT_A_TIME
-from covey.tensors import TensorClient
-from covey.tensorwire import PART_BYTES
-from covey.updates import SGD
+from covey.job.job_state import begun
+from covey.job.tensors import TensorClient
+from covey.tensors.numbers.blocks import Sizes
+from covey.tensors.numbers.moments import AT_A_TIME
+from covey.tensors.numbers.pieces import PIECE
+from covey.tensors.numbers.tensor_wire import PART_BYTES
+from covey.tensors.numbers.updates import SGD
+from covey.tensors.same_host.lent_rounds import LEAST_BYTES as LENT_BYTES
+from covey.tensors.same_host.lent_rounds import SAME_ROUNDS
+from covey.tensors.same_host.shared_rounds import SMALL_BYTES
 from tests.covey.test_healing import JOB, HealingGang, Lost, Rank
 from tests.covey.test_host_rounds import gang
 from tests.plugins.aggregator.loopback import AggdThread
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/SIZES.md").read_text()
+PAGE = (ROOT / "docs/design/SIZES.md").read_text()
 LISTED = {
     cells[1].strip(" `"): int(cells[2].replace(",", ""))
     for cells in (line.split("|") for line in PAGE.splitlines() if line.startswith("| `"))
 }
 MODULES = (
-    *("aggregator_rounds", "array_pieces", "blocks", "block_rounds", "early_copy", "healing", "healing_machine"),
-    *("held_state", "host_rounds", "huge_pages", "job_state", "lent_rounds", "own_gather", "owns", "packed_rounds"),
-    *("page_pipe", "rounds", "shared_rounds", "splicing", "spoken", "state_pieces", "taking_over", "tensor_layout"),
-    *("tensor_link", "tensor_memory", "tensor_moments", "tensor_types", "tensors", "tensorwire", "torch_gradients"),
+    *("frameworks/torch/gradients", "healing/healing", "healing/held_state", "healing/machine"),
+    *("healing/own_gather", "healing/owns", "healing/state_pieces", "healing/taking_over", "job/job_state"),
+    *("job/tensors", "tensors/aggregator/aggregator_rounds", "tensors/aggregator/block_rounds"),
+    *("tensors/aggregator/early_copy", "tensors/aggregator/host_rounds", "tensors/aggregator/link"),
+    *("tensors/aggregator/packed_rounds", "tensors/aggregator/rounds", "tensors/numbers/blocks"),
+    *("tensors/numbers/moments", "tensors/numbers/pieces", "tensors/numbers/spoken"),
+    *("tensors/numbers/tensor_wire", "tensors/numbers/types", "tensors/same_host/huge_pages"),
+    *("tensors/same_host/layout", "tensors/same_host/lent_rounds", "tensors/same_host/memory"),
+    *("tensors/same_host/shared_rounds", "wire/page_pipe", "wire/splicing"),
 )
 ON_THE_WAY = [
     *(ROOT / f"covey/{name}.py" for name in MODULES),
-    *sorted((ROOT / "plugins/aggregator/datapath").glob("*.py")),
+    *sorted((ROOT / "plugins/aggregator/datapath").rglob("*.py")),
 ]
 UNLIKE = {"PIECE", "ROOM", "AT_A_TIME"}
 """Sizes that are named otherwise."""
@@ -65,9 +70,13 @@ def sizes_in(path: Path) -> dict[str, int]:
 
 
 def test_the_page_lists_every_size_and_says_what_it_is() -> None:
-    """One that is new, or another: a line of docs/SIZES.md, and a tensor on both sides of it, here."""
+    """One that is new, or another: a line of docs/design/SIZES.md, and a tensor on both sides of it, here."""
     known = {name: size for path in ON_THE_WAY for name, size in sizes_in(path).items()}
-    known |= {f"covey.blocks.Sizes.{name}": getattr(Sizes(), name) for name in Sizes._fields if name != "aligned"}
+    known |= {
+        f"covey.tensors.numbers.blocks.Sizes.{name}": getattr(Sizes(), name)
+        for name in Sizes._fields
+        if name != "aligned"
+    }
     assert known == LISTED
 
 

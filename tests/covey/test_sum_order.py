@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.sum_order import ORDERS, Node, Order, addition, nodes_of
+from covey.tensors.numbers.sum_order import ORDERS, Node, Order, addition, nodes_of
 
 
 def expression(ranks: int, order: Order, arrive: list[int]) -> str:

@@ -1,8 +1,8 @@
 """What a rank knows of the owners of its job's tables, and says again to an agent that is back."""
 
-from covey.core import HostId, JobId
-from covey.table_owners import TableOwners
-from covey.wire import AggregatorAt, AggregatorLost, TableWanted
+from covey.core.ids import HostId, JobId
+from covey.job.table_owners import TableOwners
+from covey.wire.job import AggregatorAt, AggregatorLost, TableWanted
 
 
 def at(epoch: int, table: int) -> AggregatorAt:

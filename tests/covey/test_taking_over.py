@@ -10,11 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.errors import CoveyError, StateLost
-from covey.healing import Healing
-from covey.held_state import OTHERS_BYTES_MAX, HeldState, contents_sum
-from covey.rounds import Tell, ToldByRank
-from covey.state_pieces import (
+from covey.core.errors import CoveyError, StateLost
+from covey.healing.healing import Healing
+from covey.healing.held_state import OTHERS_BYTES_MAX, HeldState, contents_sum
+from covey.healing.state_pieces import (
     ALL_AT_ONCE,
     ANSWER_S,
     AT_ONCE,
@@ -33,7 +32,8 @@ from covey.state_pieces import (
     piece_of,
     why_too_slow,
 )
-from covey.taking_over import Recovered
+from covey.healing.taking_over import Recovered
+from covey.tensors.aggregator.rounds import Tell, ToldByRank
 from tests.quiet import until_blocked
 
 WITHIN_S = 10.0

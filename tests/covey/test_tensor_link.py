@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from covey.tensor_link import READ_BYTES, SMALL_BYTES, TensorLink
+from covey.tensors.aggregator.link import READ_BYTES, SMALL_BYTES, TensorLink
 
 
 @pytest.fixture

@@ -11,14 +11,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from covey import tensor_layout
-from covey.core import JobId
-from covey.rounds import Rounds
-from covey.tensor_arrays import checked
-from covey.tensor_memory import TensorMemory
-from covey.tensor_types import NUMBERS
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import TYPES, Declared, TensorOp, TensorWireError, Type, frame, job_hash, key_of, parse
+from covey.core.ids import JobId
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.rounds import Rounds
+from covey.tensors.numbers.arrays import checked
+from covey.tensors.numbers.tensor_wire import (
+    TYPES,
+    Declared,
+    TensorOp,
+    TensorWireError,
+    Type,
+    frame,
+    job_hash,
+    key_of,
+    parse,
+)
+from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host.memory import TensorMemory
 from tests.covey.test_host_rounds import gang
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import AggdThread

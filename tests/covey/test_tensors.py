@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covey.core import HostId, JobId
-from covey.rounds import Superseded
-from covey.sum_order import ORDERS, Order
-from covey.tensor_handle import TensorHandle
-from covey.tensor_link import TensorLink
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import HEADER_BYTES, TensorOp, frame, job_hash
-from covey.wire import AggregatorAt
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.link import TensorLink
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.handle import TensorHandle
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import HEADER_BYTES, TensorOp, frame, job_hash
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import DropJob
 from tests.plugins.aggregator.harness import added
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
@@ -517,8 +517,8 @@ def test_a_rank_that_waits_in_vain_for_the_others_to_finish_leaves_in_the_end(ag
 
 
 def test_an_aggregator_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covey.tensor_link.SILENT_S", 0.02)
-    monkeypatch.setattr("covey.tensor_link.DEAD_S", 0.1)
+    monkeypatch.setattr("covey.tensors.aggregator.link.SILENT_S", 0.02)
+    monkeypatch.setattr("covey.tensors.aggregator.link.DEAD_S", 0.1)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     ranks = Ranks(1)

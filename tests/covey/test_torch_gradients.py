@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.errors import CoveyError
-from tests.covey.attach.torch_jobs import NEEDS_TORCH
+from covey.core.errors import CoveyError
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
 SIZES = {"0.weight": 300_000, "0.bias": 3, "1.weight": 20, "1.bias": 5, "2.weight": 400_000}
@@ -44,7 +44,7 @@ def passed(order: list[list[str]]) -> tuple[Averages, list[Any]]:
     """A backward pass with these buckets; what is in them afterwards."""
     import torch
 
-    from covey.torch_gradients import Gradients
+    from covey.frameworks.torch.gradients import Gradients
 
     parameters = {name: torch.nn.Parameter(torch.zeros(size)) for name, size in SIZES.items()}
     found = Averages()
@@ -85,7 +85,7 @@ def test_what_lies_together_is_not_copied() -> None:
 
 
 def test_types_are_not_put_together() -> None:
-    from covey.torch_gradients import cut_of
+    from covey.frameworks.torch.gradients import cut_of
 
     cut = cut_of([("a", 3, 4, "float32"), ("b", 3, 2, "bfloat16"), ("c", 5, 4, "float32"), ("d", 1, 4, "float32")])
     assert cut.sizes == [6, 3, 3] and cut.places["c"] == (0, 1, 6)
@@ -95,7 +95,7 @@ def test_types_are_not_put_together() -> None:
 def test_a_second_backward_pass_in_a_step_is_refused() -> None:
     import torch
 
-    from covey.torch_gradients import Gradients
+    from covey.frameworks.torch.gradients import Gradients
 
     parameter, found = torch.nn.Parameter(torch.zeros(4)), Averages()
     gradients = Gradients(found, [("w", parameter)], found.end)  # type: ignore[arg-type]

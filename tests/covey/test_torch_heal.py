@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.covey.attach.torch_jobs import NEEDS_TORCH
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 from tests.plugins.aggregator.loopback import AggdThread
 
 pytestmark = NEEDS_TORCH

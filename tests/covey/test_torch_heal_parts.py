@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covey.errors import CoveyError
-from tests.covey.attach.torch_jobs import NEEDS_TORCH
+from covey.core.errors import CoveyError
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH
 
 pytestmark = NEEDS_TORCH
 
@@ -33,7 +33,7 @@ def trained(seed: int, optimizer: str = "Adam", width: int = 3) -> tuple[Any, An
 
 
 def test_a_fresh_optimizer_goes_on_with_the_moments_of_another_one() -> None:
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     (model, optimizer, scheduler), fresh = trained(1), trained(0)
     theirs = TrainingState(model, optimizer, [scheduler])
@@ -48,7 +48,7 @@ def test_a_fresh_optimizer_goes_on_with_the_moments_of_another_one() -> None:
 
 
 def test_arrays_lie_in_the_memory_of_the_model_but_buffers_are_copied() -> None:
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     model, optimizer, _ = trained(1)
     state = TrainingState(model, optimizer, [])
@@ -63,7 +63,7 @@ def test_arrays_lie_in_the_memory_of_the_model_but_buffers_are_copied() -> None:
 def test_what_a_script_sets_in_a_step_is_not_in_the_state_at_its_beginning() -> None:
     """Some scripts set the rate between the beginning of a step and its forward pass, or change buffers in it; arrays
     are looked at when a rank is lost, in the middle of a step."""
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     model, optimizer, scheduler = trained(1)
     state = TrainingState(model, optimizer, [scheduler])
@@ -78,7 +78,7 @@ def test_what_a_script_sets_in_a_step_is_not_in_the_state_at_its_beginning() -> 
 
 
 def test_moments_that_cannot_be_given_are_named_as_soon_as_there_are_some() -> None:
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     model, optimizer, _ = trained(1)
     state = TrainingState(model, optimizer, [])
@@ -91,7 +91,7 @@ def test_moments_that_cannot_be_given_are_named_as_soon_as_there_are_some() -> N
 def test_moments_of_another_type_than_the_parameters_stay_as_they_are() -> None:
     import torch
 
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     def short() -> tuple[Any, Any]:
         model = torch.nn.Linear(2, 2).to(torch.bfloat16)
@@ -115,7 +115,7 @@ def test_moments_of_another_type_than_the_parameters_stay_as_they_are() -> None:
     ],
 )
 def test_a_rank_of_another_training_says_what_differs(other: dict[str, Any], why: str) -> None:
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     theirs = TrainingState(*trained(1, **other)[:2], []).arrays()
     ours = TrainingState(*trained(0)[:2], [])
@@ -125,7 +125,7 @@ def test_a_rank_of_another_training_says_what_differs(other: dict[str, Any], why
 
 
 def test_a_rank_with_another_pytorch_says_so() -> None:
-    from covey.torch_state import MADE, TrainingState
+    from covey.frameworks.torch.state import MADE, TrainingState
 
     ours = TrainingState(*trained(0)[:2], [])
     made = json.loads(ours.arrays()[MADE].tobytes()) | {"PyTorch": "1.0"}
@@ -135,7 +135,7 @@ def test_a_rank_with_another_pytorch_says_so() -> None:
 
 
 def test_what_cannot_be_given_to_another_process_is_named() -> None:
-    from covey.torch_state import TrainingState
+    from covey.frameworks.torch.state import TrainingState
 
     class Odd:
         def state_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def test_what_cannot_be_given_to_another_process_is_named() -> None:
 def test_random_generators_go_on_where_they_were_kept() -> None:
     import torch
 
-    from covey.torch_random import generators, set_generators
+    from covey.frameworks.torch.random_state import generators, set_generators
 
     def drawn() -> list[float]:
         return [torch.rand(()).item(), random.gauss(0, 1), np.random.standard_normal()]
@@ -167,7 +167,7 @@ def test_random_generators_go_on_where_they_were_kept() -> None:
 
 def test_a_normal_number_that_is_left_over_is_a_part_of_a_generators_state() -> None:
     """Two are made at a time, and the second one is given out without a draw."""
-    from covey.torch_random import generators
+    from covey.frameworks.torch.random_state import generators
 
     np.random.seed(1)
     random.seed(1)
@@ -187,7 +187,7 @@ def test_a_normal_number_that_is_left_over_is_a_part_of_a_generators_state() -> 
 def test_anything_travels_as_halves() -> None:
     import torch
 
-    from covey.torch_types import fill, halves_count, halves_of
+    from covey.frameworks.torch.types import fill, halves_count, halves_of
 
     given = [
         torch.tensor([float("nan"), -0.0, 1e-40, float("inf")]),
@@ -293,7 +293,7 @@ def test_a_group_that_spans_what_dies_is_refused() -> None:
 def test_collectives_before_attach_are_refused() -> None:
     import torch
 
-    from covey.torch_group import TensorsGroup
+    from covey.frameworks.torch.group import TensorsGroup
 
     group: Any = TensorsGroup(0, 2)
     with pytest.raises(CoveyError, match=r"all_reduce was refused\n.*\n.*after covey.torch.attach"):

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from covey.transitions import CheckedState, StateTable
+from covey.core.transitions import CheckedState, StateTable
 
 
 class Shut(msgspec.Struct, frozen=True):

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import covey
-from covey.array_pieces import PIECE
-from covey.blocks import Sizes, blocks_of, keeper
-from covey.rounds import TensorRounds
-from covey.tensor_link import TensorLink
-from covey.tensor_moments import Moments
-from covey.tensors import TensorClient, TensorError
-from covey.tensorwire import Declared, Frame, TensorOp, Type, key_of, parse
-from covey.update_steps import take_step
-from covey.updates import SGD, Adam, Update
-from plugins.aggregator.datapath.addition_queue import AdditionQueue, _Waiting
+from covey.job.tensors import TensorClient, TensorError
+from covey.tensors.aggregator.link import TensorLink
+from covey.tensors.aggregator.rounds import TensorRounds
+from covey.tensors.numbers.blocks import Sizes, blocks_of, keeper
+from covey.tensors.numbers.moments import Moments
+from covey.tensors.numbers.pieces import PIECE
+from covey.tensors.numbers.tensor_wire import Declared, Frame, TensorOp, Type, key_of, parse
+from covey.tensors.numbers.update_steps import take_step
+from covey.tensors.numbers.updates import SGD, Adam, Update
 from plugins.aggregator.datapath.job_sums import JobSums
-from plugins.aggregator.datapath.part_additions import PartAddition
+from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue, _Waiting
+from plugins.aggregator.datapath.lanes.part_additions import PartAddition
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.covey.test_host_rounds import Gang, check, gang
 from tests.plugins.aggregator.harness import Tensor, contribution, initial, rate_in, reference, updated

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports import unix_sockets
-from agent.ports.unix_sockets import bind_unix
+from agent.ports.network import unix_sockets
+from agent.ports.network.unix_sockets import bind_unix
 from tests.covey.live_volume import STRANGER, LiveVolume, python_of
 
 pytestmark = [pytest.mark.rack, pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")]

@@ -23,10 +23,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import covey.torch
-from covey.core import HostId, JobId
-from covey.job_state import begun
-from covey.tensors import TensorClient
-from covey.wire import AggregatorAt
+from covey.core.ids import HostId, JobId
+from covey.job.job_state import begun
+from covey.job.tensors import TensorClient
+from covey.wire.job import AggregatorAt
 
 SIZE, BATCH, PARTS = 192, 4, 2
 SLOW_S = 0.01

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from agent.jobs.jobs_socket import JobSocket
-from covey.core import JobId
-from covey.wire import Frame
+from agent.jobs.socket.jobs_socket import JobSocket
+from covey.core.ids import JobId
+from covey.wire.job import Frame
 from plugins.base import JobPeer
 from plugins.facts import JobJoined, RanksEnded, StepTimed
 from tests.agent.here import here, ranks, until

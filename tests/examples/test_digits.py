@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import covey
-from covey.core import JobId
-from covey.tensors import TensorClient
+from covey.core.ids import JobId
+from covey.job.tensors import TensorClient
 from tests.plugins.aggregator.loopback import AggdThread
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covey.units import MIB
+from covey.core.units import MIB
 from tests.covey.live_volume import ROOT, LiveVolume, faults_are_possible
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -15,7 +15,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 SCRIPT = ROOT / "examples" / "features.py"
 RUN = """
 import runpy
-from covey import userfault
+from covey.kernel import userfault
 if {forbid}:
     def refused():
         raise PermissionError(1, "userfaultfd: Operation not permitted")

@@ -1,4 +1,4 @@
-"""The plugin of docs/tutorial-plugin.md: its policy, its machine, its service on simulated hosts, and the page."""
+"""The plugin of docs/start/plugin.md: its policy, its machine, its service on simulated hosts, and the page."""
 
 import ast
 import re
@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, LogEvent
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import LogEvent
+from covey.core.ids import HostId
 from examples.plugin.load import policy
 from examples.plugin.load.machine import LoadMachine, LoadMeasured, ShowLoad
 from examples.plugin.load.plugin import PLUGIN
 
 ROOT = Path(__file__).parents[2]
 LOAD = ROOT / "examples/plugin/load"
-PAGE = ROOT / "docs/tutorial-plugin.md"
+PAGE = ROOT / "docs/start/plugin.md"
 A, B, C = HostId("a"), HostId("b"), HostId("c")
 ratios = st.floats(0, 1)
 

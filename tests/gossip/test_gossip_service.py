@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from covey.addresses import ip_port, joined
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import Address, Env
+from covey.ports.addresses import ip_port, joined
+from gossip import metrics
 from gossip.packet import VERSION, Keyring, Sealer
 from gossip.seeds import Seeds
 from gossip.service import GossipEvent, GossipService, GossipSettings, HostDown, HostUp
@@ -255,8 +256,8 @@ async def test_who_is_alone_but_should_not_be_says_so_once(rack: Rack) -> None:
     lonely = await rack.start("lonely")
     for service in (a, a, lonely):
         service._notice_alone()
-    assert rack.ports["a"].warnings == ["no other host answers"] and a.metrics()["covey_gossip_alone"] == 1
-    assert rack.ports["lonely"].warnings == [] and lonely.metrics()["covey_gossip_alone"] == 0
+    assert rack.ports["a"].warnings == ["no other host answers"] and a.metrics()[metrics.ALONE.of()] == 1
+    assert rack.ports["lonely"].warnings == [] and lonely.metrics()[metrics.ALONE.of()] == 0
 
 
 async def test_hosts_that_seal_with_the_old_key_and_with_the_new_one_hear_one_another(rack: Rack) -> None:
@@ -315,7 +316,7 @@ async def test_a_loop_that_stands_still_is_noticed_and_harms_nobody(rack: Rack) 
     for name in ("a", "b"):
         rack.ports[name].skipped_s += 5.0
     await until(lambda: min(a.counters.get("stalls", 0), b.counters.get("stalls", 0)) > 0)
-    assert a.metrics()["covey_gossip_loop_lag_max_seconds"] >= 4
+    assert a.metrics()[metrics.LOOP_LAG_MAX_SECONDS.of()] >= 4
     heard = [each.counters["received"] for each in (a, b)]
     await until(lambda: all(each.counters["received"] >= n + 10 for each, n in zip((a, b), heard, strict=True)))
     assert not [event for told in rack.told.values() for event in told if isinstance(event, HostDown)]
@@ -384,7 +385,7 @@ async def test_a_seed_whose_name_is_not_known_is_named_and_found_once_it_is(
     b = await rack.start("b", seeds=(f"gpu9:{port}",))
     await until(lambda: f"gpu9:{port}" in b.seeds_unknown)
     assert "not known" in b.seeds_unknown[f"gpu9:{port}"]
-    assert b.metrics()["covey_gossip_seeds_unknown"] == 1
+    assert b.metrics()[metrics.SEEDS_UNKNOWN.of()] == 1
     assert b.counters.get("sent", 0) == 0, "there is nobody it could be sent to"
     assert rack.ports["b"].warnings.count("seed not known") == 1
     rack.ports["b"].names["gpu9"] = ["127.0.0.1"]

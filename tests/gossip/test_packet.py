@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 from gossip.membership import messages as m
 from gossip.packet import (
     HEADER_BYTES,

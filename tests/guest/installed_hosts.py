@@ -16,7 +16,7 @@ from chaos.rack.agents import wait
 from chaos.rack.booted import InstalledHost
 from chaos.rack.hosts import Laboratory
 from tests.rack.installed import install, memory, start, typed
-from tests.wheels import build, environment
+from tools.wheels import build, environment
 
 PLACE = Path("/opt/covey")
 MADE = PLACE / "made-by-a-test"

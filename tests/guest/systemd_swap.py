@@ -1,5 +1,5 @@
 """In the User-Mode Linux of `make swap`: a host whose first process is systemd swaps, by its units and what
-docs/operations.md says, under a limit of memory that systemd sets.
+docs/guides/memory.md says, under a limit of memory that systemd sets.
 
     python tests/guest/systemd_swap.py disk|mirror [--idle-minutes 3]
 

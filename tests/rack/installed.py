@@ -1,4 +1,4 @@
-"""Hosts whose first process is systemd, installed by what docs/operations.md tells people to type."""
+"""Hosts whose first process is systemd, installed by what docs/guides/install.md tells people to type."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 from chaos.rack.agents import wait
 from chaos.rack.booted import BootedHost
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "install.md"
 BY_PIP = ("python3 -m venv", "pip install")
 """What the environment of these tests stands for."""
 KEY = "/etc/covey/gossip.key"
@@ -30,7 +30,7 @@ TOML += DEVICES
 
 def installation() -> list[str]:
     """The lines of the first block of the page, without comments; the last two check the settings and start it."""
-    text = PAGE.read_text().partition("## One host, then many\n\n")[2].partition("\n\n")[0]
+    text = PAGE.read_text().partition("## One host, then many\n")[2].partition("```sh\n")[2].partition("\n```")[0]
     lines = [re.sub(r"\s+# .*", "", line.strip()) for line in text.splitlines()]
     assert lines[0].startswith(BY_PIP)
     assert "--check" in lines[-2]
@@ -42,7 +42,7 @@ def more_hosts() -> tuple[str, list[str]]:
     """The `agent.toml` that the page gives to a rack of several hosts, and the lines typed once all hosts are seen."""
     rest = PAGE.read_text().partition("An empty `agent.toml` is a rack of one")[2]
     toml = rest.partition("```toml\n")[2].partition("```")[0]
-    lines = rest.partition("stops nothing; ")[2].partition("\n\n")[2].partition("\n\n")[0].splitlines()
+    lines = rest.partition("```sh\n")[2].partition("\n```")[0].splitlines()
     assert 'voters = ["gpu1"]' in toml and lines and all("agentctl voters add" in line for line in lines)
     return toml, [line.strip() for line in lines]
 

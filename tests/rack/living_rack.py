@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cli import rack, rack_processes
 from cli.client import Agent, AgentctlError
-from cli.rack_files import RackHost
+from cli.rack import processes as rack_processes
+from cli.rack import rack
+from cli.rack.files import RackHost
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli import rack, rack_files, rack_ports, rack_processes
 from cli.client import Agent
-from cli.rack_files import RackHost
+from cli.rack import files as rack_files
+from cli.rack import ports as rack_ports
+from cli.rack import processes as rack_processes
+from cli.rack import rack
+from cli.rack.files import RackHost
 from tests.rack.living_rack import wait
 
 RANK = Path(__file__).with_name("sharing_rank.py")

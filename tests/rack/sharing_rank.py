@@ -14,16 +14,16 @@ import threading
 import time
 from pathlib import Path
 
-from covey.attach.reporter import Reporter, of_process
-from covey.attach.sharing import MemoryUsed, ShareControl
-from covey.units import MIB
+from covey.core.units import MIB
+from covey.hooks.limits.sharing import MemoryUsed, ShareControl
+from covey.hooks.reporter import Reporter, of_process
 
 OPTIMIZER = 1
 SAY_S = 0.02
 
 
 class LittleMemory:
-    """`covey.attach.sharing.MemoryLimit` of a rank that needs hardly any."""
+    """`covey.hooks.limits.sharing.MemoryLimit` of a rank that needs hardly any."""
 
     def ended(self) -> MemoryUsed:
         return MemoryUsed(MIB, MIB)

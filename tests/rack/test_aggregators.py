@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from cli import rack, rack_files, rack_ports, rack_processes
 from cli.client import Agent, AgentctlError
-from cli.rack_files import RackHost
+from cli.rack import files as rack_files
+from cli.rack import ports as rack_ports
+from cli.rack import processes as rack_processes
+from cli.rack import rack
+from cli.rack.files import RackHost
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]
 

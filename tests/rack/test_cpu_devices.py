@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cli import rack, rack_processes
 from cli.client import Agent
-from cli.logs import collect
+from cli.jobs.logs import collect
+from cli.rack import processes as rack_processes
+from cli.rack import rack
 from tests.rack.living_rack import wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]

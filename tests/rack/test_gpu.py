@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cli.logs import collect
-from covey.units import GIB
+from cli.jobs.logs import collect
+from covey.core.units import GIB
 from tests.agent.ports.devices.rigs import has_gpu
-from tests.covey.attach.torch_jobs import NEEDS_TORCH, gate_folder
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH, gate_folder
 from tests.rack.living_rack import wait
 from tests.rack.sharing_rack import SharingRack, sharing_rack
 

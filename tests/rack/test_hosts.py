@@ -42,7 +42,7 @@ print("all sums are right")
 """
 BORROW = """
 from covey import RemoteMemory
-from covey.units import MIB
+from covey.core.units import MIB
 import time
 with RemoteMemory.open("v1", 64 * MIB) as memory:
     until = time.monotonic() + 6

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from cli.client import Agent
-from cli.rack_files import RackHost
+from cli.rack.files import RackHost
+from covey.core.units import MIB
 from covey.remote import RemoteMemory
-from covey.units import MIB
 from tests.rack.living_rack import ENV, EXAMPLES, LivingRack, living_rack, wait
 
 pytestmark = [pytest.mark.rack, pytest.mark.xdist_group("rack")]

@@ -1,4 +1,5 @@
-"""What docs/operations.md tells people to type is typed, as it stands there, on hosts that are set up as it says."""
+"""What README.md and docs/ tell people to type is typed, as it stands there, on hosts that are set up by
+docs/guides/install.md."""
 
 import re
 from collections.abc import Iterator
@@ -13,14 +14,21 @@ pytestmark = [
     pytest.mark.rack,
     pytest.mark.xdist_group("hosts"),
 ]
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (
+    *("README.md", "docs/index.md", "docs/start/researcher.md", "docs/start/operator.md", "docs/start/plugin.md"),
+    *(f"docs/guides/{name}.md" for name in ("install", "users", "jobs", "gpus", "tensors", "healing", "memory")),
+    *(f"docs/guides/{name}.md" for name in ("failures", "upgrades", "guarantees", "simulate")),
+)
+"""In the order in which a reader comes to them, which is that in which their commands are typed."""
 PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-chaos", "systemctl", "pip", "curl")
+SHELL = ("sh", "bash", "console", "shell")
+"""Languages of blocks that are typed."""
 BOOTED = "tests/rack/test_systemd.py does, on hosts whose first process is systemd"
 NOT_TYPED = {
     "pip install covey-agent": "needs a package registry that has it",
     "systemctl status covey": BOOTED,
     "systemctl edit covey": "opens an editor",
-    "systemctl stop covey": BOOTED,
     "systemctl enable --now covey-swap": "would swap on this machine",
     "agentctl memory attach swap1 --size 64G --swap": "would swap on this machine; tests/guest/kernel_swap.py does",
     "agentctl memory attach swap2 --size 64G --swap --mirror 2": "likewise",
@@ -31,12 +39,25 @@ NOT_TYPED = {
     "covey-rack run --devices cpu": "makes a rack of this machine; tests/rack/test_cpu_devices.py does",
     "agentctl move j7 gpu2": "that job has ended, or is elsewhere, as it comes; tests/rack/test_healing.py moves ranks",
     "agentctl move j7 3 gpu5": "likewise",
+    "covey-chaos soak --story": "goes on until it is interrupted; tests/chaos plays stories",
+    "covey-chaos sim --story NAME": "stands for any story",
+    "agentctl submit --workers 4 --gpus 1 --follow -- python examples/digits.py": "takes long; tests/rack runs it",
+    "agentctl submit --workers 4 --follow -- python examples/healing.py": "likewise",
     "systemctl daemon-reload && systemctl enable --now covey": BOOTED,
 }
 """Command, or its beginning -> why it is not typed here."""
+ELSEWHERE = {
+    "python3 -m venv /opt/covey && export PATH=/opt/covey/bin:$PATH": "tests/test_wheels.py makes environments",
+    "cd /opt/covey/share/covey": BOOTED,
+    "systemd-sysusers - < covey.sysusers.conf && systemd-tmpfiles --create - < covey.tmpfiles.conf": BOOTED,
+    "cp covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl": BOOTED,
+    "cp agent.toml /etc/covey/ && cp covey.service /etc/systemd/system/": BOOTED,
+    "sudo -u covey /opt/covey/bin/agentctl submit -- python train.py": "what sudo runs is typed",
+}
+"""A line that begins with a program of the system -> what runs it."""
+
 EXIT = {
     "agentctl hosts give-up gpu4": 4,  # it is alive, and nobody gives up a host that answers
-    "agentctl volumes give-up vol1": 3,  # a healthy rack has no volume that waits
     "agentctl tensors --move train/1 gpu4": 3,  # no job of that name pushes tensors then
     "agentctl gpus forget UUID": 3,  # no GPU is called that
     "agentctl memory detach swap1": 3,
@@ -53,14 +74,24 @@ def commands(text: str) -> list[str]:
             fenced = not fenced
         spans = [line.strip()] if fenced or line.startswith("    ") else re.findall(r"`([^`]+)`", line)
         for span in spans:
-            command = span.partition("  #")[0].strip()
+            command = span.partition("  #")[0].strip().replace(".venv/bin/", "")
             if command.split(" ")[0] in PROGRAMS and " " in command:
                 found[command] = None
     return list(found)
 
 
+def typed_lines(text: str) -> list[str]:
+    """Lines of blocks that say that they are a shell's, without comments."""
+    blocks = re.findall(rf"^```(?:{'|'.join(SHELL)})\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line.partition("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def all_pages() -> list[str]:
+    return list(dict.fromkeys(command for page in PAGES for command in commands((ROOT / page).read_text())))
+
+
 def left_out(command: str) -> bool:
-    return any(command == known or command.startswith(known + " #") for known in NOT_TYPED)
+    return any(command == known or command.startswith((known + " #", known + " ")) for known in NOT_TYPED)
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +114,42 @@ def rack() -> Iterator[AgentRack]:
         yield rack
 
 
-def test_the_page_has_commands_and_names_what_is_not_typed() -> None:
-    known = commands(PAGE.read_text())
+def test_the_pages_have_commands_and_what_is_not_typed_stands_there() -> None:
+    known = all_pages()
     assert "agentctl hosts" in known
-    assert [line for line in NOT_TYPED if line not in known] == [], "stands on the page no more"
+    gone = [line for line in NOT_TYPED if not any(f"{command} ".startswith(f"{line} ") for command in known)]
+    assert gone == [], "stands on no page any more"
 
 
-@pytest.mark.parametrize("command", [one for one in commands(PAGE.read_text()) if not left_out(one)])
-def test_a_command_of_the_page_does_what_it_says(command: str, rack: AgentRack) -> None:
+def test_every_page_with_a_block_for_a_shell_is_read() -> None:
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if typed_lines(path.read_text())]
+    assert pages and [str(page) for page in pages if str(page.relative_to(ROOT)) not in PAGES] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_line_for_a_shell_is_typed_here_or_checked_elsewhere(page: str) -> None:
+    """Of a program that is not known here: `ELSEWHERE` names what runs it."""
+    lines = [line for line in typed_lines((ROOT / page).read_text()) if line.split(" ")[0] not in PROGRAMS]
+    unknown = [line for line in lines if not line.startswith((".venv/bin/", "make "))]
+    assert [line for line in unknown if line not in ELSEWHERE] == []
+
+
+def test_targets_of_make_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
+    named = {name: page for page in pages for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    named |= {line.split()[1]: page for page in pages for line in typed_lines(page.read_text()) if "make " in line}
+    assert len(named) > 20 and {name: str(page) for name, page in named.items() if name not in targets} == {}
+
+
+@pytest.mark.parametrize("command", [one for one in all_pages() if not left_out(one)])
+def test_a_command_of_a_page_does_what_it_says(command: str, rack: AgentRack) -> None:
     done = rack.hosts[0].shell(command, timeout_s=60.0)
     assert done.returncode == EXIT.get(command, 0), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_readme_shows_the_columns_of_now(rack: AgentRack) -> None:
+    shown = rack.hosts[0].shell("agentctl hosts").stdout.splitlines()[0].split()
+    (written,) = [line.split() for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("HOST ")]
+    assert written == shown

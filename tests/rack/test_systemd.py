@@ -1,4 +1,4 @@
-"""The units on hosts whose first process is systemd, installed by what docs/operations.md tells people to type."""
+"""The units on hosts whose first process is systemd, installed by what docs/guides/install.md tells people to type."""
 
 import os
 import re
@@ -90,7 +90,12 @@ def test_another_user_is_told_whose_agent_it_is(hosts: tuple[BootedHost, BootedH
 
 @pytest.mark.long
 def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, BootedHost]) -> None:
-    drop_in = PAGE.read_text().partition("`systemctl edit covey` with\n\n```ini\n")[2].partition("```")[0]
+    drop_in = (
+        (PAGE.parent / "users.md")
+        .read_text()
+        .partition("`systemctl edit covey` with\n\n```ini\n")[2]
+        .partition("```")[0]
+    )
     for host in hosts:
         typed(host, "mkdir -p /etc/systemd/system/covey.service.d")
         written(host, "/etc/systemd/system/covey.service.d/containers.conf", drop_in)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.machine.pool import Pool, PoolRules
 from plugins.aggregator.policy.assign import flaw
-from sim import aggregators
-from sim.aggregators_jobs import MODELS, Workload, profile
-from sim.aggregators_pools import compared
-from sim.aggregators_rounds import Shared, alone
-from sim.aggregators_trace import Trace
 from sim.main import main
+from sim.tensors import aggregators
+from sim.tensors.jobs import MODELS, Workload, profile
+from sim.tensors.pools import compared
+from sim.tensors.rounds import Shared, alone
+from sim.tensors.trace import Trace
 
 
 def quiet(share: float, text: str) -> None:

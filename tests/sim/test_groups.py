@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.policy import model
 from plugins.interleave.policy.model import JobProfile
-from sim import group_memory, groups
-from sim.group_cluster import Cluster, Event, Rules, Shared, Work
-from sim.group_memory import Load
-from sim.group_strategies import ALONE_ON, Setting, alone, grouped, isolated, thrown
-from sim.group_workload import LENGTH_S, PROFILED_ON, Job, arriving, bursting, leaning, workload
+from sim.groups import groups
+from sim.groups import memory as group_memory
+from sim.groups.cluster import Cluster, Event, Rules, Shared, Work
+from sim.groups.memory import Load
+from sim.groups.strategies import ALONE_ON, Setting, alone, grouped, isolated, thrown
+from sim.groups.workload import LENGTH_S, PROFILED_ON, Job, arriving, bursting, leaning, workload
 from sim.report import Wrong
 
 

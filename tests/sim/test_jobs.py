@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugins.scheduler.policy.rules import COVEY, OrderRules
-from sim import jobs as simulator
-from sim.engine import SimJob
-from sim.engine_baselines import Backfill, Slices, engine_for
+from sim.jobs import jobs as simulator
+from sim.jobs.engine import SimJob
+from sim.jobs.engine_baselines import Backfill, Slices, engine_for
+from sim.jobs.sharing_cluster import Cluster, Sharing
+from sim.jobs.trace import read_services, read_trace
 from sim.main import main
 from sim.report import Wrong
-from sim.sharing_cluster import Cluster, Sharing
-from sim.trace import read_services, read_trace
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = TRACES / "tiresias_60.csv.gz"

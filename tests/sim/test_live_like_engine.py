@@ -13,9 +13,9 @@ import pytest
 
 from plugins.scheduler.messages.commands import Command, Promoted
 from plugins.scheduler.policy.rules import COVEY, OrderRules
-from sim.engine import Engine, Outcome, SimJob
-from sim.live import Live, settings_of
-from sim.trace import read_trace
+from sim.jobs.engine import Engine, Outcome, SimJob
+from sim.jobs.live import Live, settings_of
+from sim.jobs.trace import read_trace
 from tests.sim.test_jobs import TRACES
 
 Said = tuple[int, str, str | int]

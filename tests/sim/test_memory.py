@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.units import GIB
+from covey.core.units import GIB
 from sim import main as sim
-from sim import memory_racks, memory_reports, memory_views, memory_workload
-from sim.memory_cluster import Rack, Strategy, ours, published
-from sim.memory_pages import FILL_BYTES_PER_S, Pages
-from sim.memory_reports import Setting
+from sim.memory import racks as memory_racks
+from sim.memory import reports as memory_reports
+from sim.memory import views as memory_views
+from sim.memory import workload as memory_workload
+from sim.memory.cluster import Rack, Strategy, ours, published
+from sim.memory.pages import FILL_BYTES_PER_S, Pages
+from sim.memory.reports import Setting
 from sim.report import Wrong
 
 SMALL = [

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, Send
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.borrower_events import BorrowerTick, VolumeFound
-from plugins.memory.machine.place import SlabPlace
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.events import BorrowerTick, VolumeFound
+from plugins.memory.machine.borrowing.place import SlabPlace
 from plugins.memory.messages import FreeMem, Map, MrInfo, QueryMem
 from plugins.memory.policy.placement import DRAWN, LenderPeer
-from sim.memory_views import Crowd
+from sim.memory.views import Crowd
 
 STEPS = 10_000
 SLAB = 1 << 20

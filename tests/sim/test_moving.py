@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.scheduler.machine.order_book import JOB_BITS
-from sim.engine_moving import Evaluated, Paced
+from plugins.scheduler.machine.leader.order_book import JOB_BITS
+from sim.jobs.engine_moving import Evaluated, Paced
 
 WIDTHS = st.lists(st.integers(1, 8), min_size=1, max_size=20)
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from cli.table import Paint
 from sim import main as command
-from sim import output, tuner
+from sim import output
 from sim.plot import Axis, mark
 from sim.report import Figure, Report, Series, Table
+from sim.tuner import tuner
 
 TABLE = Table("sizes", ("name", "bytes", "share"), [("a|b", 12345, 0.5), ("c", None, math.inf)], ("a note",))
 LINES = (Series("one & two", (1, 10, 100), (0.1, 0.5, 1.0)), Series("three", (1, 100), (0.0, 2.0)))

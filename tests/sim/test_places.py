@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.policy.rules import OrderRules
-from sim import jobs as simulator
-from sim.engine import RESUME, RUN, SUSP, Engine, SimJob
-from sim.engine_baselines import engine_for
-from sim.engine_places import SKEWS, Floor, Placing
+from sim.jobs import jobs as simulator
+from sim.jobs.engine import RESUME, RUN, SUSP, Engine, SimJob
+from sim.jobs.engine_baselines import engine_for
+from sim.jobs.engine_places import SKEWS, Floor, Placing
+from sim.jobs.trace import read_trace
 from sim.main import main
-from sim.trace import read_trace
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 HEAD = "job_id,submit_time_s,num_gpus,duration_s"

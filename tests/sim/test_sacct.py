@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim import files
+from sim.jobs.sacct import busiest
+from sim.jobs.sacct_lines import WHY, Accounting
+from sim.jobs.sacct_lines import read_sacct as read_lines
+from sim.jobs.sacct_runs import Found
+from sim.jobs.trace import read_trace
 from sim.main import main
 from sim.report import Wrong
-from sim.sacct import busiest
-from sim.sacct_lines import WHY, Accounting
-from sim.sacct_lines import read_sacct as read_lines
-from sim.sacct_runs import Found
-from sim.trace import read_trace
 
 HEAD = "JobID|User|Account|State|Submit|Eligible|Start|End|Elapsed|Timelimit|AllocTRES"
 DAY = "2025-05-01T"

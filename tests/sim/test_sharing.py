@@ -16,12 +16,13 @@ from plugins.sharing.machine.rivals import Alone, Naive
 from plugins.sharing.policy import lease
 from plugins.sharing.policy.interference import TOLERANCE
 from plugins.sharing.policy.ladder import STOPPED
-from sim import sharing, sharing_reports
-from sim.device import Device, Scenario, simulate
-from sim.engine import SimJob
+from sim.jobs.engine import SimJob
+from sim.jobs.sharing_cluster import Cluster, Sharing, opportunistic_time, speeds
 from sim.main import main
-from sim.sharing import COMPARED, CONTROLLERS, RULED, SCENARIOS, TOLD, compare
-from sim.sharing_cluster import Cluster, Sharing, opportunistic_time, speeds
+from sim.sharing import reports as sharing_reports
+from sim.sharing import sharing
+from sim.sharing.device import Device, Scenario, simulate
+from sim.sharing.sharing import COMPARED, CONTROLLERS, RULED, SCENARIOS, TOLD, compare
 
 SIX = [scenario.name for scenario in SCENARIOS[:6]]
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *RULED)}

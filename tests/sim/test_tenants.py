@@ -9,11 +9,11 @@ import pytest
 
 from plugins.scheduler.messages.spec import JobClass
 from plugins.scheduler.policy.rules import OrderRules
-from sim.engine import SimJob
-from sim.live import Asks, Live, settings_of
+from sim.jobs.engine import SimJob
+from sim.jobs.live import Asks, Live, settings_of
+from sim.jobs.tenants import read_tenants
 from sim.main import main
 from sim.report import Wrong
-from sim.tenants import read_tenants
 
 QUIET = OrderRules(thresholds_gpu_s=(100_000,), narrow_first=False)
 """Nobody sinks, and nothing takes time but jobs."""
@@ -81,7 +81,7 @@ def test_a_job_wider_than_its_quota_is_refused_and_counted() -> None:
 
 def test_jobs_that_the_log_has_no_room_for_come_when_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them is refused then, and the next one does not wait for it."""
-    monkeypatch.setattr("sim.live.LIVE_MAX", 2)
+    monkeypatch.setattr("sim.jobs.live.LIVE_MAX", 2)
     asked = [(0, 1, 100, a()), (0, 1, 50, a()), (10, 3, 10, a()), (10, 1, 10, a()), (10, 1, 10, a())]
     run = live(asked, 4, {"a": 2})
     assert run.tally.late == 3 and run.tally.refused == {2}

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.policy.cost import Load, epoch_equal
-from sim import tuner
 from sim.main import main
 from sim.report import Wrong
-from sim.tuner_cluster import Cluster, Job, Machine, Outcome, start_of
-from sim.tuner_file import read_cluster
+from sim.tuner import tuner
+from sim.tuner.cluster import Cluster, Job, Machine, Outcome, start_of
+from sim.tuner.file import read_cluster
 
 JOB = Job(Load(2e5, 284e6, 1e3), 2e9, 200, 100)
 HEAD = "host,compute_s_per_sample,nic_bytes_per_s"
@@ -43,7 +43,7 @@ def outcome(machines: list[Machine], workers: int, epochs: int = 6, noise: float
 
 def test_without_noise_and_messages_an_epoch_is_as_long_as_the_cost_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reference: §3.2.3, equation 3.5."""
-    monkeypatch.setattr("sim.tuner_cluster.MESSAGE_S", 0.0)
+    monkeypatch.setattr("sim.tuner.cluster.MESSAGE_S", 0.0)
     for w in (2, 4, 5):
         found = outcome(equal(10), w, 3, noise=0.0, tunes=False)
         expected = epoch_equal(JOB.load, 2e-3, 1e9, 10, w)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.raft.disk import Contradicted, DiskRefused
-from covey.bulk import BULK_BYTES
-from covey.checked import StateRefused
+from covey.wire.bulk import BULK_BYTES
+from covey.wire.checked import StateRefused
 
 UNIT = Path(__file__).parents[2] / "systemd" / "covey.service"
 EXPOSURE_MAX = 3.0

@@ -75,9 +75,9 @@ def tested(name: str, *words: str, **more: Any) -> Part:
 
 ON_CORES = ("-n", "4", "--dist", "loadgroup")
 """How parts run that only need other versions of PyTorch and JAX than the gate has."""
-GPU_TESTS = "tests/covey/attach/test_gpu.py"
+GPU_TESTS = "tests/covey/hooks/test_gpu.py"
 PARTS = (
-    Part("gate", ("{python}", "-m", "covey.attach.build"), needs_gpu=False),
+    Part("gate", ("{python}", "-m", "covey.hooks.gate.build"), needs_gpu=False),
     tested("driver", "-m", "gpu", "tests/agent/ports/devices/test_nvml.py"),
     tested("rack", "-m", "gpu", "tests/rack/test_gpu.py"),
     tested("memory-bits", "-m", "gpu", GPU_TESTS, "-k", "same_bits"),
@@ -89,9 +89,9 @@ PARTS = (
     Part("antman-small", ("{python}", "bench/device_memory.py", "--gib", "4", "--to", "0.5", "--rounds", "3")),
     Part("antman", ("{python}", "bench/device_memory.py")),
     tested("rack-cores", "tests/rack/test_gpu.py", "-k", "cpu", needs_gpu=False, environ={"COVEY_LONG": "1"}),
-    tested("gate-rules", *ON_CORES, "tests/covey/attach/test_gate.py", needs_gpu=False),
-    tested("hooks", *ON_CORES, "tests/covey/attach/test_torch.py", needs_gpu=False),
-    tested("hooks-jax", *ON_CORES, "tests/covey/attach/test_jax.py", needs_gpu=False),
+    tested("gate-rules", *ON_CORES, "tests/covey/hooks/test_gate.py", needs_gpu=False),
+    tested("hooks", *ON_CORES, "tests/covey/hooks/test_torch.py", needs_gpu=False),
+    tested("hooks-jax", *ON_CORES, "tests/covey/hooks/test_jax.py", needs_gpu=False),
 )
 """In this order: what is cut off at the end is what is known best elsewhere."""
 

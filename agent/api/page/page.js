@@ -1,7 +1,7 @@
 // The rack as one agent knows it: four reads every two seconds, tables made of text only (never innerHTML).
 "use strict";
 
-let tones = null; // state -> CSS class, as the agent says (covey/tones.py)
+let tones = null; // state -> CSS class, as the agent says (covey/core/tones.py)
 const MIB = 1024 * 1024;
 
 const seconds = (s) =>

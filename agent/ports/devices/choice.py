@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from agent.ports.devices.backend import Backend
 from agent.ports.devices.cpu import CpuDevices
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.devices.settings import GpuSettings
 from agent.ports.devices.sim import SimDevices, simulated_devices
-from covey.core import HostId
+from covey.core.ids import HostId
+from covey.core.units import parse_size
 from covey.ports import Logger
-from covey.units import parse_size
 
 
 def backend(

@@ -5,7 +5,7 @@ A device is a set of cores and a memory size. Ranks are bound to the cores of th
 rank of several devices uses each alike, since the kernel does not say on which core a process spent its time.
 
 The memory size is what the scheduler and the sharing of devices go by; nobody holds a rank to it (`hard limit` is not
-in `can`). Suspending stops a rank's processes for a lease (`suspensions.py`); their memory stays where it is.
+in `can`). Suspending stops a rank's processes for a lease (`guards/suspensions.py`); their memory stays where it is.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from agent.ports.devices import bounds
 from agent.ports.devices.driver_calls import DEADLINE_S, DriverCalls, Newest
+from agent.ports.devices.guards.suspensions import Suspensions
 from agent.ports.devices.rank_trees import RankTree, RankTrees, resident_bytes
 from agent.ports.devices.settings import CpuDevice, usable_cores
-from agent.ports.devices.suspensions import Suspensions
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu, ProcessId
 
 WINDOW_S = 0.1

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from agent.ports.procfs import environment, is_ours, pids, stat
+from agent.ports.processes.procfs import environment, is_ours, pids, stat
 from covey.ports import ProcessId
 
 TICKS_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -146,7 +146,7 @@ def _tree(
 
 
 def _is_shim(pid: int) -> bool:
-    """A shim has its rank's job for a mark (`agent.ports.processes.SHIM_KEEPS`), and no rank number."""
+    """A shim has its rank's job for a mark (`agent.ports.processes.processes.SHIM_KEEPS`), and no rank number."""
     try:
         variables = environment(pid)
     except OSError:

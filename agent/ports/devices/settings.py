@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from covey.units import parse_size
+from covey.core.units import parse_size
 
 CPU_DEVICES_MAX = 64
 CORE_MAX = 8191

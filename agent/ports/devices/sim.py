@@ -18,9 +18,9 @@ from typing import Literal
 import msgspec
 
 from agent.ports.devices import bounds, health
-from covey.core import HostId
+from covey.core.ids import HostId
+from covey.core.units import GIB
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample, Gpu
-from covey.units import GIB
 
 MODEL = "simulated GPU"
 CAN = frozenset({"process memory", "process utilization", "hard limit", "suspend", "events"})

@@ -18,6 +18,7 @@ import msgspec
 
 from agent.raft.messages import NO_RACK, Count, Identity, Rack
 from covey.ports import Disk
+from covey.wire.checked import OtherFormat, other_format
 
 FILE = "acknowledged"
 SLOT_BYTES = 512
@@ -58,12 +59,13 @@ class Acknowledged:
 
     async def load(self) -> AcknowledgedRecord | None:
         """The newest record; None where there never was one. Of a file that is damaged as a whole: a record of nothing
-        in particular (its identity is empty), since this host has voted before."""
+        in particular (its identity is empty), since this host has voted before. OtherFormat."""
         data = await self._disk.read(FILE)
         if data is None:
             return None
         self._has_slots = len(data) == 2 * SLOT_BYTES
-        found = [record for at in (0, SLOT_BYTES) if (record := _read(data[at : at + SLOT_BYTES]))]
+        name = self._disk.path(FILE)
+        found = [record for at in (0, SLOT_BYTES) if (record := _read(data[at : at + SLOT_BYTES], name))]
         newest = max(found, key=lambda record: record.number, default=AcknowledgedRecord(0, NO_RACK, b"", 0, 0))
         self._number = newest.number
         return newest
@@ -97,13 +99,15 @@ def _slot(record: AcknowledgedRecord) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def _read(slot: bytes) -> AcknowledgedRecord | None:
-    """The record in a slot; None when it is torn or never was written."""
+def _read(slot: bytes, name: str) -> AcknowledgedRecord | None:
+    """The record in a slot of this file; None when it is torn or never was written. OtherFormat."""
     if len(slot) != SLOT_BYTES or _CRC.unpack(slot[-_CRC.size :])[0] != zlib.crc32(slot[: -_CRC.size]):
         return None
     magic, version, length = _HEAD.unpack_from(slot)
-    if magic != _MAGIC or version != VERSION:
+    if magic != _MAGIC:
         return None
+    if version != VERSION:
+        raise OtherFormat(*other_format(name, version, VERSION))
     try:
         return _record.decode(slot[_HEAD.size : _HEAD.size + length])
     except (msgspec.DecodeError, UnicodeDecodeError):

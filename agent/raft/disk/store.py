@@ -36,11 +36,11 @@ from agent.raft.disk.acknowledged import FILE as RECORD
 from agent.raft.disk.acknowledged import Acknowledged, AcknowledgedRecord
 from agent.raft.machine.types import HardState, Persist, Saved, SaveSnapshot, Snapshot
 from agent.raft.messages import IDENTITY_BYTES, NO_RACK, Configuration, Count, Crc, Entry, configuration_of
-from covey.checked import StateRefused
 from covey.ports import Disk
+from covey.wire.checked import StateRefused, other_format
 
 FOLDER = "consensus"
-VERSION = 2
+VERSION = 1
 LOG_MAGIC, SNAPSHOT_MAGIC = b"COVEYLOG", b"COVEYSNP"
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 """Command bytes that one write joins (group commit), unless a single request is longer."""
@@ -302,18 +302,8 @@ class Store:
         found, version, salt = _HEADER.unpack(body)
         if found != magic:
             raise self._refused(name, f"it is not a {magic.decode()} file")
-        if version > VERSION:
-            raise DiskRefused(
-                f"{name} has format {version}",
-                f"this agent reads formats up to {VERSION}",
-                "start the newer agent again",
-            )
-        if version < VERSION:
-            raise DiskRefused(
-                f"{name} has format {version}",
-                f"this agent reads format {VERSION} only; that file is of a version before it",
-                f"move {self._disk.path(FOLDER)} away on every host, which forgets all jobs",
-            )
+        if version != VERSION:
+            raise DiskRefused(*other_format(self._disk.path(name), version, VERSION))
         return int(salt)
 
     def _replay(self, name: str, head: Head, frames: Sequence[bytes]) -> Saved:

@@ -39,7 +39,7 @@ from agent.raft.messages import (
     configuration_entry,
 )
 from agent.raft.policy import Timing
-from covey.core import HostId
+from covey.core.ids import HostId
 
 ROUNDS_MAX = 256
 """Rounds whose start is remembered; an answer to an older one is ignored."""

@@ -5,7 +5,7 @@ from agent.raft.machine.raft_log import RaftLog
 from agent.raft.machine.types import Snapshot
 from agent.raft.messages import Configuration, Entry
 from agent.raft.policy import Timing
-from covey.core import HostId
+from covey.core.ids import HostId
 
 
 class Outlook:

@@ -74,7 +74,8 @@ from agent.raft.messages import (
     configuration_of,
 )
 from agent.raft.policy import Timing
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 
 OFFER_S = 5.0
 """How long a leader with a slow disk waits for a successor before it takes commands again, for a while."""

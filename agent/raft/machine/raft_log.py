@@ -30,7 +30,7 @@ from agent.raft.machine.types import (
 )
 from agent.raft.messages import NO_RACK, Configuration, Entry, Words, configuration_of, crc
 from agent.raft.policy import ENTRY_OVERHEAD_BYTES
-from covey.core import HostId
+from covey.core.ids import HostId
 
 KEEP_BYTES_MAX = 8 * 1024 * 1024
 """Command bytes kept below a snapshot, whatever their number."""

@@ -2,7 +2,7 @@
 
 from agent.raft.machine.types import Snapshot
 from agent.raft.messages import InstallSnapshot, crc
-from covey.core import HostId
+from covey.core.ids import HostId
 
 
 class SnapshotReceiver:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from agent.raft.messages import NO_RACK, Configuration, Entry, Rack, Words
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 
 
 class HardState(msgspec.Struct, frozen=True, array_like=True):

@@ -20,8 +20,8 @@ from agent.raft.messages import (
     encode_asked,
 )
 from agent.raft.service import voters
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.ports import Env
 
 PAUSE_S = 0.2

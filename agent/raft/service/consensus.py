@@ -55,8 +55,9 @@ from agent.raft.service.growth import LogGrowth
 from agent.raft.service.proposals import Proposals
 from agent.raft.service.settings import LeaderSettings
 from agent.raft.service.writer import LogWriter
-from covey.core import Heard, HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Heard
+from covey.core.ids import HostId
 from covey.ports import Env
 
 FORGOTTEN = (

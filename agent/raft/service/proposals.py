@@ -25,8 +25,8 @@ from agent.raft.messages import (
     decode_asked,
     encode_asked,
 )
-from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
 from covey.ports import Env
 
 UNDER_WAY_MAX = 16384
@@ -233,7 +233,8 @@ class Proposals:
         if not isinstance(question, ProposeEntry) or another_rack(question.rack, self._desk.rack):
             self._counters["of_another_rack"] += 1
             why = "its log began apart from the one here"
-            raise Refused(2, f"{sender} belongs to another rack", why, "docs/operations.md, 'Who votes'")
+            next_step = "docs/guides/failures.md, 'A host of another rack'"
+            raise Refused(2, f"{sender} belongs to another rack", why, next_step)
         return encode_asked(await self._asked(question))
 
     async def _asked(self, question: ProposeEntry) -> ProposeReply:

@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from agent.raft.policy import Timing
-from covey.core import ID_PATTERN
+from covey.core.ids import ID_PATTERN
 
 VOTERS = (1, 3, 5)
 """How many hosts may vote; a second or a fourth voter lets the log survive no further loss."""

@@ -11,8 +11,8 @@ import msgspec
 
 from agent.raft.messages import ChangeVoters, Configuration
 from agent.raft.policy import quorum
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 
 VOTERS_AT_MOST = 7
 """More make every change slower and protect against nothing that seven do not."""

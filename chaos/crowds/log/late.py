@@ -25,7 +25,8 @@ from agent.raft.machine.types import (
     Tick,
 )
 from agent.raft.policy import Timing
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 
 HOP_S = 0.002
 WRITE_S = 0.005

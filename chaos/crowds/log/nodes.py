@@ -12,7 +12,7 @@ from agent.raft.machine.session_table import AppliedRequest
 from agent.raft.machine.types import Persist, Proposal, SaveSnapshot
 from agent.raft.messages import Configuration
 from chaos.crowds.memory_disk import MemoryDisk
-from covey.core import HostId
+from covey.core.ids import HostId
 
 SNAPSHOT_ENTRIES = 12
 SLOW_S_MAX = 2.0

@@ -8,7 +8,7 @@ import msgspec
 from agent.raft.machine.types import Apply, Event, Snapshot, SnapshotTaken, SoftState
 from agent.raft.messages import Configuration, Entry, configuration_of
 from chaos.crowds.log.nodes import SNAPSHOT_ENTRIES, Body, Client, Node, Violation
-from covey.core import HostId
+from covey.core.ids import HostId
 
 
 class Promises:

@@ -54,7 +54,8 @@ from agent.raft.policy import Timing, quorum
 from chaos.crowds.log.nodes import SLOW_S_MAX, SNAPSHOT_ENTRIES, Client, Node, State, WorldConditions
 from chaos.crowds.log.promises import Promises
 from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 
 
 class World(Promises):

@@ -1,6 +1,6 @@
 """Load: every host says by gossip how busy it is, and any host can name the calmest one.
 
-Not a published system, but a small and whole plugin: `docs/tutorial-plugin.md` builds it in an hour. A host measures
+Not a published system, but a small and whole plugin: `docs/start/plugin.md` builds it in an hour. A host measures
 its load once a second and smooths it. It gossips the smoothed value when it has moved by a step, so that a quiet rack
 says nothing. Gossip is a hint with an age: who wants the calmest host asks the two that look calmest, live, and takes
 the calmer one that answers.

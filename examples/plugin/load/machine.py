@@ -8,7 +8,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId
 from examples.plugin.load.policy import STEP, LoadSettings, smoothed
 
 

@@ -5,17 +5,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.core import Message
+from covey.core.events import Message
 
 Load = Annotated[float, Meta(ge=0, le=1)]
 """The busier of GPUs and memory, 0..1. What another host sends outside of that is malformed and never decoded."""
 
 
-class HowBusy(Message, frozen=True, tag="HowBusy"):
+class HowBusy(Message, frozen=True):
     """A question: how busy are you now?"""
 
 
-class BusyNow(Message, frozen=True, tag="BusyNow"):
+class BusyNow(Message, frozen=True):
     """Its answer."""
 
     load: Load

@@ -2,13 +2,14 @@
 
 from examples.plugin.load.messages import Messages
 from examples.plugin.load.policy import LoadSettings
-from examples.plugin.load.service import LoadService
+from examples.plugin.load.service import METRICS, LoadService
 from plugins.base import Plugin
 
 PLUGIN = Plugin(
     name="load",
-    paper="none: the example of docs/tutorial-plugin.md",
+    paper="none: the example of docs/start/plugin.md",
     settings=LoadSettings,
     messages=Messages,
     service=LoadService,
+    metrics=METRICS,
 )

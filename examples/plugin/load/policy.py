@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 
 SMOOTHING = 0.3
 """Weight of the newest measurement, 0..1: what lasts for two seconds shows at half its size."""

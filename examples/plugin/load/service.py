@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import Fact, HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import HostId
+from covey.core.metrics import Measured, MetricGroup
 from examples.plugin.load import policy
 from examples.plugin.load.machine import Event, LoadMachine, LoadMeasured, ShowLoad
 from examples.plugin.load.messages import BusyNow, HowBusy, LoadHint
@@ -18,6 +20,9 @@ ASK_S = 2.0
 """How long another host may take to answer."""
 KEY = "load"
 """Under which a host's load is gossiped."""
+METRICS = MetricGroup()
+LOAD_RATIO = METRICS.gauge("covey_load_ratio", "Smoothed load of this host, 0 to 1.")
+LOAD_BUSY = METRICS.gauge("covey_load_busy", "1 while this host is busy, by the thresholds of its settings.")
 
 
 class LoadService(PluginService):
@@ -90,5 +95,5 @@ class LoadService(PluginService):
             return None
         return (host, answer.load) if isinstance(answer, BusyNow) else None
 
-    def metrics(self) -> Mapping[str, float]:
-        return {"covey_load_ratio": self.machine.load or 0.0, "covey_load_busy": float(self.machine.busy)}
+    def metrics(self) -> Measured:
+        return {LOAD_RATIO.of(): self.machine.load or 0.0, LOAD_BUSY.of(): float(self.machine.busy)}

@@ -1,6 +1,6 @@
 """Finding one another: seeds, calls to hosts that are missing, and comparing tables."""
 
-from covey.core import Message
+from covey.core.events import Message
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from covey.core import HostId, Publish, SetTimer
+from covey.core.events import Publish, SetTimer
+from covey.core.ids import HostId
 from covey.ports import Address
 from gossip.membership.messages import AnyMessage, MemberRecord
 from gossip.types import SendDatagram, Sender

@@ -1,6 +1,7 @@
 """How messages change the state of members: alive, suspect, gone, left; and which machine may have which name."""
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy

@@ -28,7 +28,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy

@@ -4,7 +4,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy

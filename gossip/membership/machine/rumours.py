@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from covey.core import HostId, Message
+from covey.core.events import Message
+from covey.core.ids import HostId
 from gossip.types import size
 
 

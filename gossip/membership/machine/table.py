@@ -4,7 +4,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from covey.core import Fact, HostId, Message, Publish, SetTimer
+from covey.core.events import Fact, Message, Publish, SetTimer
+from covey.core.ids import HostId
 from covey.ports import Address
 from gossip.membership import messages as m
 from gossip.membership import policy

@@ -9,14 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey import handshake
-from covey.core import JobId
-from covey.frames import FrameError, read_frame, write_frame
-from covey.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
+from covey.core.ids import JobId
 from covey.ports import ANYBODY, ByteStream, Env, Listener
-from covey.tensorwire import (
+from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
-    LEAVES_SINCE,
     OWNER,
     Header,
     TensorOp,
@@ -25,7 +21,10 @@ from covey.tensorwire import (
     parse,
     verify,
 )
-from plugins.aggregator.datapath.addition_queue import AdditionQueue
+from covey.wire import handshake
+from covey.wire.frames import FrameError, read_frame, write_frame
+from covey.wire.handshake import HANDSHAKE_S, NONCE_BYTES, PROOF_BYTES, Strangers
+from plugins.aggregator.datapath.blocks.state_carrier import READY_BYTES_S, StateCarrier
 from plugins.aggregator.datapath.control import (
     DropJob,
     GetStatus,
@@ -39,13 +38,13 @@ from plugins.aggregator.datapath.control import (
     orders,
 )
 from plugins.aggregator.datapath.job_sums import GIVE_BACK_S, Counters, JobSums, SharedByJobs
-from plugins.aggregator.datapath.lane import LANE
-from plugins.aggregator.datapath.lanes import Lanes
+from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.lanes.lane import LANE
+from plugins.aggregator.datapath.lanes.lanes import Lanes
 from plugins.aggregator.datapath.links import WorkerLink
 from plugins.aggregator.datapath.memory import Buffers, Memory
 from plugins.aggregator.datapath.owner_links import OwnerLink
 from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.state_carrier import READY_BYTES_S, StateCarrier
 from plugins.base import Program
 
 CONNECTIONS_MAX = 4096
@@ -291,14 +290,14 @@ class Aggd:
             await self._refuse(stream, head.job, 0)
             return None
         if head.rank == OWNER:
-            return OwnerLink(job, stream, head.round)
+            return OwnerLink(job, stream)
         newest = job.newest[head.rank] = max(head.round, job.newest.get(head.rank, 0))
         if head.round < newest:  # it was lost to its host, and does not know it
             await self._refuse(stream, head.job, job.epoch, newest)
             return None
         link = WorkerLink(job, head.rank, stream)
         job.join(link)
-        link.send(TensorOp.WELCOME, round=LEAVES_SINCE)
+        link.send(TensorOp.WELCOME)
         self.env.spawn(f"aggd worker {job.job} {head.rank}", link.write_out())
         return link
 

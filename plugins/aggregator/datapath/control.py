@@ -1,4 +1,4 @@
-"""What an agent and its `aggd` say to one another on the unix socket (frames of `covey.frames`).
+"""What an agent and its `aggd` say to one another on the unix socket (frames of `covey.wire.frames`).
 
 Request and answer in turn: the agent sends one frame and reads one. `Serve` and `DropJob` may be repeated.
 """
@@ -7,15 +7,15 @@ from typing import Annotated
 
 import msgspec
 
-from covey.core import JobId
-from covey.tensorwire import RANKS_MAX, SECRET_BYTES
+from covey.core.ids import JobId
+from covey.tensors.numbers.tensor_wire import RANKS_MAX, SECRET_BYTES
 from plugins.aggregator.messages import NextOwner
 
 UNKNOWN = -1
 """A process that was started before there was `SetPace` says nothing of it, and is not to be told."""
 
 
-class Serve(msgspec.Struct, frozen=True, tag="Serve"):
+class Serve(msgspec.Struct, frozen=True, tag=True):
     """Sum this job under this epoch, from nothing. A lower epoch of the job ends."""
 
     job: JobId
@@ -26,7 +26,7 @@ class Serve(msgspec.Struct, frozen=True, tag="Serve"):
     """Of its tensors, as far as is known: memory for them is got ready."""
 
 
-class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
+class DropJob(msgspec.Struct, frozen=True, tag=True):
     """Serve this job no more, if its epoch is at most `epoch`; `instead` is the epoch its workers are told."""
 
     job: JobId
@@ -38,7 +38,7 @@ class DropJob(msgspec.Struct, frozen=True, tag="Forget"):
     """Then bring its state there, under the epoch `instead`."""
 
 
-class SetPace(msgspec.Struct, frozen=True, tag="Pace"):
+class SetPace(msgspec.Struct, frozen=True, tag=True):
     """How long an iteration of this job may take, for the order of additions alone; 0: it is on trial, and goes first;
     None: it was promised nothing, and goes last."""
 
@@ -47,7 +47,7 @@ class SetPace(msgspec.Struct, frozen=True, tag="Pace"):
     may_take_us: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] | None = 0
 
 
-class RanksAway(msgspec.Struct, frozen=True, tag="Away"):
+class RanksAway(msgspec.Struct, frozen=True, tag=True):
     """Processes of these ranks ended with 0: what they have not pushed they never will. In words, who that is."""
 
     job: JobId
@@ -55,11 +55,11 @@ class RanksAway(msgspec.Struct, frozen=True, tag="Away"):
     ranks: Annotated[dict[int, str], msgspec.Meta(max_length=RANKS_MAX)]
 
 
-class GetStatus(msgspec.Struct, frozen=True, tag="Tell"):
+class GetStatus(msgspec.Struct, frozen=True, tag=True):
     """Ask for `Now`, which is also the answer to `Serve` and `DropJob`."""
 
 
-class Quit(msgspec.Struct, frozen=True, tag="Quit"):
+class Quit(msgspec.Struct, frozen=True, tag=True):
     """End the process."""
 
 
@@ -91,7 +91,7 @@ class JobCounters(msgspec.Struct, frozen=True):
     """As of `RanksAway`."""
 
 
-class Now(msgspec.Struct, frozen=True, tag="Now"):
+class Now(msgspec.Struct, frozen=True, tag=True):
     """The state of the process; counters since its start."""
 
     address: str

@@ -5,20 +5,29 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from covey.blocks import job_of
-from covey.leaving import LEAVE, in_vain
+from covey.job.leaving import LEAVE, in_vain
 from covey.ports import Env
-from covey.tensorwire import FAULT_BYTES_MAX, IN_VAIN, Declared, Header, Payload, TensorOp, job_hash, key_of
-from plugins.aggregator.datapath.addition_queue import AdditionQueue
-from plugins.aggregator.datapath.block_copies import IncomingCopies
+from covey.tensors.numbers.blocks import job_of
+from covey.tensors.numbers.tensor_wire import (
+    FAULT_BYTES_MAX,
+    IN_VAIN,
+    Declared,
+    Header,
+    Payload,
+    TensorOp,
+    job_hash,
+    key_of,
+)
+from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
+from plugins.aggregator.datapath.blocks.state_carrier import StateCarrier
 from plugins.aggregator.datapath.control import Serve
-from plugins.aggregator.datapath.lane_wire import LaneDone
-from plugins.aggregator.datapath.lanes import Lanes
+from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.lanes.lanes import Lanes
+from plugins.aggregator.datapath.lanes.part_additions import PartAddition
+from plugins.aggregator.datapath.lanes.wire import LaneDone
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory, MemoryInAdvance, Source
-from plugins.aggregator.datapath.part_additions import PartAddition
 from plugins.aggregator.datapath.ranks_away import RanksAwayHere
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
-from plugins.aggregator.datapath.state_carrier import StateCarrier
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from plugins.aggregator.policy.urgency import LAST_S, ON_TRIAL, due
 

@@ -10,8 +10,7 @@ import contextlib
 from typing import NamedTuple
 
 from covey.ports import ByteStream
-from covey.splicing import LEAST_BYTES, PageStream
-from covey.tensorwire import (
+from covey.tensors.numbers.tensor_wire import (
     FAULT_BYTES_MAX,
     HEADER_BYTES,
     HOLLOW,
@@ -29,6 +28,7 @@ from covey.tensorwire import (
     unpack_rate,
     verify,
 )
+from covey.wire.splicing import LEAST_BYTES, PageStream
 from plugins.aggregator.datapath.job_sums import READ_BYTES, JobSums
 from plugins.aggregator.datapath.sums import TensorSum
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.blocks import Sizes
 from covey.ports import Env
-from covey.splicing import LEAST_BYTES
-from covey.tensorwire import Payload
+from covey.tensors.numbers.blocks import Sizes
+from covey.tensors.numbers.tensor_wire import Payload
+from covey.wire.splicing import LEAST_BYTES
 
 BUFFER_BYTES_MIN = 1 << 16
 BUFFERS_BYTES_MAX = 128 << 20
@@ -157,7 +157,7 @@ class Arena:
 
 def mapped(size: int) -> npt.NDArray[np.uint8]:
     """Memory that is used for nothing else once it is given back: its pages may be on their way to a rank, which reads
-    them later (`covey.page_pipe`). MemoryError."""
+    them later (`covey.wire.page_pipe`). MemoryError."""
     if size < LEAST_BYTES:
         return np.empty(size, np.uint8)
     try:

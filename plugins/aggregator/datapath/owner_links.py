@@ -3,26 +3,25 @@
 import asyncio
 
 from covey.ports import ByteStream
-from covey.tensorwire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
-from plugins.aggregator.datapath.block_copies import IncomingCopies
+from covey.tensors.numbers.tensor_wire import HEADER_BYTES, OWNER, TensorOp, TensorWireError, frame, parse, verify
+from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies
+from plugins.aggregator.datapath.blocks.state_carrier import COPY_SILENT_S
 from plugins.aggregator.datapath.job_sums import JobSums
 from plugins.aggregator.datapath.speakers import Violation
-from plugins.aggregator.datapath.state_carrier import ASKS_SINCE, COPY_SILENT_S
 
 
 class OwnerLink:
     """After its hello was accepted. A job has one at a time."""
 
-    def __init__(self, job: JobSums, stream: ByteStream, version: int) -> None:
-        """`version`: of what the owner before knows (`state_carrier`)."""
+    def __init__(self, job: JobSums, stream: ByteStream) -> None:
         self.job, self._stream = job, stream
-        self._copies = job.before = IncomingCopies(job, version >= ASKS_SINCE)
+        self._copies = job.before = IncomingCopies(job)
 
     async def read_in(self) -> None:
         """Until the connection ends: always by an exception. TensorWireError: it was the fault of who brings;
         TimeoutError when that is silent."""
         head, job = bytearray(HEADER_BYTES), self.job
-        await self._stream.write(*frame(TensorOp.WELCOME, job.hash, job.epoch, rank=OWNER, round=ASKS_SINCE))
+        await self._stream.write(*frame(TensorOp.WELCOME, job.hash, job.epoch, rank=OWNER))
         while True:
             async with asyncio.timeout(COPY_SILENT_S):
                 await self._stream.read_into(memoryview(head))

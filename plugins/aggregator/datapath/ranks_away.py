@@ -1,4 +1,5 @@
-"""Ranks of a job that have left (`covey.leaving`), and rounds that wait for them in vain: whoever has pushed is told.
+"""Ranks of a job that have left (`covey.job.leaving`), and rounds that wait for them in vain: whoever has pushed is
+told.
 
 A rank that is in `leave()` says so on its connection, and counts for as long as that stands: where its process is lost
 a successor may push again. One whose process ended with 0 has none. Somebody else may speak for it, and still push what
@@ -9,7 +10,7 @@ round has to wait for a while first.
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from covey.spoken import Spoken
+from covey.tensors.numbers.spoken import Spoken
 
 VAIN_S = 2.0
 """How long a round waits for a rank that has left until others are told, seconds."""

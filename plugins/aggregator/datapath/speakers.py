@@ -1,10 +1,11 @@
-"""For whom each rank speaks at who sums a Block: for itself, or for all ranks of its host (`covey.spoken`)."""
+"""For whom each rank speaks at who sums a Block: for itself, or for all ranks of its host
+(`covey.tensors.numbers.spoken`)."""
 
 from collections.abc import Iterable
 
-from covey.spoken import Piece, Spoken
-from covey.sum_order import Node
-from covey.tensorwire import Declared
+from covey.tensors.numbers.spoken import Piece, Spoken
+from covey.tensors.numbers.sum_order import Node
+from covey.tensors.numbers.tensor_wire import Declared
 
 
 class Violation(Exception):

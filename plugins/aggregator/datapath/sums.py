@@ -1,9 +1,10 @@
 """One tensor at its aggregator: contributions in, one sum per round out, in an order of additions that is fixed.
 
 Floating point addition is not associative, so the order of additions is part of the result. It is that of
-`covey.sum_order`, part by part, whatever arrives first (AutoPS leaves this open, and BytePS adds in order of arrival).
-A contribution whose partner is not here yet waits. What ranks of one host have added among themselves comes as one
-contribution (`covey.spoken`): a sum of the same tree, so that the bits are the same.
+`covey.tensors.numbers.sum_order`, part by part, whatever arrives first (AutoPS leaves this open, and BytePS adds in
+order of arrival). A contribution whose partner is not here yet waits. What ranks of one host have added among
+themselves comes as one contribution (`covey.tensors.numbers.spoken`): a sum of the same tree, so that the bits are the
+same.
 
 An aggregator may begin without state: at the start of a job, and after a crash or a move. It then learns from every
 rank which version that rank holds (nobody may be missing: the missing one might hold the newest), asks one of those
@@ -15,9 +16,10 @@ aggregator, and is answered with the state.
     no state --all ranks opened--> asking a holder --its parts arrived--> state of version v
     state of version v --all ranks' parts of round v+1 added--> state of version v+1, given to all ranks
 
-Where an optimizer updates the parameters (`covey.updates`), its moments are part of the state. One rank, the keeper, is
-given them with the result, and first: only once it has all of them others get the result. So whenever a rank holds
-version v, its moments are with the keeper, and an aggregator that begins without state asks for it there.
+Where an optimizer updates the parameters (`covey.tensors.numbers.updates`), its moments are part of the state. One
+rank, the keeper, is given them with the result, and first: only once it has all of them others get the result. So
+whenever a rank holds version v, its moments are with the keeper, and an aggregator that begins without state asks for
+it there.
 
     state of version v+1 --given to the keeper, which has it--> given to all other ranks
 
@@ -38,15 +40,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from covey.splicing import LEAST_BYTES
-from covey.spoken import Piece
-from covey.sum_order import Addition, Node, addition
-from covey.tensor_types import NUMBERS
-from covey.tensorwire import Declared, Payload, key_of
+from covey.tensors.numbers.spoken import Piece
+from covey.tensors.numbers.sum_order import Addition, Node, addition
+from covey.tensors.numbers.tensor_wire import Declared, Payload, key_of
+from covey.tensors.numbers.types import NUMBERS
+from covey.wire.splicing import LEAST_BYTES
 from plugins.aggregator.datapath.coming_copy import ComingCopy
+from plugins.aggregator.datapath.lanes.part_additions import LastAddition, PartAddition
 from plugins.aggregator.datapath.learning_rates import LearningRates, UnlikeRates
 from plugins.aggregator.datapath.memory import Arena, touched
-from plugins.aggregator.datapath.part_additions import LastAddition, PartAddition
 from plugins.aggregator.datapath.ranks_away import RoundSaid
 from plugins.aggregator.datapath.speakers import Speakers, Violation
 

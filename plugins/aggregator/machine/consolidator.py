@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent, Send, SetTimer
-from covey.transitions import CheckedState, StateTable
+from covey.core.events import LogEvent, Send, SetTimer
+from covey.core.ids import HostId, JobId
+from covey.core.transitions import CheckedState, StateTable
 from plugins.aggregator import policy
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated

@@ -1,7 +1,8 @@
 """The coordinator of jobs: finds an aggregator for each job whose lowest live rank runs on this host, and another
 one when that is gone.
 
-The states of a job and what leads from one to the next: `TRANSITIONS` in `tracked_job.py`, drawn in docs/STATES.md.
+The states of a job and what leads from one to the next: `TRANSITIONS` in `tracked_job.py`, which
+docs/design/STATES.md draws.
 
 The first owner sums the trial iterations (`gauge`). Then the coordinator tells it what the job needs, and the owner
 checks. If it declines, or later asks the job away because somebody is hurt, or empties itself, the job moves: it is
@@ -19,8 +20,9 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, LogEvent, Publish, Send, SetTimer, Undelivered
-from covey.tensorwire import SECRET_BYTES, epoch_text
+from covey.core.events import Heard, LogEvent, Publish, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import SECRET_BYTES, epoch_text
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, QuestionAnswered, RackUpdated, Unplaced
 from plugins.aggregator.machine.profiler import Profiler

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.messages import Demand
 from plugins.aggregator.policy.assign import refusal_of
 from plugins.aggregator.policy.cycle import FILL, Cycle, grown, loss, sound, used, without

@@ -7,8 +7,9 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, Send, Undelivered
-from covey.tensorwire import grant_of
+from covey.core.events import Heard, Send, Undelivered
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import grant_of
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import GangPlaced, Keep, RackUpdated, TellRanks, Unplaced
 from plugins.aggregator.messages import Assigned, Lost, OwnerWanted, ToDirectory

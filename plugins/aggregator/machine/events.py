@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.messages import Assigned, Question
 from plugins.aggregator.policy import Candidate
 from plugins.facts import Place

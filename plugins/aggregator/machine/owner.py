@@ -15,8 +15,9 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, LogEvent, Send, SetTimer, Undelivered
-from covey.tensorwire import epoch_text, grant_of
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import epoch_text, grant_of
 from plugins.aggregator import policy
 from plugins.aggregator.machine.consolidator import Consolidator, EmptyingEnds
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S, CycleLedger, Reservation

@@ -18,7 +18,8 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.policy import assign, scale
 from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.cycle import Cycle, grown, loss, sound, used, without

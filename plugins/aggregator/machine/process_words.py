@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.messages import NextOwner
 

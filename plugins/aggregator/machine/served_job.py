@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.messages import Demand
 
 
@@ -13,7 +13,7 @@ class ServedJob(msgspec.Struct, frozen=True):
     epoch: int
     workers: int
     secret: bytes
-    coordinator: HostId = msgspec.field(name="home")
+    coordinator: HostId
     """Who offered it, or took over from that one; it is told when the job is dropped, or has to leave."""
     demand: Demand | None = None
     """What was promised to it; None: on trial, or nobody had room for it and somebody must sum it."""

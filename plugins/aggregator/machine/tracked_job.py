@@ -9,8 +9,8 @@ from typing import Self, assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId
-from covey.transitions import CheckedState, StateTable
+from covey.core.ids import HostId, JobId
+from covey.core.transitions import CheckedState, StateTable
 from plugins.aggregator import policy
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.aggregator.machine.profiler import Profiler

@@ -22,7 +22,7 @@ from fractions import Fraction
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.policy.cycle import LOSS_LIMIT, Cycle, Share, cycle_for, executions, grown, hurts, loss, used
 
 

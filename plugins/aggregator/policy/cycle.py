@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 
 LOSS_LIMIT = Fraction(1, 10)
 """A job may lose less than this part of its speed by sharing (AutoPS §4.3.3.2, `LossLimit`)."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 
 ITERATIONS = 100
 """Iterations after which a job's speed is judged (AutoPS §4.5.2.3)."""

@@ -15,8 +15,8 @@ from fractions import Fraction
 
 import msgspec
 
-from covey.core import HostId, JobId
-from covey.tensorwire import grant_of
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import grant_of
 from plugins.aggregator.messages import Demand
 from plugins.aggregator.policy.cycle import FILL, Cycle
 from plugins.aggregator.policy.pools import best_pool, free_of, pools_of

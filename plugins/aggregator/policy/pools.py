@@ -7,7 +7,7 @@ goes disturbs one pool. The price is packing: what is free in two pools cannot b
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.aggregator.policy.assign import AggregationProfile
 from plugins.aggregator.policy.cycle import Cycle
 

@@ -15,7 +15,7 @@ from statistics import median
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.messages import Demand
 from plugins.aggregator.policy.assign import AggregationProfile, Tensor
 from plugins.aggregator.policy.cycle import Share

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.policy.assign import AggregationProfile, Packing
 from plugins.aggregator.policy.cycle import Cycle
 

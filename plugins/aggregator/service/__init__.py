@@ -13,16 +13,18 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey import checked
-from covey.addresses import joined
-from covey.blocks import TABLES_MAX, job_of, number_of, table_id
-from covey.core import Fact, Heard, HostId, JobId, LogEvent, Publish, Send
-from covey.errors import Refused
-from covey.frames import read_frame, write_frame
+from covey.core.errors import Refused
+from covey.core.events import Fact, Heard, LogEvent, Publish, Send
+from covey.core.ids import HostId, JobId
+from covey.core.metrics import MetricSeries
 from covey.ports import ByteStream
-from covey.present_owner import HANDOVER_S
-from covey.tensorwire import grant_of
-from covey.wire import AggregatorAt, AggregatorLost, Frame
+from covey.ports.addresses import joined
+from covey.tensors.aggregator.present_owner import HANDOVER_S
+from covey.tensors.numbers.blocks import TABLES_MAX, job_of, number_of, table_id
+from covey.tensors.numbers.tensor_wire import grant_of
+from covey.wire import checked
+from covey.wire.frames import read_frame, write_frame
+from covey.wire.job import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath.control import DropJob, GetStatus, Now, Order, Quit, Serve, answers
@@ -41,6 +43,7 @@ from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.machine.process_words import ForgetJob, LoadChanged, ProcessDown, ProcessUp, Served, ServeJob
 from plugins.aggregator.machine.served_job import ServedJob
 from plugins.aggregator.policy import Candidate
+from plugins.aggregator.service import metrics
 from plugins.aggregator.service.away import RanksAwayNow
 from plugins.aggregator.service.kept import AggregatorState, kept_states
 from plugins.aggregator.service.lanes import lanes_here
@@ -478,21 +481,21 @@ class AggregatorService(PluginService):
             raise Refused(6, what, f"no word within {ASK_ALL_S:g} s", "agentctl hosts shows whether it is up") from None
         return answer.jobs if isinstance(answer, messages.Tensors) else []
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[MetricSeries, float]:
         jobs: Sequence[Any] = self.now.jobs if self.now is not None else ()
         return {
-            "covey_aggregator_up": float(self.now is not None),
-            "covey_aggregator_jobs": float(len(self.owner.jobs)),
-            "covey_aggregator_load": self._load,
-            "covey_aggregator_promised": float(self.owner.ledger.cycle.load),
-            "covey_aggregator_starts_total": float(self._aggd.starts),
-            "covey_aggregator_rounds": float(sum(job.rounds for job in jobs)),
-            "covey_aggregator_received_bytes": float(sum(job.received_bytes for job in jobs)),
-            "covey_aggregator_sent_bytes": float(sum(job.sent_bytes for job in jobs)),
-            "covey_aggregator_not_finite": float(sum(job.not_finite for job in jobs)),
-            "covey_aggregator_memory_bytes": float(self.now.memory_bytes if self.now is not None else 0),
-            "covey_aggregator_bad_frames_total": float(self.now.bad_frames if self.now is not None else 0),
-            "covey_aggregator_refused_total": float(self.now.refused if self.now is not None else 0),
-            "covey_aggregator_copied_total": float(self.now.copied if self.now is not None else 0),
-            "covey_aggregator_copies_failed_total": float(self.now.copies_failed if self.now is not None else 0),
+            metrics.UP.of(): float(self.now is not None),
+            metrics.JOBS.of(): float(len(self.owner.jobs)),
+            metrics.LOAD.of(): self._load,
+            metrics.PROMISED.of(): float(self.owner.ledger.cycle.load),
+            metrics.STARTS.of(): float(self._aggd.starts),
+            metrics.ROUNDS.of(): float(sum(job.rounds for job in jobs)),
+            metrics.RECEIVED_BYTES.of(): float(sum(job.received_bytes for job in jobs)),
+            metrics.SENT_BYTES.of(): float(sum(job.sent_bytes for job in jobs)),
+            metrics.NOT_FINITE.of(): float(sum(job.not_finite for job in jobs)),
+            metrics.MEMORY_BYTES.of(): float(self.now.memory_bytes if self.now is not None else 0),
+            metrics.BAD_FRAMES.of(): float(self.now.bad_frames if self.now is not None else 0),
+            metrics.REFUSED.of(): float(self.now.refused if self.now is not None else 0),
+            metrics.COPIED.of(): float(self.now.copied if self.now is not None else 0),
+            metrics.COPIES_FAILED.of(): float(self.now.copies_failed if self.now is not None else 0),
         }

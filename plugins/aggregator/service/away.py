@@ -1,11 +1,11 @@
-"""Ranks that have left (`covey.leaving`), as the log tells of them, and what `aggd` is to be told of them."""
+"""Ranks that have left (`covey.job.leaving`), as the log tells of them, and what `aggd` is to be told of them."""
 
 from collections.abc import Iterator
 
-from covey.blocks import job_of
-from covey.core import JobId
-from covey.leaving import who
-from covey.tensorwire import grant_of
+from covey.core.ids import JobId
+from covey.job.leaving import who
+from covey.tensors.numbers.blocks import job_of
+from covey.tensors.numbers.tensor_wire import grant_of
 from plugins.aggregator.datapath.control import Now, RanksAway
 from plugins.facts import RanksLeft
 

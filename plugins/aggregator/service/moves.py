@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.aggregator.messages import MoveTensors
 from plugins.facts import AggregatorNow, HostView
 

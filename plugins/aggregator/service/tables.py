@@ -1,4 +1,4 @@
-"""Which tables of which jobs this host knows (`covey.blocks`).
+"""Which tables of which jobs this host knows (`covey.tensors.numbers.blocks`).
 
 To the three machines a table is what is summed under one assignment; they know it by its id, which is the job's own for
 table 0. Table 0 is there as long as the job's gang. Another one is *open* on this host once a rank here has Blocks in
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.blocks import job_of, number_of, table_id
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.blocks import job_of, number_of, table_id
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.facts import JobPlaced, Place, TensorsSeen
 

@@ -1,7 +1,7 @@
 """A job that this host sums, for people and for other plugins."""
 
-from covey.blocks import job_of
-from covey.tensorwire import grant_of
+from covey.tensors.numbers.blocks import job_of
+from covey.tensors.numbers.tensor_wire import grant_of
 from plugins.aggregator.datapath.control import JobCounters
 from plugins.aggregator.machine.owner import Owner
 from plugins.facts import RanksAwaited

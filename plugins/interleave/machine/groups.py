@@ -20,7 +20,8 @@ from typing import assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.interleave.machine.timed import JobTimings
 from plugins.interleave.messages import Need
 from plugins.interleave.policy import regroup

@@ -16,7 +16,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.messages import Need
 
 LAPS = 4

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 
 
 class JobProfile(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.policy.model import JobProfile
 
 PRIOR = 2.0

@@ -12,17 +12,24 @@ from dataclasses import replace
 
 import msgspec
 
-from covey import headers, volumewire
-from covey.driven import driven
-from covey.handshake import is_secret
-from covey.headers import Status, Welcome, WireError
 from covey.ports import ByteStream, Env, LoopStalls
-from covey.swapwire import SwapCounts
-from covey.verbs import SWITCHED_OFF
-from covey.volumewire import OtherVersion
-from plugins.memory.datapath import control
-from plugins.memory.datapath.array_door import ArrayDoor, PagerConfig, pager_token
-from plugins.memory.datapath.control import (
+from covey.ports.verbs import SWITCHED_OFF
+from covey.wire import headers
+from covey.wire import volume_wire as volumewire
+from covey.wire.driven import driven
+from covey.wire.handshake import is_secret
+from covey.wire.headers import Status, Welcome, WireError
+from covey.wire.swap_wire import SwapCounts
+from covey.wire.volume_wire import OtherVersion
+from plugins.memory.datapath.doors.array_door import ArrayDoor, PagerConfig, pager_token
+from plugins.memory.datapath.doors.exports import Exports
+from plugins.memory.datapath.doors.swap_door import SwapDoor
+from plugins.memory.datapath.doors.volume_session import VolumeSession
+from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume, MirrorVolume
+from plugins.memory.datapath.volumes.members.parity_volume import ParityVolume
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import (
     SLABS_TOLD,
     Answer,
     No,
@@ -31,14 +38,8 @@ from plugins.memory.datapath.control import (
     Question,
     Yes,
 )
-from plugins.memory.datapath.control_ends import ControlServer
-from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.mirror_volume import AnyVolume, MirrorVolume
-from plugins.memory.datapath.parity_volume import ParityVolume
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.swap_door import SwapDoor
-from plugins.memory.datapath.volume import Volume
-from plugins.memory.datapath.volume_session import VolumeSession
+from plugins.memory.datapath.wire.control_ends import ControlServer
+from plugins.memory.datapath.wire.shape import Shape
 
 HELLO_S = 5.0
 """How long a new connection may take to present its token."""

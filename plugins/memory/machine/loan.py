@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.messages import Renew, SlabRef
 from plugins.memory.policy import budgets, mirroring
 

@@ -23,7 +23,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from covey.transitions import StateTable
+from covey.core.transitions import StateTable
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.mirroring import MEMBERS
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.machine.loan import Lent
 from plugins.memory.policy import budgets
 from plugins.memory.policy.budgets import FRESH_S, BudgetAccount, BudgetHeld

@@ -18,8 +18,8 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from covey.core import HostId
-from covey.units import format_size
+from covey.core.ids import HostId
+from covey.core.units import format_size
 
 FRESH_S = 5.0
 """What was lent within so many seconds may not be known to the others yet: a second until it is told, and gossip."""

@@ -13,7 +13,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.policy.lending import PRESSURE_MAX, Budget
 from plugins.memory.policy.placement import LenderPeer, LenderPeers, in_slabs_of
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.units import format_size
+from covey.core.units import format_size
 
 BETA = 0.2
 """Weight of the newest second in the memory in use (Infiniswap §2.5.1)."""

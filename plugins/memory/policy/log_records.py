@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from covey.checksum import crc32
+from covey.wire.checksum import crc32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -154,7 +154,7 @@ def first_missing(batches: Sequence[int], first: int, last: int) -> int | None:
 
 _MARK = struct.Struct("<8sQI")
 MARK_BYTES = _MARK.size
-_MARK_MAGIC = b"coveymk3"
+_MARK_MAGIC = b"coveymk1"
 
 
 def pack_mark(batch: int, salt: int) -> bytes:

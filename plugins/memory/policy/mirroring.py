@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.policy import placement
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId
-from covey.units import GIB
+from covey.core.ids import HostId
+from covey.core.units import GIB
 from plugins.facts import HostState
 
 ALPHA = 0.2

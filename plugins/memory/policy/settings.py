@@ -6,9 +6,9 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from covey.core import ID_PATTERN
-from covey.swapwire import HELPER_SOCKET
-from covey.units import GIB, format_size, parse_seconds, parse_size
+from covey.core.ids import ID_PATTERN
+from covey.core.units import GIB, format_size, parse_seconds, parse_size
+from covey.wire.swap_wire import HELPER_SOCKET
 from plugins.memory.policy.budgets import SEAL_BYTES as SEAL_BYTES
 from plugins.memory.policy.budgets import budget_of, lent_bytes
 from plugins.memory.policy.lending import Headroom

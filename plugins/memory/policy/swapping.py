@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.units import format_size
+from covey.core.units import format_size
 
 KEPT_FRACTION = 1 / 32
 """Of this machine's memory, free when all pages are back."""

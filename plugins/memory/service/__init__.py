@@ -11,15 +11,17 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import ID_PATTERN, Fact, Heard, HostId
-from covey.errors import Refused
-from covey.units import parse_size
-from covey.wire import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
+from covey.core.errors import Refused
+from covey.core.events import Fact, Heard
+from covey.core.ids import ID_PATTERN, HostId
+from covey.core.metrics import Measured
+from covey.core.units import parse_size
+from covey.wire.job import Attach, Detach, Detached, Frame, Make, Refusal, VolumeAt, VolumeComing
 from plugins.base import Command, Host, JobPeer, PluginService
 from plugins.facts import HostAway, HostGone, HostSeen, JobPlaced, JobUnplaced, SecondPassed
-from plugins.memory.datapath.control import PageCounts
-from plugins.memory.machine.borrower_events import LenderLost
-from plugins.memory.machine.lender_events import BorrowerAway
+from plugins.memory.datapath.wire.control import PageCounts
+from plugins.memory.machine.borrowing.events import LenderLost
+from plugins.memory.machine.lending.events import BorrowerAway
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     SlabsAre,
@@ -253,13 +255,13 @@ class MemoryService(PluginService):
     def _counts(self) -> list[PageCounts]:
         return [volume.counts for volume in self.borrowing.volumes.values() if volume.counts is not None]
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Measured:
         volumes = self.borrowing.volumes.values()
-        counted = one_sided.metrics(self._counts())
+        counted = one_sided.mapped_metrics(self._counts())
         accounts = measured.accounts(volumes, self.lending.machine.lent.values())
         rows = account_views(self.accounts, volumes, self._settings.budgets)
         accounts |= measured.account_metrics(rows, self.borrowing.refused_for_budget)
-        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.metrics(volumes)}
+        found = {**self.lending.metrics(), **self.borrowing.metrics(), **measured.volume_metrics(volumes)}
         return {**found, **counted, **accounts, **stalls(self._counts())}
 
 

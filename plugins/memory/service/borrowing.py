@@ -6,13 +6,16 @@ from typing import Any
 
 import msgspec
 
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.metrics import MetricSeries
+from covey.core.units import format_size
 from covey.ports import ProcessId
-from covey.units import format_size
-from covey.wire import Make
+from covey.wire.job import Make
 from plugins.base import Host
-from plugins.memory.datapath import control, vold
-from plugins.memory.datapath.control import (
+from plugins.memory.datapath import vold
+from plugins.memory.datapath.vold import VoldConfig
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import (
     ClientRefused,
     No,
     PageCounts,
@@ -22,16 +25,15 @@ from plugins.memory.datapath.control import (
     Told,
     Yes,
 )
-from plugins.memory.datapath.vold import VoldConfig
-from plugins.memory.machine import borrower_events as events
-from plugins.memory.machine.borrower import OPEN_S, Borrower
-from plugins.memory.machine.borrower_events import BorrowerEvent, CloseSlab, OpenSlab
-from plugins.memory.machine.place import Link, SlabPlace
+from plugins.memory.machine.borrowing import events
+from plugins.memory.machine.borrowing.borrower import OPEN_S, Borrower
+from plugins.memory.machine.borrowing.events import BorrowerEvent, CloseSlab, OpenSlab
+from plugins.memory.machine.borrowing.place import Link, SlabPlace
+from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import SLABS_MAX, MemorySettings
-from plugins.memory.service import forming, views
+from plugins.memory.service import forming, metrics, views
 from plugins.memory.service.doors import Doors
 from plugins.memory.service.earlier import EarlierElsewhere, Waits
 from plugins.memory.service.forming import AS_IS, NOBODY, Former, Kind, Payer
@@ -463,21 +465,21 @@ class Borrowing:
         volume = self.machine.volumes.get(name)
         return [] if volume is None else volume.slabs
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[MetricSeries, float]:
         slabs = [slab for name in self.volumes for slab in self._slabs(name)]
         counted = [volume.counts for volume in self.volumes.values() if volume.counts is not None]
         return {
-            'covey_slabs{role="borrowed"}': sum(slab.is_served for slab in slabs),
-            'covey_slabs{role="on_disk"}': sum(not slab.is_served for slab in slabs),
-            'covey_slabs{role="recovering"}': sum(map(len, self.unsure.slabs().values())),
-            "covey_volumes": len(self.volumes),
-            'covey_page_bytes_total{op="read",from="remote"}': sum(counts.remote_read_bytes for counts in counted),
-            'covey_page_bytes_total{op="read",from="disk"}': sum(counts.disk_read_bytes for counts in counted),
-            'covey_page_bytes_total{op="read",from="all"}': sum(counts.read_bytes for counts in counted),
-            'covey_page_bytes_total{op="write",from="all"}': sum(counts.written_bytes for counts in counted),
-            "covey_page_queue_pages": sum(counts.queued_pages for counts in counted),
-            "covey_pages_torn_total": sum(counts.torn_pages for counts in counted),
-            "covey_slab_links_reopened_total": sum(counts.links_reopened for counts in counted),
-            "covey_slabs_unrecovered_total": sum(counts.unrecovered for counts in counted),
-            "covey_volumes_in_trouble": sum(bool(counts.trouble) for counts in counted),
+            metrics.SLABS.of("borrowed"): sum(slab.is_served for slab in slabs),
+            metrics.SLABS.of("on_disk"): sum(not slab.is_served for slab in slabs),
+            metrics.SLABS.of("recovering"): sum(map(len, self.unsure.slabs().values())),
+            metrics.VOLUMES.of(): len(self.volumes),
+            metrics.PAGE_BYTES.of("read", "remote"): sum(counts.remote_read_bytes for counts in counted),
+            metrics.PAGE_BYTES.of("read", "disk"): sum(counts.disk_read_bytes for counts in counted),
+            metrics.PAGE_BYTES.of("read", "all"): sum(counts.read_bytes for counts in counted),
+            metrics.PAGE_BYTES.of("write", "all"): sum(counts.written_bytes for counts in counted),
+            metrics.PAGE_QUEUE_PAGES.of(): sum(counts.queued_pages for counts in counted),
+            metrics.PAGES_TORN.of(): sum(counts.torn_pages for counts in counted),
+            metrics.SLAB_LINKS_REOPENED.of(): sum(counts.links_reopened for counts in counted),
+            metrics.SLABS_UNRECOVERED.of(): sum(counts.unrecovered for counts in counted),
+            metrics.VOLUMES_IN_TROUBLE.of(): sum(bool(counts.trouble) for counts in counted),
         }

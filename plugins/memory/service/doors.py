@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Env
-from covey.swapwire import SwapCounts
+from covey.wire.swap_wire import SwapCounts
 from plugins.base import Host
-from plugins.memory.datapath import control
-from plugins.memory.datapath.control import Answer, Question, Yes
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import Answer, Question, Yes
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import SlabRecord
@@ -107,7 +107,7 @@ class Doors:
         lacks = self._stay()
         if lacks:
             why = f"the agent could wait for itself: {lacks}"
-            raise Refused(4, what, why, "see docs/operations.md, a volume as swap")
+            raise Refused(4, what, why, "see docs/guides/memory.md, As swap")
         backend = f"covey:{self._host.id}:{name}:{self._env.entropy(BACKEND_BYTES).hex()}"
         await self._remember(volume, swap=backend)  # first: of what the kernel has somebody must know
         # Without an answer it may be on: that stays on record, and the next process finds it, or that there is none.
@@ -115,7 +115,7 @@ class Doors:
         if not isinstance(answer, Yes):
             await self._remember(volume, swap="")
             why, _, further = str(getattr(answer, "why", answer)).partition("; next: ")
-            raise Refused(4, what, why, further or "see docs/operations.md, a volume as swap")
+            raise Refused(4, what, why, further or "see docs/guides/memory.md, As swap")
         self._host.note(f"volume/{name}", "swap", "of this host from now on")
 
     async def end_swap(self, name: str) -> str:

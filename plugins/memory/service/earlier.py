@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.base import Host
 from plugins.facts import Spare
 from plugins.memory.messages import VolumeHeld, VolumeIsHeld

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from covey.core import HostId
-from covey.errors import Refused
-from covey.units import format_size
+from covey.core.errors import Refused
+from covey.core.ids import HostId
+from covey.core.units import format_size
 from plugins.base import Host
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.borrower_budgets import places_of
-from plugins.memory.machine.lender_search import Opening, Requesting
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.budgets import places_of
+from plugins.memory.machine.borrowing.lender_search import Opening, Requesting
+from plugins.memory.machine.borrowing.slab import BorrowedVolume, counted
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.machine.slab import BorrowedVolume, counted
 from plugins.memory.policy import mirroring, parity
 from plugins.memory.policy.budgets import BudgetHeld, over_budget
 from plugins.memory.policy.mirroring import MEMBERS
@@ -178,7 +178,7 @@ class Former:
             self._host.note(f"volume/{volume.known.volume}", "racks shared", why)
 
     async def _give_up(self, volume: OpenVolume) -> None:
-        """Unless it may hold pages: agents of before opened doors to a volume that was not ready."""
+        """Unless it may hold pages."""
         name = volume.known.volume
         if volume.known.exports or volume.known.swap or any(each.written for each in volume.counted.values()):
             which = f"{volume.formed()} of {volume.slabs} slabs are whole"

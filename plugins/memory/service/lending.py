@@ -6,23 +6,26 @@ from typing import Any
 
 import msgspec
 
-from covey.addresses import joined, reached_at
-from covey.core import HostId
+from covey.core.ids import HostId
+from covey.core.metrics import MetricSeries
 from covey.ports import MemoryNow, ProcessId
+from covey.ports.addresses import joined, reached_at
 from plugins.base import Host
 from plugins.facts import LentNow, Spare, SpareChanged, is_drained
-from plugins.memory.datapath import control, slab_keeper
-from plugins.memory.datapath.control import SLABS_TOLD, RdmaLent, SlabList, Yes
-from plugins.memory.datapath.slabd import SlabdConfig
-from plugins.memory.machine import lender_events as machine
-from plugins.memory.machine.earlier_volumes import EarlierVolumes
-from plugins.memory.machine.lender import Lender, react_s
-from plugins.memory.machine.lender_events import FreeSlab, LenderAction, LenderEvent, RegisterSlab
+from plugins.memory.datapath.lending import slab_keeper
+from plugins.memory.datapath.lending.slabd import SlabdConfig
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import SLABS_TOLD, RdmaLent, SlabList, Yes
+from plugins.memory.machine.lending import events as machine
+from plugins.memory.machine.lending.earlier_volumes import EarlierVolumes
+from plugins.memory.machine.lending.events import FreeSlab, LenderAction, LenderEvent, RegisterSlab
+from plugins.memory.machine.lending.lender import Lender, react_s
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import SlabRef, VolumeHeld, VolumeIsHeld
 from plugins.memory.policy import headroom
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service import metrics
 from plugins.memory.service.process import ByteProcess, ByteProgram
 from plugins.memory.service.record import KnownProcess, SlabRecord
 
@@ -274,27 +277,24 @@ class Lending:
         lacks = [f"slabd: {self._told.lacks}"] if self._told is not None and self._told.lacks else []
         return [*lacks, f"others do not hear to whom it lends: {self._untold}"] if self._untold else lacks
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[MetricSeries, float]:
         lent = self.machine.lent.values()
         budget, said = self.machine.budget, self._told or SlabList(0, "", (), 0)
         return {
-            'covey_slabs{role="lent"}': len(lent),
-            "covey_slab_lent_bytes": sum(slab.size_bytes for slab in lent),
-            "covey_slab_touched_bytes": self._touched_bytes,
-            "covey_slab_connections_refused_total": said.refused,
-            "covey_slab_queue_pairs": self.rdma.pairs,
-            "covey_slab_unlocked_bytes": said.unlocked_bytes,
-            'covey_memory_stalls_total{process="slabd"}': said.stalls,
-            'covey_memory_stall_longest_seconds{process="slabd"}': said.stall_s_longest,
-            'covey_memory_processor_waits_total{process="slabd"}': said.waits,
-            'covey_memory_processor_wait_longest_seconds{process="slabd"}': said.wait_s_longest,
-            "covey_spare_bytes": self.machine.spare_bytes(),
-            'covey_memory_budget_refused_total{by="lender"}': self.machine.refused_for_budget,
-            "covey_headroom_bytes": 0 if budget is None else budget.headroom_bytes,
-            **{
-                f'covey_slab_evictions_total{{reason="{reason}"}}': count
-                for reason, count in self.machine.evictions.items()
-            },
+            metrics.SLABS.of("lent"): len(lent),
+            metrics.SLAB_LENT_BYTES.of(): sum(slab.size_bytes for slab in lent),
+            metrics.SLAB_TOUCHED_BYTES.of(): self._touched_bytes,
+            metrics.SLAB_CONNECTIONS_REFUSED.of(): said.refused,
+            metrics.SLAB_QUEUE_PAIRS.of(): self.rdma.pairs,
+            metrics.SLAB_UNLOCKED_BYTES.of(): said.unlocked_bytes,
+            metrics.STALLS.of("slabd"): said.stalls,
+            metrics.STALL_LONGEST_SECONDS.of("slabd"): said.stall_s_longest,
+            metrics.PROCESSOR_WAITS.of("slabd"): said.waits,
+            metrics.PROCESSOR_WAIT_LONGEST_SECONDS.of("slabd"): said.wait_s_longest,
+            metrics.SPARE_BYTES.of(): self.machine.spare_bytes(),
+            metrics.BUDGET_REFUSED.of("lender"): self.machine.refused_for_budget,
+            metrics.HEADROOM_BYTES.of(): 0 if budget is None else budget.headroom_bytes,
+            **{metrics.SLAB_EVICTIONS.of(reason): count for reason, count in self.machine.evictions.items()},
         }
 
 

@@ -5,16 +5,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from plugins.memory.datapath.control import LatencyCounts
+from covey.core.metrics import Distribution, Measured, MetricSeries
 from plugins.memory.machine.loan import Lent
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.policy import latencies
 from plugins.memory.policy.budgets import BudgetAccount
+from plugins.memory.service import metrics
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.views import AccountView, LatencyView, LinksView, VolumeView
 
-FAMILIES = {"read": "covey_memory_read_seconds", "write": "covey_memory_write_seconds"}
-"""Histograms, by what was asked for."""
+HISTOGRAMS = {"read": metrics.READ_SECONDS, "write": metrics.WRITE_SECONDS}
+"""By what was asked for."""
 LINK_STATES = ("open", "reopening", "recovering", "leaving")
 
 
@@ -28,26 +29,25 @@ def completed(view: VolumeView, volume: OpenVolume, accounts: RackAccounts) -> V
     )
 
 
-def accounts(volumes: Iterable[OpenVolume], lent: Iterable[Lent]) -> dict[str, float]:
+def accounts(volumes: Iterable[OpenVolume], lent: Iterable[Lent]) -> dict[MetricSeries, float]:
     """What each tenant has: of its volumes here, and of this host's memory."""
     found: Counter[tuple[str, str]] = Counter()
     for known in (volume.known for volume in volumes):
         found[known.tenant, "volumes"] += known.taken_bytes
     for slab in lent:
         found[slab.tenant, "lent"] += slab.size_bytes
-    family = "covey_memory_tenant_bytes"
-    return {f'{family}{{tenant="{who}",role="{role}"}}': size for (who, role), size in found.items() if who}
+    return {metrics.TENANT_BYTES.of(who, role): size for (who, role), size in found.items() if who}
 
 
-def account_metrics(rows: Iterable[AccountView], refused: int) -> dict[str, float]:
+def account_metrics(rows: Iterable[AccountView], refused: int) -> dict[MetricSeries, float]:
     """What accounts that this host can name have on the rack, and what they may have."""
-    found: dict[str, float] = {'covey_memory_budget_refused_total{by="borrower"}': refused}
+    found: dict[MetricSeries, float] = {metrics.BUDGET_REFUSED.of("borrower"): refused}
     for row in rows:
         if row.kind:
-            labels = f'{{{row.kind}="{row.name}"}}'
-            found[f"covey_memory_rack_bytes{labels}"] = row.used_bytes
+            who = (row.name, "") if row.kind == "tenant" else ("", row.name)
+            found[metrics.RACK_BYTES.of(*who)] = row.used_bytes
             if row.budget_bytes is not None:
-                found[f"covey_memory_budget_bytes{labels}"] = row.budget_bytes
+                found[metrics.BUDGET_BYTES.of(*who)] = row.budget_bytes
     return found
 
 
@@ -69,9 +69,9 @@ def links_view(volume: OpenVolume) -> LinksView:
     return LinksView(*(states.count(state) for state in LINK_STATES))  # type: ignore[arg-type]
 
 
-def metrics(volumes: Iterable[OpenVolume]) -> dict[str, float]:
+def volume_metrics(volumes: Iterable[OpenVolume]) -> Measured:
     """Histograms of requests by volume and by who answered, and links by state."""
-    found: dict[str, float] = {}
+    found: dict[MetricSeries, float | Distribution] = {}
     states = dict.fromkeys(LINK_STATES, 0)
     refused = 0
     for volume in sorted(volumes, key=lambda volume: volume.known.volume):
@@ -80,15 +80,7 @@ def metrics(volumes: Iterable[OpenVolume]) -> dict[str, float]:
                 states[place.state] += 1
         refused += volume.counts.pages_refused if volume.counts is not None else 0
         for one in volume.counts.latencies if volume.counts is not None else ():
-            found |= _histogram(FAMILIES[one.op], volume.known.volume, one)
-    found["covey_memory_pages_refused_total"] = refused
-    return found | {f'covey_memory_links{{state="{state}"}}': count for state, count in states.items()}
-
-
-def _histogram(family: str, volume: str, one: LatencyCounts) -> dict[str, float]:
-    labels = f'volume="{volume}",answered="{one.answered}"'
-    found: dict[str, float] = {}
-    for upto_s, count in latencies.below(one.counts):
-        bound = "+Inf" if upto_s == float("inf") else f"{upto_s:.6g}"
-        found[f'{family}_bucket{{{labels},le="{bound}"}}'] = count
-    return found | {f"{family}_sum{{{labels}}}": one.sum_s, f"{family}_count{{{labels}}}": sum(one.counts)}
+            series = HISTOGRAMS[one.op].of(volume.known.volume, one.answered)
+            found[series] = Distribution(tuple(latencies.below(one.counts)), one.sum_s)
+    found[metrics.PAGES_REFUSED.of()] = refused
+    return found | {metrics.LINKS.of(state): count for state, count in states.items()}

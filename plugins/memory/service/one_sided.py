@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from covey.verbs import VerbsFound
-from plugins.memory.datapath.control import PageCounts, RdmaLent
+from covey.core.metrics import MetricSeries
+from covey.ports.verbs import VerbsFound
+from plugins.memory.datapath.wire.control import PageCounts, RdmaLent
+from plugins.memory.service.metrics import VOLUME_MAPPED_SLABS, VOLUME_ONE_SIDED_SLABS, VOLUME_QUEUE_PAIRS_FAILED
 
 
 def told(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaLent) -> str:
@@ -34,9 +36,9 @@ def _between_hosts(found: VerbsFound, volumes: Sequence[PageCounts], lent: RdmaL
     return "; ".join(said)
 
 
-def metrics(volumes: Sequence[PageCounts]) -> Mapping[str, float]:
+def mapped_metrics(volumes: Sequence[PageCounts]) -> Mapping[MetricSeries, float]:
     return {
-        "covey_volume_mapped_slabs": sum(each.mapped_slabs for each in volumes),
-        "covey_volume_one_sided_slabs": sum(each.rdma_slabs for each in volumes),
-        "covey_volume_queue_pairs_failed_total": sum(each.rdma_failed for each in volumes),
+        VOLUME_MAPPED_SLABS.of(): sum(each.mapped_slabs for each in volumes),
+        VOLUME_ONE_SIDED_SLABS.of(): sum(each.rdma_slabs for each in volumes),
+        VOLUME_QUEUE_PAIRS_FAILED.of(): sum(each.rdma_failed for each in volumes),
     }

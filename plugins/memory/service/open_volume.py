@@ -5,11 +5,13 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from covey.core import HostId
-from covey.errors import Refused
-from plugins.memory.datapath.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
-from plugins.memory.machine.place import Link, SlabPlace
+from covey.core.errors import Refused
+from covey.core.ids import HostId
+from covey.core.metrics import MetricSeries
+from plugins.memory.datapath.wire.control import LatencyCounts, OpenPlace, PageCounts, PlaceNow, SlabCounts
+from plugins.memory.machine.borrowing.place import Link, SlabPlace
 from plugins.memory.policy import mirroring
+from plugins.memory.service import metrics
 from plugins.memory.service.process import ByteProcess
 from plugins.memory.service.record import KnownVolume
 
@@ -85,8 +87,6 @@ class OpenVolume:
         if self.counts is None or counts.life != self.counts.life:
             self.counted, self.places, self.links = {}, {}, {}
             self.older.clear()
-        if not counts.life:  # a process of before tells everything each time
-            self.places, self.links = {}, {}
         if self._answers % LATENCIES_EVERY == 0:
             self.older.append(counts.latencies)
         self._answers += 1
@@ -115,17 +115,13 @@ class OpenVolume:
         return [place for places in self.places.values() for place in places if place.state == "recovering"]
 
 
-def stalls(counted: Sequence[PageCounts]) -> dict[str, float]:
+def stalls(counted: Sequence[PageCounts]) -> dict[MetricSeries, float]:
     """Metrics of the loops of volumes' processes."""
     return {
-        'covey_memory_stalls_total{process="vold"}': sum(counts.stalls for counts in counted),
-        'covey_memory_stall_longest_seconds{process="vold"}': max(
-            (each.stall_s_longest for each in counted), default=0.0
-        ),
-        'covey_memory_processor_waits_total{process="vold"}': sum(counts.waits for counts in counted),
-        'covey_memory_processor_wait_longest_seconds{process="vold"}': max(
-            (each.wait_s_longest for each in counted), default=0.0
-        ),
+        metrics.STALLS.of("vold"): sum(counts.stalls for counts in counted),
+        metrics.STALL_LONGEST_SECONDS.of("vold"): max((each.stall_s_longest for each in counted), default=0.0),
+        metrics.PROCESSOR_WAITS.of("vold"): sum(counts.waits for counts in counted),
+        metrics.PROCESSOR_WAIT_LONGEST_SECONDS.of("vold"): max((each.wait_s_longest for each in counted), default=0.0),
     }
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import msgspec
 
 from covey.ports import Env, Process, ProcessId
-from plugins.memory.datapath.control import (
+from plugins.memory.datapath.wire.control import (
     Answer,
     No,
     Question,
     StopProgram,
     Told,
 )
-from plugins.memory.datapath.control_ends import ControlClient
+from plugins.memory.datapath.wire.control_ends import ControlClient
 from plugins.starting import LOOK_S, Pauses, StartPatience, why_ended
 
 STOP_S = 5.0

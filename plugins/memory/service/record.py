@@ -10,9 +10,9 @@ import asyncio
 
 import msgspec
 
-from covey import checked
 from covey.ports import Disk, Logger, ProcessId
-from plugins.memory.machine.earlier_volumes import EarlierVolume
+from covey.wire import checked
+from plugins.memory.machine.lending.earlier_volumes import EarlierVolume
 from plugins.memory.policy.budgets import lent_bytes
 
 FILE, COPY = "memory/agent", "memory/copy-of-agent"

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.base import Host
-from plugins.memory.datapath import control
-from plugins.memory.datapath.control import OpenPlace, PlaceList
-from plugins.memory.machine.borrower import ANSWER_S
-from plugins.memory.machine.slab import BorrowedSlab
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import OpenPlace, PlaceList
+from plugins.memory.machine.borrowing.borrower import ANSWER_S
+from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.messages import SlabRef, SlabsAreHeld, SlabsHeld, in_parts
 from plugins.memory.service import views
 from plugins.memory.service.earlier import EarlierElsewhere

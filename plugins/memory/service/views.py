@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from covey.core import HostId
-from covey.swapwire import SwapCounts
-from covey.units import format_size
+from covey.core.ids import HostId
+from covey.core.units import format_size
+from covey.wire.swap_wire import SwapCounts
 from plugins.facts import HostView, LentNow, Spare
-from plugins.memory.datapath.control import OpenPlace, SlabCounts
+from plugins.memory.datapath.wire.control import OpenPlace, SlabCounts
+from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.machine.rack_accounts import RackAccounts
-from plugins.memory.machine.slab import BorrowedSlab
 from plugins.memory.policy import mirroring
 from plugins.memory.policy.budgets import BudgetAccount, as_told
 from plugins.memory.policy.placement import LenderPeer

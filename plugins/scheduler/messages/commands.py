@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place, StepTiming
 from plugins.scheduler.messages.spec import JobSpec, Key, SealedEnv
 
@@ -41,7 +41,7 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The rack's clock at the proposer (`service.rack_clock`), which does not step: durations are counted by it."""
 
 
-class Submitted(CommandBase, frozen=True, kw_only=True, tag="Submitted"):
+class Submitted(CommandBase, frozen=True, kw_only=True):
     key: Key
     spec: JobSpec
     may_demote: bool = False
@@ -53,16 +53,15 @@ class Submitted(CommandBase, frozen=True, kw_only=True, tag="Submitted"):
     """Of the submitter; `spec.env` is empty here."""
 
 
-class Granted(CommandBase, frozen=True, kw_only=True, tag="Granted"):
+class Granted(CommandBase, frozen=True, kw_only=True):
     """Leader: this job may run now; `coordinator` finds its GPUs."""
 
     job: JobId
     epoch: Epoch
-    coordinator: HostId = msgspec.field(name="home")
-    """`home` in logs, from the time when it was called so."""
+    coordinator: HostId
 
 
-class Placed(CommandBase, frozen=True, kw_only=True, tag="Placed"):
+class Placed(CommandBase, frozen=True, kw_only=True):
     """Coordinator: every host said yes. Applying this is the start, everywhere at once."""
 
     job: JobId
@@ -73,7 +72,7 @@ class Placed(CommandBase, frozen=True, kw_only=True, tag="Placed"):
     master_port: Annotated[int, Meta(ge=0, le=65535)]
 
 
-class PlaceFailed(CommandBase, frozen=True, kw_only=True, tag="PlaceFailed"):
+class PlaceFailed(CommandBase, frozen=True, kw_only=True):
     """Coordinator: no room was found; back to the queue."""
 
     job: JobId
@@ -81,7 +80,7 @@ class PlaceFailed(CommandBase, frozen=True, kw_only=True, tag="PlaceFailed"):
     reason: Text
 
 
-class RanksReported(CommandBase, frozen=True, kw_only=True, tag="RanksReported"):
+class RanksReported(CommandBase, frozen=True, kw_only=True):
     """A host: all my ranks of this job have ended."""
 
     job: JobId
@@ -103,7 +102,7 @@ class RanksReported(CommandBase, frozen=True, kw_only=True, tag="RanksReported")
     """Of the place that they had: a report of ranks that were replaced is not one of those that took over."""
 
 
-class RanksDone(CommandBase, frozen=True, kw_only=True, tag="RanksDone"):
+class RanksDone(CommandBase, frozen=True, kw_only=True):
     """A host: these of my ranks ended with 0 some time ago, and others of mine run on."""
 
     job: JobId
@@ -113,7 +112,7 @@ class RanksDone(CommandBase, frozen=True, kw_only=True, tag="RanksDone"):
     """The newest step of each that this host heard of; None: of none."""
 
 
-class PlacesLost(CommandBase, frozen=True, kw_only=True, tag="PlacesLost"):
+class PlacesLost(CommandBase, frozen=True, kw_only=True):
     """Leader: these hosts are lost, and nothing of this grant runs there any more. The rest of the gang goes on: it
     has what successors need. `coordinator` finds a host for each."""
 
@@ -127,7 +126,7 @@ class PlacesLost(CommandBase, frozen=True, kw_only=True, tag="PlacesLost"):
     knows."""
 
 
-class MoveAsked(CommandBase, frozen=True, kw_only=True, tag="MoveAsked"):
+class MoveAsked(CommandBase, frozen=True, kw_only=True):
     """Somebody: this job's ranks on `host` are to go on elsewhere, while the rest of the gang waits for them."""
 
     job: JobId
@@ -141,7 +140,7 @@ class MoveAsked(CommandBase, frozen=True, kw_only=True, tag="MoveAsked"):
     """That waits for it. Only told, in its events."""
 
 
-class Replaced(CommandBase, frozen=True, kw_only=True, tag="Replaced"):
+class Replaced(CommandBase, frozen=True, kw_only=True):
     """Coordinator: a host said yes for each place that is lost or moves. Applying this starts these ranks there, under
     the same grant."""
 
@@ -154,25 +153,25 @@ class Replaced(CommandBase, frozen=True, kw_only=True, tag="Replaced"):
     master_port: Annotated[int, Meta(ge=0, le=65535)] = 0
 
 
-class CancelAsked(CommandBase, frozen=True, kw_only=True, tag="CancelAsked"):
+class CancelAsked(CommandBase, frozen=True, kw_only=True):
     job: JobId
     by: Text = ""
 
 
-class TimeLimitReached(CommandBase, frozen=True, kw_only=True, tag="TimeUp"):
+class TimeLimitReached(CommandBase, frozen=True, kw_only=True):
     """Leader: the job has run for its time limit."""
 
     job: JobId
     epoch: Epoch
 
 
-class TakenBack(CommandBase, frozen=True, kw_only=True, tag="TakenBack"):
+class TakenBack(CommandBase, frozen=True, kw_only=True):
     """Leader, or a host (`unfit`): stop this grant and queue the job again, or, when it is stopping already, wait no
     longer for `lost`."""
 
     job: JobId
     epoch: Epoch
-    cause: Literal["preempted", "host lost", "home lost", "placing took too long", "unfit"]
+    cause: Literal["preempted", "host lost", "coordinator lost", "placing took too long", "unfit"]
     """`unfit`: a host, whose GPUs are shared, says that it cannot be there, or stay."""
     reason: Text
     lost: Annotated[tuple[HostId, ...], Meta(max_length=4096)] = ()
@@ -184,24 +183,24 @@ class TakenBack(CommandBase, frozen=True, kw_only=True, tag="TakenBack"):
     """The guaranteed job beside which it must not be again."""
 
 
-class Leads(CommandBase, frozen=True, kw_only=True, tag="Leads"):
+class Leads(CommandBase, frozen=True, kw_only=True):
     """A new leader, before its first decision and the first lease that it gives."""
 
     term: Count
     leases_over_s: Seconds
     """Within which every lease given by it, or still by an earlier one, is certainly over."""
-    pauses_over_s: Seconds = 0.0
-    """Within which ranks that may be lost certainly stand still without such a lease; 0: not known."""
+    pauses_over_s: Seconds
+    """Within which ranks that may be lost certainly stand still without such a lease."""
 
 
-class Promoted(CommandBase, frozen=True, kw_only=True, tag="Promoted"):
+class Promoted(CommandBase, frozen=True, kw_only=True):
     """Leader: this job starved; it begins again in the highest queue (NSDI'19 §3.3)."""
 
     job: JobId
     epoch: Epoch
 
 
-class Demoted(CommandBase, frozen=True, kw_only=True, tag="Demoted"):
+class Demoted(CommandBase, frozen=True, kw_only=True):
     """Leader: this job of class auto waited too long for its quota; it is opportunistic now (AntMan §3.3)."""
 
     job: JobId
@@ -209,14 +208,14 @@ class Demoted(CommandBase, frozen=True, kw_only=True, tag="Demoted"):
     waited_s: Seconds
 
 
-class Upgraded(CommandBase, frozen=True, kw_only=True, tag="Upgraded"):
+class Upgraded(CommandBase, frozen=True, kw_only=True):
     """Leader: this demoted job runs, and its tenant's quota has room: it is guaranteed now (AntMan §3.3)."""
 
     job: JobId
     epoch: Epoch
 
 
-class GpusKept(CommandBase, frozen=True, kw_only=True, tag="GpusReserved"):
+class GpusKept(CommandBase, frozen=True, kw_only=True):
     """Leader: this gang fits its quota and not yet the rack; no other guaranteed job gets these GPUs. All that it has,
     per host; none gives them back."""
 
@@ -225,13 +224,13 @@ class GpusKept(CommandBase, frozen=True, kw_only=True, tag="GpusReserved"):
     gpus: Annotated[dict[HostId, Annotated[int, Meta(ge=1, le=1 << 31)]], Meta(max_length=4096)]
 
 
-class Elapsed(CommandBase, frozen=True, kw_only=True, tag="Elapsed"):
+class Elapsed(CommandBase, frozen=True, kw_only=True):
     """Leader: so long has somebody waited on this rack since ever. Only ever grows (max-merge)."""
 
     clock_s: Seconds
 
 
-class QuotaSet(CommandBase, frozen=True, kw_only=True, tag="QuotaSet"):
+class QuotaSet(CommandBase, frozen=True, kw_only=True):
     tenant: Annotated[str, Meta(pattern=r"^(\*|[a-z0-9][a-z0-9.-]{0,62})$", max_length=63)]
     """`*`: every tenant without a quota of its own."""
     gpus: Count | None
@@ -240,7 +239,7 @@ class QuotaSet(CommandBase, frozen=True, kw_only=True, tag="QuotaSet"):
     """Do nothing when this tenant's quota was ever set (initial quotas of agent.toml)."""
 
 
-class HostDrained(CommandBase, frozen=True, kw_only=True, tag="HostDrained"):
+class HostDrained(CommandBase, frozen=True, kw_only=True):
     """Somebody: no rank starts on this host from now on, and those that are there leave it; or no more so."""
 
     host: HostId
@@ -267,7 +266,7 @@ class JobHeals(msgspec.Struct, frozen=True):
     may_be_lost: bool
 
 
-class Attained(CommandBase, frozen=True, kw_only=True, tag="Attained"):
+class Attained(CommandBase, frozen=True, kw_only=True):
     """A host: what its GPUs have done for each job since ever, GPU·s. Only ever grows (max-merge)."""
 
     host: HostId
@@ -290,13 +289,13 @@ AboutJob = AboutGrant | AboutClass
 Command = Submitted | AboutJob | QuotaSet | HostDrained | Attained | Elapsed | Leads
 
 
-class Applied(msgspec.Struct, frozen=True, tag="Applied"):
+class Applied(msgspec.Struct, frozen=True, tag=True):
     """Done, or was done before."""
 
     job: JobId | None = None
 
 
-class NotApplied(msgspec.Struct, frozen=True, tag="NotApplied"):
+class NotApplied(msgspec.Struct, frozen=True, tag=True):
     """The state did not allow it; nothing changed. `code` as in `plugins.base.Refused`."""
 
     code: int

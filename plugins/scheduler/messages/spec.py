@@ -7,13 +7,13 @@ when it comes back out of the log or from another host.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from covey.carried import (
+from covey.core.carried import (
     ARGUMENTS_MAX,
     NAME_CHARACTERS_MAX,
     STRING_BYTES_MAX,
@@ -23,26 +23,21 @@ from covey.carried import (
     env_excess,
     for_people,
 )
-from covey.core import HostId
+from covey.core.ids import HostId
+from plugins.scheduler.messages import options
+from plugins.scheduler.messages.options import JobClass as JobClass
+from plugins.scheduler.messages.options import Pack as Pack
 
 GRACE_S = 60.0
 """Seconds that a job gets to write a checkpoint when it does not say."""
 
-OnLost = Literal["stop", "restart", "keep"]
-"""What becomes of ranks on a host that no leader reaches. `stop`, which people call `heal`: another host takes them
-over and the rest of the job goes on, if its script attached its state; if not, as `restart`: they end there, and the
-whole job is placed again. `keep` lets them run, and the job waits for that host."""
-JobClass = Literal["guaranteed", "auto", "opportunistic"]
-"""AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
-guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
-
-Pack = Literal["few", "host", "any", "apart"]
-"""How a gang lies on hosts: on the fewest that have room, on one, in gaps, or one worker on each
-(`policy/place.py`)."""
-
+OnLost = Literal["heal", "restart", "keep"]
+"""What becomes of ranks on a host that no leader reaches. `heal`: another host takes them over and the rest of the job
+goes on, if its script attached its state; if not, as `restart`: they end there, and the whole job is placed again.
+`keep` lets them run, and the job waits for that host."""
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", max_length=63)]
 Argument = Annotated[str, Meta(pattern=f"^{TEXT}*$", max_length=3 * STRING_BYTES_MAX)]
-"""What a process can be given, as `covey.carried` writes it: each byte has at most three characters."""
+"""What a process can be given, as `covey.core.carried` writes it: each byte has at most three characters."""
 Variable = Annotated[str, Meta(pattern=f"^(?:(?!=){TEXT})+$", max_length=3 * NAME_CHARACTERS_MAX)]
 Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 """What makes a submission idempotent: the same key twice is one job."""
@@ -50,7 +45,7 @@ Key = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{8,64}$", max_length=64)]
 
 class SealedEnv(msgspec.Struct, frozen=True):
     """What the log holds of a submitter's environment: its name, its key, and who had it when the job was submitted.
-    The environment itself lies sealed on those hosts and on hosts that ran the job (`service/envs.py`)."""
+    The environment itself lies sealed on those hosts and on hosts that ran the job (`service/ranks/envs.py`)."""
 
     digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
     """Of the sealed bytes, which say nothing of what is in them."""
@@ -68,7 +63,12 @@ class SpecError(ValueError):
         self.field, self.what, self.why, self.next = field, what, why, next
 
 
-SPARES_MAX = 64
+def within(field: str) -> Meta:
+    """The bounds of this field, as its option declares them (`messages/options.py`)."""
+    option = options.named(field)
+    if option.over_low:
+        return Meta(gt=option.low, le=option.high)
+    return Meta(ge=option.low, le=option.high)
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "class"}):
@@ -77,41 +77,41 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     name: Name
     tenant: Name = "default"
     job_class: JobClass = "guaranteed"
-    workers: Annotated[int, Meta(ge=1, le=4096)] = 1
-    gpus_per_worker: Annotated[int, Meta(ge=0, le=64)] = 1
+    workers: Annotated[int, within("workers")] = 1
+    gpus_per_worker: Annotated[int, within("gpus_per_worker")] = 1
     argv: Annotated[tuple[Argument, ...], Meta(min_length=1, max_length=ARGUMENTS_MAX)]
     cwd: Annotated[str, Meta(pattern=f"^/{TEXT}*$", max_length=4096)] = "/"
     env: Annotated[dict[Variable, Argument], Meta(max_length=VARIABLES_MAX)] = {}
-    skew: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    skew: Annotated[float, within("skew")] = 0.0
     """Bytes of the largest tensor over bytes of all tensors (NSDI'19 §3.2); over `packlimit` the gang is packed. 0: as
     seen when a job of this name ran before."""
-    time_limit_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    time_limit_s: Annotated[float, within("time_limit_s")] | None = None
     """Seconds of running, all attempts together; None: no limit."""
-    grace_s: Annotated[float, Meta(ge=0, le=3600)] = GRACE_S
+    grace_s: Annotated[float, within("grace_s")] = GRACE_S
     """Between SIGTERM and SIGKILL: to write a checkpoint."""
     pack: Pack = "few"
-    gpu_memory: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    gpu_memory: Annotated[int, within("gpu_memory")] = 0
     """Device memory that each rank asks for on each of its GPUs, bytes; 0: not said. Where GPUs are shared, a host that
     has less does not take it."""
-    remote_memory: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
+    remote_memory: Annotated[int, within("remote_memory")] = 0
     """Most memory of other hosts that its volumes have, all its hosts together, bytes; 0: not limited."""
     bind_gpus: bool = False
     """Each rank sees its own GPUs only; otherwise all that the job has on its host (`agent/jobs/rank_env.py`)."""
     attach: bool = True
-    """Steps of a script are seen without a change to it (`covey/attach`)."""
-    on_lost: OnLost = "stop"
-    hang_s: Annotated[float, Meta(ge=1, le=1e9)] | None = None
+    """Steps of a script are seen without a change to it (`covey/hooks`)."""
+    on_lost: OnLost = "heal"
+    hang_s: Annotated[float, within("hang_s")] | None = None
     """For how long the others may wait for the part of one rank in a sum; then its stacks are kept, and its process is
     ended: a successor takes its place, or the job fails. None: for ever."""
-    spares: Annotated[int, Meta(ge=0, le=SPARES_MAX)] = 0
+    spares: Annotated[int, within("spares")] = 0
     """Processes that wait on each of its hosts, and on one more, to become one of its ranks: of a job that heals."""
-    retries: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    retries: Annotated[int, within("retries")] = 0
     """Starts that it gets again after a failure of its own."""
-    retries_lost: Annotated[int, Meta(ge=0, le=1_000_000)] = 5
+    retries_lost: Annotated[int, within("retries_lost")] = 5
     """The same after a host lost its ranks (chosen: a job that takes its hosts along should not take all)."""
-    retries_again: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
+    retries_again: Annotated[int, within("retries_again")] = 1000
     """The same after exit 75 (chosen: a job that saves and asks again every hour for weeks)."""
-    retries_preempted: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    retries_preempted: Annotated[int, within("retries_preempted")] | None = None
     """The same after it had to yield; None: always, since that is not its fault."""
 
     @property
@@ -131,60 +131,36 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
         if not isinstance(given, Mapping):
             raise _wrong("spec", given, "an object with fields such as argv, workers and gpus_per_worker")
         fields = {("class" if name == "job_class" else name): value for name, value in given.items()}
-        if fields.get("on_lost") == "heal":
-            fields["on_lost"] = "stop"
+        expected = {option.field: option.expected for option in options.OPTIONS}
         for name in fields:
-            if name not in EXPECTED:
-                raise _unknown(name)
+            if name not in expected:
+                raise _unknown(name, expected)
         if fields.get("argv") is None:
             raise SpecError(
                 "argv", "nothing to run", "argv is missing", 'give a command, such as argv = ["./train.py"]'
             )
-        checked = {name: _checked(name, value) for name, value in sorted(fields.items()) if value is not None}
-        if checked.get("spares") and checked.get("on_lost", "stop") != "stop":
+        types = {field.encode_name: field.type for field in msgspec.structs.fields(cls)}
+        checked = {
+            name: _checked(name, value, types[name], expected[name])
+            for name, value in sorted(fields.items())
+            if value is not None
+        }
+        if checked.get("spares") and checked.get("on_lost", "heal") != "heal":
             why = f"they replace single ranks, and with on_lost = {checked['on_lost']!r} none is replaced alone"
             raise SpecError("spares", "this job can have no spares", why, 'leave spares out, or set on_lost = "heal"')
         checked.setdefault("name", name_of(checked["argv"]))
         return msgspec.convert(checked, cls)
 
 
-EXPECTED: dict[str, str] = {
-    "name": "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit",
-    "tenant": "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit",
-    "class": "one of guaranteed, auto, opportunistic",
-    "workers": "a whole number from 1 to 4096",
-    "gpus_per_worker": "a whole number from 0 to 64",
-    "argv": f"a list of 1 to {ARGUMENTS_MAX} strings, the program first",
-    "cwd": "an absolute path of at most 4096 characters",
-    "env": f"an object of at most {VARIABLES_MAX} strings, without '=' in a name",
-    "skew": "a number from 0 to 1: bytes of the largest tensor over bytes of all",
-    "time_limit_s": "a number of seconds over 0, at most 1000000000, or nothing for no limit",
-    "grace_s": "a number of seconds from 0 to 3600",
-    "pack": "one of few, host, any, apart",
-    "on_lost": "one of heal, restart, keep",
-    "hang_s": "a number of seconds from 1 to 1000000000, or nothing for no limit",
-    "spares": "a whole number from 0 to 64",
-    "retries": "a whole number from 0 to 1000000",
-    "retries_lost": "a whole number from 0 to 1000000",
-    "retries_again": "a whole number from 0 to 1000000",
-    "retries_preempted": "a whole number from 0 to 1000000, or nothing for no limit",
-    "gpu_memory": "a whole number of bytes from 0 to 9007199254740992 (8 PiB), where 0 says nothing",
-    "remote_memory": "a whole number of bytes from 0 to 9007199254740992 (8 PiB), where 0 is no limit",
-    "bind_gpus": "true or false",
-    "attach": "true or false",
-}
-_TYPES: dict[str, Any] = {field.encode_name: field.type for field in msgspec.structs.fields(JobSpec)}
-
-
-def _checked(name: str, value: Any) -> Any:
-    if name in ("time_limit_s", "grace_s", "hang_s", "skew") and isinstance(value, float) and value != value:
-        raise _wrong(name, value, EXPECTED[name])
+def _checked(name: str, value: Any, type: Any, expected: str) -> Any:
+    if isinstance(value, float) and value != value:
+        raise _wrong(name, value, expected)
     if name in ("argv", "env"):
         _fits_a_process(name, value)
     try:
-        return msgspec.to_builtins(msgspec.convert(value, _TYPES[name]))
+        return msgspec.to_builtins(msgspec.convert(value, type))
     except (msgspec.ValidationError, RecursionError) as error:
-        raise _wrong(name, value, EXPECTED[name]) from error
+        raise _wrong(name, value, expected) from error
 
 
 def _wrong(name: str, value: Any, expected: str) -> SpecError:
@@ -221,7 +197,7 @@ def _fits_a_process(name: str, value: Any) -> None:
 
 _TEXT = re.compile(f"{TEXT}*")
 NO_TEXT = "it has a NUL, or half of a pair of UTF-16, and no process can be given these"
-TEXT_NEXT = "write a byte that is no UTF-8 as NUL and its two hexadecimal digits (covey/carried.py; agentctl does)"
+TEXT_NEXT = "write a byte that is no UTF-8 as NUL and its two hexadecimal digits (covey/core/carried.py; agentctl does)"
 
 
 def _short(value: Any) -> str:
@@ -229,9 +205,9 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
-def _unknown(name: Any) -> SpecError:
-    near = difflib.get_close_matches(str(name), EXPECTED, n=1, cutoff=0.5)
-    next = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(EXPECTED))}"
+def _unknown(name: Any, known: Iterable[str]) -> SpecError:
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    next = f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(known))}"
     return SpecError(str(name)[:80], f"{str(name)[:80]!r} is no field of a job", "it is not known here", next)
 
 

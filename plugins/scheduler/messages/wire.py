@@ -13,8 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from covey.carried import ENV_BYTES_MAX, VARIABLES_MAX
-from covey.core import HostId, JobId, Message
+from covey.core.carried import ENV_BYTES_MAX, VARIABLES_MAX
+from covey.core.events import Message
+from covey.core.ids import HostId, JobId
 from plugins.facts import StepTiming
 from plugins.scheduler.messages.commands import Bytes, Count, Epoch, Id, Step, Text
 
@@ -32,7 +33,7 @@ SEALED_BYTES_MAX = ENV_BYTES_MAX + 16 * VARIABLES_MAX
 SealedBytes = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
 
 
-class Reserve(Message, frozen=True, tag="Reserve"):
+class Reserve(Message, frozen=True):
     """Coordinator -> host: reserve `workers` times `gpus_per_worker` GPUs for this gang."""
 
     job: Job
@@ -53,7 +54,7 @@ class Reserve(Message, frozen=True, tag="Reserve"):
     """Ranks of this grant run there, and more are to join them."""
 
 
-class Reserved(Message, frozen=True, tag="Reserved"):
+class Reserved(Message, frozen=True):
     """Host -> coordinator: I hold these GPUs for you until the lease ends without news of the grant."""
 
     job: Job
@@ -64,7 +65,7 @@ class Reserved(Message, frozen=True, tag="Reserved"):
     port: Annotated[int, Meta(ge=0, le=65535)]
 
 
-class NotReserved(Message, frozen=True, tag="NotReserved"):
+class NotReserved(Message, frozen=True):
     """Host -> coordinator: no, and how many GPUs it might have here in truth."""
 
     job: Job
@@ -76,7 +77,7 @@ class NotReserved(Message, frozen=True, tag="NotReserved"):
     """`free` are parts of GPUs, beside others."""
 
 
-class Release(Message, frozen=True, tag="Release"):
+class Release(Message, frozen=True):
     """Coordinator -> host: this attempt, and any before it, is over."""
 
     job: Job
@@ -90,13 +91,13 @@ ToGang = Reserved | NotReserved
 """What they say to it."""
 
 
-class JobNow(Message, frozen=True, tag="JobNow"):
+class JobNow(Message, frozen=True):
     """Question: what do you know of this job's ranks on your host?"""
 
     job: Job
 
 
-class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
+class JobNowAnswer(Message, frozen=True):
     epoch: Epoch
     pids: dict[int, int]
     """rank -> pid of what runs now."""
@@ -105,7 +106,7 @@ class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     aggregator: HostId | None = None
     """Who sums its tensors."""
     kernels: Annotated[dict[Count, Annotated[str, Meta(max_length=64)]], Meta(max_length=4096)] = {}
-    """rank -> what it computes with (`covey/kernels.py`), of ranks that said so."""
+    """rank -> what it computes with (`covey/healing/kernels.py`), of ranks that said so."""
     timing: StepTiming | None = None
     """None: too few steps were reported there."""
     attached: Annotated[dict[Count, Annotated[str, Meta(max_length=400)]], Meta(max_length=4096)] = {}
@@ -116,7 +117,7 @@ class JobNowAnswer(Message, frozen=True, tag="JobNowAnswer"):
     """A rank reported a step, or used tensors: it can be seen to stand still."""
 
 
-class LogTail(Message, frozen=True, tag="LogTail"):
+class LogTail(Message, frozen=True):
     """Question: up to `limit` bytes of a rank's output from `offset` on; a negative one counts from the end."""
 
     job: Job
@@ -125,7 +126,7 @@ class LogTail(Message, frozen=True, tag="LogTail"):
     limit: Annotated[int, Meta(ge=0, le=65536)]
 
 
-class LogTailAnswer(Message, frozen=True, tag="LogTailAnswer"):
+class LogTailAnswer(Message, frozen=True):
     data: Annotated[bytes, Meta(max_length=65536)]
     offset: int
     size: int
@@ -136,7 +137,7 @@ class LogTailAnswer(Message, frozen=True, tag="LogTailAnswer"):
     """There is a file of it, be it empty."""
 
 
-class RenewLeases(Message, frozen=True, tag="RenewLeases"):
+class RenewLeases(Message, frozen=True):
     """Question to the leader, or to somebody who asks it for us: may these ranks of `host` go on?"""
 
     host: HostId
@@ -144,7 +145,7 @@ class RenewLeases(Message, frozen=True, tag="RenewLeases"):
     relayed: bool = False
 
 
-class LeasesRenewed(Message, frozen=True, tag="LeasesRenewed"):
+class LeasesRenewed(Message, frozen=True):
     """These may, for so long from when it was asked."""
 
     grants: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)]
@@ -155,21 +156,21 @@ class LeasesRenewed(Message, frozen=True, tag="LeasesRenewed"):
     """After which ranks that may be lost are suspended; None: not before the lease is over."""
 
 
-class Leaderless(Message, frozen=True, tag="Leaderless"):
+class Leaderless(Message, frozen=True):
     """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
 
     over: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)] = ()
     """Of those asked for, what by this log is over on that host, or may be."""
 
 
-class KeepEnv(Message, frozen=True, tag="KeepEnv"):
+class KeepEnv(Message, frozen=True):
     """Submitting agent -> host: keep this environment, which is sealed, until its job is over."""
 
     digest: Digest
     data: SealedBytes
 
 
-class EnvOf(Message, frozen=True, tag="EnvOf"):
+class EnvOf(Message, frozen=True):
     """Question of a host that is to run this job: its environment, as it was sealed."""
 
     job: Job
@@ -177,12 +178,12 @@ class EnvOf(Message, frozen=True, tag="EnvOf"):
     digest: Digest
 
 
-class EnvAnswer(Message, frozen=True, tag="EnvAnswer"):
+class EnvAnswer(Message, frozen=True):
     data: SealedBytes
     """Empty: it is not here, or the log as it is known here does not say that you run this job."""
 
 
-class RankHangs(Message, frozen=True, tag="RankHangs"):
+class RankHangs(Message, frozen=True):
     """Host that sums a job, or looks after it -> host of a rank: the others have waited so long for it."""
 
     job: Job
@@ -213,20 +214,20 @@ class RankNow(msgspec.Struct, frozen=True):
     """It did a step, or had the result of a tensor."""
 
 
-class GangNow(Message, frozen=True, tag="GangNow"):
+class GangNow(Message, frozen=True):
     """Question to a host of a job: how do its ranks there get on?"""
 
     job: Job
     epoch: Epoch
 
 
-class GangNowAnswer(Message, frozen=True, tag="GangNowAnswer"):
+class GangNowAnswer(Message, frozen=True):
     known: bool
     """False: nothing can be said now; they are on their way, or are ended there."""
     ranks: Annotated[tuple[RankNow, ...], Meta(max_length=4096)] = ()
 
 
-class GangStands(Message, frozen=True, tag="GangStands"):
+class GangStands(Message, frozen=True):
     """To the host of the lowest rank: all ranks have stood still for so long, and nobody can be named."""
 
     job: Job
@@ -235,7 +236,7 @@ class GangStands(Message, frozen=True, tag="GangStands"):
     why: Text
 
 
-class StacksWanted(Message, frozen=True, tag="StacksWanted"):
+class StacksWanted(Message, frozen=True):
     """Host that sums a job -> hosts of the others: have your ranks of it write down where they are."""
 
     job: Job
@@ -245,7 +246,7 @@ class StacksWanted(Message, frozen=True, tag="StacksWanted"):
 ModuleName = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")]
 
 
-class SparesWanted(Message, frozen=True, tag="SparesWanted"):
+class SparesWanted(Message, frozen=True):
     """Host that has ranks of a job -> another one: so many processes are to wait there for ranks of it. Said again
     while they are wanted."""
 
@@ -256,7 +257,7 @@ class SparesWanted(Message, frozen=True, tag="SparesWanted"):
     """What they import meanwhile."""
 
 
-class SparesWarm(Message, frozen=True, tag="SparesWarm"):
+class SparesWarm(Message, frozen=True):
     """The answer, to all hosts of the job: so many wait."""
 
     job: Job

@@ -4,14 +4,14 @@ A *guaranteed* job uses its tenant's quota and nobody else's job may be in its w
 takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then it is
 opportunistic, until a quota that got free makes it guaranteed where it runs.
 
-These functions decide that for the replicated queue of a rack (`machine/leader.py`), whether its GPUs are shared
-(`machine/shared_capacity.py`) or not.
+These functions decide that for the replicated queue of a rack (`machine/leader/leader.py`), whether its GPUs are shared
+(`machine/leader/shared_capacity.py`) or not.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.messages.spec import Pack
 from plugins.scheduler.policy.order import Row, Selection
 from plugins.scheduler.policy.place import slots
@@ -168,7 +168,7 @@ def choose(
     Each tenant's jobs are walked with its quota as the capacity, so a job is preempted only by one of its own tenant.
     GPUs that other tenants' jobs run on are out of reach, also when the quotas add up to more GPUs than there are.
     Tenants without a quota share what is left, in one order, and their jobs stop for those of tenants with one.
-    `machine/run_queues.py` decides the same without looking at everybody.
+    `machine/leader/run_queues.py` decides the same without looking at everybody.
     """
     with_quota = [row for row in rows if quotas.get(row.tenant, default) is not None]
     without_quota = [row for row in rows if quotas.get(row.tenant, default) is None]

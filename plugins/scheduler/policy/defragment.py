@@ -13,17 +13,16 @@ A gang that runs on several hosts, and is slower there, moves together once one 
 
     h1 [AA..]  h2 [BBBA]                 B has ended: A's rank on h2 moves to h1
 
-Only gangs that go on without a host can move (`machine/replacing.py`); each waits for some seconds meanwhile, whole.
-Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it, for a
-job's processes would begin anew.
+Only gangs that go on without a host can move (`machine/log/replacing.py`); each waits for some seconds meanwhile,
+whole. Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it,
+for a job's processes would begin anew.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from covey.core import HostId, JobId
-from plugins.scheduler.messages.spec import Pack
-from plugins.scheduler.policy.place import slots
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.policy.eligible import GangShape
 
 MOVES_MAX = 4
 """Places that move for one gang."""
@@ -52,7 +51,7 @@ class Movable(NamedTuple):
     width: int
     """Of the whole gang, which waits."""
     hosts: frozenset[HostId]
-    """Where the gang is: it does not move there."""
+    """Where the gang is, or may not be: it does not move there."""
 
 
 class Departure(NamedTuple):
@@ -73,26 +72,7 @@ class Apart(NamedTuple):
         return sum(gpus for _, gpus in self.places)
 
 
-class WantedShape(NamedTuple):
-    """Of the gang that waits."""
-
-    workers: int
-    each: int
-    pack: Pack
-
-    def slots(self, gpus: int) -> int:
-        return slots(gpus, self.workers, self.each, self.pack)
-
-    def missing(self, gpus: int) -> int | None:
-        """GPUs that a host with so many free lacks for one slot more; None: it never has one more."""
-        if self.pack == "host":
-            return self.workers * self.each - gpus if not self.slots(gpus) else None
-        if self.pack == "apart" and self.slots(gpus):
-            return None
-        return self.each - gpus % self.each
-
-
-def departures(shape: WantedShape, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
+def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
     """Moves after which the gang fits; None: there are none. `free`: GPUs that it may start on, of each host that takes
     jobs, 0 too. Those hosts are cleared first for which the fewest GPUs stand still."""
     left, chosen = dict(sorted(free.items())), list[Departure]()
@@ -120,13 +100,11 @@ def departures(shape: WantedShape, free: Mapping[HostId, int], movable: Iterable
 
 def together(workers: int, each: int, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
     """The same so that a gang, which fits on several hosts, fits on one; None: there are none, or too many."""
-    found = departures(WantedShape(workers, each, "host"), free, movable)
+    found = departures(GangShape(workers, each, "host"), free, movable)
     return found if found and len(found) <= TOGETHER_MAX else None
 
 
-def _cleared(
-    shape: WantedShape, host: HostId, free: Mapping[HostId, int], places: Sequence[Movable]
-) -> list[Departure]:
+def _cleared(shape: GangShape, host: HostId, free: Mapping[HostId, int], places: Sequence[Movable]) -> list[Departure]:
     """Moves away from this host that give it one slot more, and take none from others; empty: there are none."""
     missing = shape.missing(free[host]) if host in free else None
     if missing is None:
@@ -148,7 +126,7 @@ def _cleared(
     return []
 
 
-def _refuge(shape: WantedShape, place: Movable, free: Mapping[HostId, int]) -> HostId | None:
+def _refuge(shape: GangShape, place: Movable, free: Mapping[HostId, int]) -> HostId | None:
     """The tightest host that has room for it, and no slot less for the gang that waits then."""
     able = [
         (gpus, host)

@@ -4,12 +4,12 @@ Every answer says which jobs are ahead, whose they are, and what would change it
 """
 
 from collections.abc import Container, Mapping, Sequence
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
-from covey.core import HostId, JobId
-from covey.units import format_seconds
+from covey.core.ids import HostId, JobId
+from covey.core.units import format_seconds
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row, queue_of
 from plugins.scheduler.policy.place import slots
@@ -136,26 +136,40 @@ def named(rows: Sequence[Row], count: int | None = None) -> str:
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
+class OrderInForce(NamedTuple):
+    """What the order of jobs goes by on this rack."""
+
+    thresholds: Sequence[float]
+    """Attained service at which a job leaves a queue for the next lower one, GPU·s."""
+    quotas: Mapping[str, int | None]
+    """GPUs of each tenant that has a quota of its own; None: not limited."""
+    default: int | None
+    """GPUs of every other tenant."""
+    preempts: bool = True
+    """Whether jobs of a lower queue are stopped for those of a higher one."""
+
+    def quota(self, tenant: str) -> int | None:
+        """GPUs that this tenant may hold; None: not limited."""
+        return self.quotas.get(tenant, self.default)
+
+
 def waits_for(
     job: JobId,
     walk: QueuePositions,
     over_quota: Container[JobId],
     capacity: int,
-    thresholds: Sequence[float],
-    quotas: Mapping[str, int | None],
-    default: int | None,
+    order: OrderInForce,
     hindrance: str = "",
-    preempts: bool = True,
 ) -> str:
     """What a waiting job waits for: its place, who is ahead and whose they are, what would let it start. `walk`: all
     guaranteed jobs; `over_quota`: those that wait only for their tenant's quota; `hindrance`: why it does not start on
-    GPUs that are free; `preempts`: whether jobs of a lower queue are stopped."""
+    GPUs that are free."""
     position = walk.positions[job]
     row, waiting = position.row, position.ahead
-    queue = queue_of(row.attained_gpu_s, thresholds)
+    queue = queue_of(row.attained_gpu_s, order.thresholds)
     place = f"{ordinal(waiting + 1)} of those waiting, in queue {queue}"
     if job in over_quota:
-        return f"{place}; {_quota_words(row, walk, quotas.get(row.tenant, default))}"
+        return f"{place}; {_quota_words(row, walk, order.quota(row.tenant))}"
     if row.gpus > capacity:
         return (
             f"{place}; it needs {gpus(row.gpus)} and the hosts that are alive have {capacity}: it starts when more join"
@@ -169,8 +183,8 @@ def waits_for(
         return f"{place}; {hindrance or f'{are_free(free)}, and it is about to be placed'}"
     hindrance = f"; {hindrance}" if hindrance else ""
     until = f"; it starts when enough of {named(holders)} end" if holders else ""
-    sinks = preempts and bool(holders) and not waiting
-    sooner = _when_others_sink(row, queue, holders, free, thresholds, quotas, default) if sinks else ""
+    sinks = order.preempts and bool(holders) and not waiting
+    sooner = _when_others_sink(row, queue, holders, free, order) if sinks else ""
     return f"{place}; it needs {gpus(row.gpus)} and {free} are free{ahead}{until}{sooner}{hindrance}"
 
 
@@ -179,18 +193,15 @@ def _when_others_sink(
     queue: int,
     holders: Sequence[Row],
     free: int,
-    thresholds: Sequence[float],
-    quotas: Mapping[str, int | None],
-    default: int | None,
+    order: OrderInForce,
 ) -> str:
     """Running jobs that this one would stop once they attained so much service that they sink below it: the first few
     that suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
-    limited = quotas.get(row.tenant, default) is not None
+    thresholds, limited = order.thresholds, order.quota(row.tenant) is not None
     mine = [
         other
         for other in holders
-        if (other.tenant == row.tenant if limited else quotas.get(other.tenant, default) is None)
-        and other.promoted is None
+        if (other.tenant == row.tenant if limited else order.quota(other.tenant) is None) and other.promoted is None
     ]
     sinking: list[tuple[float, Row]] = []
     for other in mine:

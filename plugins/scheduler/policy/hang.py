@@ -16,7 +16,7 @@ reports nothing, and waits for nothing, nothing is known, and nothing is done.
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
-from covey.units import format_seconds
+from covey.core.units import format_seconds
 
 LATE_SHARE = 0.1
 """Part of a job's time from which on it is said that others wait for a host."""

@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.policy.rules import Discipline as Discipline
+
+NEVER = 1 << 60
+"""Stands for the first start of a job that never started; over every index of the log, and over every time."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +102,17 @@ def _queued_key(
     queue = queue_of(row.attained_gpu_s, thresholds)
     promoted = (0, row.promoted, row.number) if row.promoted is not None else (1, 0.0, 0)
     stays = (0 if row.running else 1,) if sticky else ()
-    first = math.inf if row.first is None else row.first
     index: tuple[float, ...] = ()
     if discipline == "dgittins" and queue < len(thresholds):
         index = (-gittins(row.attained_gpu_s, thresholds[queue], totals),)
-    narrow = (row.gpus,) if narrow_first and not row.running and row.promoted is None else (0,)
-    return (queue, promoted, *index, *stays, *narrow, first, row.submitted, row.number)
+    return (queue, promoted, *index, *stays, *inside(row, narrow_first), row.number)
+
+
+def inside(row: Row, narrow_first: bool) -> tuple[float, float, float]:
+    """Who comes first of two jobs of one queue that both run, or both wait: the smaller answer, and the lower number
+    among equals. The leader's books (`machine/leader/run_queues.py`) and the sorted order (`key`) both go by this."""
+    narrow = row.gpus if narrow_first and not row.running and row.promoted is None else 0
+    return narrow, NEVER if row.first is None else row.first, row.submitted
 
 
 def rank(row: Row, quotas: Mapping[str, int | None], default: int | None) -> int:

@@ -17,7 +17,7 @@ submitter asked for:
 
 from collections.abc import Mapping, Sequence
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.scheduler.messages.spec import Pack
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.scheduler.policy.order import Row
 
 

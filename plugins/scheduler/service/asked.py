@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.scheduler.messages.commands import QuotaSet
 
 WHOLE_MAX = 1 << 53

@@ -3,20 +3,22 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from covey.core import HostId, JobId, Send, SetTimer
-from covey.errors import NoLeader, OutcomeUnknown
+from covey.core.errors import NoLeader, OutcomeUnknown
+from covey.core.events import Send, SetTimer
+from covey.core.ids import HostId, JobId
 from plugins.base import Host
-from plugins.scheduler.machine import gang, replacing
-from plugins.scheduler.machine.admission import packlimit
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.shared_capacity import SharedCapacity
+from plugins.scheduler.machine.gang import gang
+from plugins.scheduler.machine.leader.admission import packlimit
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity
+from plugins.scheduler.machine.log import replacing
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import PlaceFailed
 from plugins.scheduler.messages.wire import APART_MAX
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import shared_gpus, views
-from plugins.scheduler.service.envs import Envs, Missing
 from plugins.scheduler.service.log import RETRY_S, QueueLog
+from plugins.scheduler.service.ranks.envs import Envs, Missing
 
 Perform = Callable[[Send | SetTimer[gang.AttemptOver | gang.TryAgain], Callable[[gang.Event], None]], None]
 
@@ -27,7 +29,7 @@ class CoordinatedGangs:
     def __init__(
         self,
         host: Host,
-        queue: Queue,
+        queue: JobTable,
         log: QueueLog,
         settings: SchedulerSettings,
         envs: Envs,
@@ -55,9 +57,11 @@ class CoordinatedGangs:
         for id in sorted({**seen, **dict.fromkeys(self.gangs.searches)}):
             job = self.queue.jobs.get(id)
             search = self.gangs.searches.get(id)
-            mine = job is not None and job.coordinator == self.host.id and (job.state == "placing" or job.seeks)
-            if search is not None and (job is None or not mine or search.key != (job.epoch, job.sought)):
-                found = search.proposed is not None and job is not None and job.placed and job.epoch == search.epoch
+            mine = job is not None and job.grant.coordinator == self.host.id and (job.state == "placing" or job.seeks)
+            if search is not None and (job is None or not mine or search.key != (job.grant.epoch, job.healing.sought)):
+                found = (
+                    search.proposed is not None and job is not None and job.placed and job.grant.epoch == search.epoch
+                )
                 self.feed(gang.GrantOver(id, search.epoch, found))
             if job is not None and mine and id not in self.gangs.searches:
                 self._see_grant(job)
@@ -68,9 +72,9 @@ class CoordinatedGangs:
         has it on each of its hosts."""
         if job.env is None or job.seeks:
             self._begin(job)
-        elif (job.id, job.epoch) not in self._fetching:
-            self._fetching[job.id, job.epoch] = None
-            self.env.spawn(f"environment of {job.id}.{job.epoch}", self._fetch_and_place(job, job.epoch))
+        elif (job.id, job.grant.epoch) not in self._fetching:
+            self._fetching[job.id, job.grant.epoch] = None
+            self.env.spawn(f"environment of {job.id}.{job.grant.epoch}", self._fetch_and_place(job, job.grant.epoch))
 
     async def _fetch_and_place(self, job: Job, epoch: int) -> None:
         try:
@@ -82,14 +86,14 @@ class CoordinatedGangs:
         finally:
             del self._fetching[job.id, epoch]
         now = self.queue.jobs.get(job.id)
-        if now is not None and now.state == "placing" and now.epoch == epoch:
+        if now is not None and now.state == "placing" and now.grant.epoch == epoch:
             self._begin(now)
 
     def _begin(self, job: Job) -> None:
-        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        skew = self.queue.models.shown_skew(job.spec, job.measured.tensors)
         apart_from = tuple(self.queue.apart_from(job)[:APART_MAX])
         sought = sought_places(job, self.spares_of(job)) if job.seeks else None
-        self.feed(gang.GrantSeen(job.id, job.epoch, job.spec, skew, not job.counts, apart_from, sought))
+        self.feed(gang.GrantSeen(job.id, job.grant.epoch, job.spec, skew, not job.counts, apart_from, sought))
 
     def _look_at_what_is_kept(self) -> None:
         """Gangs that look for GPUs here hear of a reservation that is newer than their plans."""
@@ -131,7 +135,7 @@ class CoordinatedGangs:
         capacity = standing.gpu_capacity
         if job is None or not job.spec.gpus or not isinstance(capacity, SharedCapacity):
             return views.free_for(self.host.hosts(), standing, job)
-        skew = self.queue.models.shown_skew(job.spec, job.tensors)
+        skew = self.queue.models.shown_skew(job.spec, job.measured.tensors)
         said = self.gangs.said(not job.counts, now_s)
         return shared_gpus.where(capacity, job, skew, limit, said)
 
@@ -147,6 +151,8 @@ class CoordinatedGangs:
 
 def sought_places(job: Job, spares_on: HostId | None = None) -> gang.PlacesSought:
     """What a gang that has lost hosts, or is to leave some, looks for. `spares_on`: where processes wait for it."""
-    avoid = tuple(dict.fromkeys(place.host for place in (*job.places, *job.leaving)))
+    avoid = tuple(dict.fromkeys(place.host for place in (*job.start.places, *job.healing.leaving)))
     stays = tuple(replacing.joinable(job))
-    return gang.PlacesSought(replacing.sought_places(job), avoid, job.healed + 1, job.sought, spares_on, stays)
+    return gang.PlacesSought(
+        replacing.sought_places(job), avoid, job.healing.healed + 1, job.healing.sought, spares_on, stays
+    )

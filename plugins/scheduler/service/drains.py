@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.base import Host
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import HostDrained
 from plugins.scheduler.service.log import QueueLog
 
@@ -19,7 +19,7 @@ GOSSIP_BYTES_MAX = 48
 
 
 class Drains:
-    def __init__(self, host: Host, queue: Queue, log: QueueLog) -> None:
+    def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
         self.host, self.queue, self.log = host, queue, log
 
     async def drain(self, host: HostId, given: Mapping[str, Any]) -> list[Job]:

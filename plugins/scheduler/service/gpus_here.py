@@ -6,10 +6,12 @@ changes is an event of the host and of the GPU (`agentctl why host/NAME`).
 
 from collections.abc import Mapping, Sequence
 
+from covey.core.metrics import MetricSeries
 from covey.ports import Condition, Gpu
 from plugins.base import Host
 from plugins.facts import GpusNow
-from plugins.scheduler.machine.reservations import Reservations
+from plugins.scheduler.machine.host.reservations import Reservations
+from plugins.scheduler.service import metrics
 
 WHY_BYTES_MAX = 96
 WORSE: tuple[Condition, ...] = ("ok", "degraded", "unknown", "drain", "lost")
@@ -54,8 +56,8 @@ class OwnGpus:
             self._published = said
             self._host.spread("gpus", said)
 
-    def metrics(self) -> Mapping[str, float]:
-        return {"covey_gpus_out": sum(not gpu.takes_jobs for gpu in self._host.env.probes.gpus())}
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        return {metrics.GPUS_OUT.of(): sum(not gpu.takes_jobs for gpu in self._host.env.probes.gpus())}
 
     def look(self) -> None:
         probes = self._host.env.probes

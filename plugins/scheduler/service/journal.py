@@ -4,10 +4,10 @@ import asyncio
 
 import msgspec
 
-from covey import checked
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Env
-from plugins.scheduler.machine.reservations import HeldReservations
+from covey.wire import checked
+from plugins.scheduler.machine.host.reservations import HeldReservations
 
 FILE = "scheduler/state"
 

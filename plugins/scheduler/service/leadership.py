@@ -6,11 +6,11 @@ know that nothing more is decided under them (`Leads`).
 
 import asyncio
 
-from covey.errors import NoLeader, OutcomeUnknown
+from covey.core.errors import NoLeader, OutcomeUnknown
 from plugins.base import Host
-from plugins.scheduler.machine.leader import Leader, ScheduleTick
-from plugins.scheduler.machine.leases import LeaseAsked
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import Leader, ScheduleTick
+from plugins.scheduler.machine.leader.leases import LeaseAsked
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Applied, Leads
 from plugins.scheduler.messages.wire import LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -26,7 +26,7 @@ SOON_S = 0.05
 
 
 class Leadership:
-    def __init__(self, host: Host, queue: Queue, log: QueueLog, settings: SchedulerSettings) -> None:
+    def __init__(self, host: Host, queue: JobTable, log: QueueLog, settings: SchedulerSettings) -> None:
         self.host, self.queue, self.log = host, queue, log
         self.leader = Leader(queue, settings, views.sharing_of(settings))
         self.counters = {"grants": 0, "preemptions": 0}

@@ -18,11 +18,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from covey.core import HostId, JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.base import Host, RankLease
-from plugins.scheduler.machine.leases import over_there
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leases import over_there
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Command, MalformedCommand, open_command
 from plugins.scheduler.messages.wire import GRANTS_MAX, Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import PAUSE_RENEWALS, RENEWALS, Terms
@@ -41,7 +41,7 @@ class HostLeases:
     """Asks, and tells the runner. `here(question)`: what this host says to it, None when it does not lead."""
 
     def __init__(
-        self, host: Host, queue: Queue, terms: Terms, here: Callable[[RenewLeases], LeasesRenewed | None]
+        self, host: Host, queue: JobTable, terms: Terms, here: Callable[[RenewLeases], LeasesRenewed | None]
     ) -> None:
         self.host, self.queue, self.terms, self._here = host, queue, terms, here
         self.leases: dict[Key, RankLease] = {}
@@ -96,7 +96,7 @@ class HostLeases:
 
     def _needs(self, id: JobId, epoch: int) -> bool:
         job = self.queue.jobs.get(id)
-        return job is None or job.epoch != epoch or job.spec.on_lost != "keep"
+        return job is None or job.grant.epoch != epoch or job.spec.on_lost != "keep"
 
     async def _renew_some(self, keys: tuple[Key, ...]) -> float:
         asked_s, question = self.host.env.clock.boot_s(), RenewLeases(self.host.id, keys)
@@ -170,7 +170,7 @@ def knows_no_leader(host: Host) -> bool:
     return host.id in host.log.voters and host.log.leaderless_s > 0
 
 
-def over_here(host: Host, queue: Queue, question: RenewLeases) -> tuple[Key, ...]:
+def over_here(host: Host, queue: JobTable, question: RenewLeases) -> tuple[Key, ...]:
     """`over_there`, by this host's copy of the log. What cannot be read may be anything."""
     undecided: list[Command] = []
     for data in host.log.undecided() if question.grants else ():
@@ -181,7 +181,7 @@ def over_here(host: Host, queue: Queue, question: RenewLeases) -> tuple[Key, ...
     return over_there(queue.jobs, undecided, question.host, question.grants)
 
 
-async def relay(host: Host, queue: Queue, question: RenewLeases) -> msgspec.Struct:
+async def relay(host: Host, queue: JobTable, question: RenewLeases) -> msgspec.Struct:
     """Somebody else's question, taken to the leader that this host knows. Refused when there is none."""
     what, next = f"{host.id} cannot confirm ranks of {question.host}", "ask the leader (agentctl leader)"
     leader = host.log.leader

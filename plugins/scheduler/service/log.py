@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.wire.checked import StateRefused
 from plugins.base import Host
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     COMMAND_BYTES_MAX,
     Attained,
@@ -34,7 +36,7 @@ RETRY_S = 0.5
 class QueueLog:
     """Applies the log to the queue, and proposes."""
 
-    def __init__(self, host: Host, queue: Queue, current_s: float) -> None:
+    def __init__(self, host: Host, queue: JobTable, current_s: float) -> None:
         self.host, self.queue, self.current_s = host, queue, current_s
         self.malformed = 0
         self.listeners: list[asyncio.Event] = []
@@ -56,7 +58,7 @@ class QueueLog:
         except MalformedCommand as error:
             self.malformed += 1
             return pack(NotApplied(2, "a command was not understood", str(error)[:500], "upgrade the older agents"))
-        result, notes = self.queue.apply(index, command)
+        result, notes = apply(self.queue, index, command)
         self.rack_clock.heard(self.queue.rack_s)
         if isinstance(command, Attained) and command.barrier in self._barriers:
             del self._barriers[command.barrier]
@@ -67,7 +69,12 @@ class QueueLog:
         return pack(result)
 
     def _restore(self, data: bytes) -> None:
-        self.queue.restore(data)
+        """StateRefused: nothing of the snapshot is used."""
+        try:
+            self.queue.restore(data)
+        except (ValueError, msgspec.DecodeError) as error:
+            what, step = "the snapshot of the log cannot be used", "start the version of Covey that wrote it"
+            raise StateRefused(what, str(error), step) from error
         self.rack_clock.heard(self.queue.rack_s)
         self.wake()
 

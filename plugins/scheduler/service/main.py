@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from covey.core import Fact, Heard, HostId, JobId, Send
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Fact, Heard, Send
+from covey.core.ids import HostId, JobId
+from covey.core.metrics import MetricSeries
 from plugins.base import Command, Host, PluginService
 from plugins.facts import (
     DrainedNow,
@@ -37,9 +39,8 @@ from plugins.facts import (
     TensorsAssigned,
     TensorsSeen,
 )
-from plugins.scheduler.machine.draining import open_gpus
-from plugins.scheduler.machine.jobs import STATES, Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import STATES, Job
 from plugins.scheduler.messages.commands import Applied, CancelAsked, Submitted
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import (
@@ -59,22 +60,22 @@ from plugins.scheduler.messages.wire import (
     ToGang,
     ToHost,
 )
-from plugins.scheduler.policy import explain
+from plugins.scheduler.policy import eligible, explain
 from plugins.scheduler.policy.settings import SchedulerSettings
-from plugins.scheduler.service import asked, views
+from plugins.scheduler.service import asked, metrics, views
 from plugins.scheduler.service.coordinated_gangs import CoordinatedGangs
 from plugins.scheduler.service.drains import Drains, in_gossip
-from plugins.scheduler.service.early_ends import EarlyEnds
-from plugins.scheduler.service.envs import Envs
 from plugins.scheduler.service.gpus_here import OwnGpus
-from plugins.scheduler.service.hangs import StuckRanks
 from plugins.scheduler.service.leadership import Leadership, set_within
 from plugins.scheduler.service.leases import HostLeases, relay
 from plugins.scheduler.service.log import QueueLog
 from plugins.scheduler.service.moves import RunningMoves
-from plugins.scheduler.service.ranks import LocalRanks
+from plugins.scheduler.service.ranks.early_ends import EarlyEnds
+from plugins.scheduler.service.ranks.envs import Envs
+from plugins.scheduler.service.ranks.hangs import StuckRanks
+from plugins.scheduler.service.ranks.ranks import LocalRanks
+from plugins.scheduler.service.ranks.spares import JobSpares
 from plugins.scheduler.service.shared_gpus import GpuGossip
-from plugins.scheduler.service.spares import JobSpares
 from plugins.views import JobView, QuotaView
 
 ASK_S = 1.0
@@ -95,7 +96,7 @@ class SchedulerService(PluginService):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.settings = host.settings(SchedulerSettings)
-        self.queue = Queue()
+        self.queue = JobTable()
         self.queue_log = QueueLog(host, self.queue, self.settings.current_s)
         self.leadership = Leadership(host, self.queue, self.queue_log, self.settings)
         self.leases = HostLeases(host, self.queue, self.leadership.leader.terms, self.leadership.renew)
@@ -301,15 +302,15 @@ class SchedulerService(PluginService):
             "rack": self._rack,
         }
 
-    def metrics(self) -> Mapping[str, float]:
-        found: dict[str, float] = {}
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        found: dict[MetricSeries, float] = {}
         for state in STATES:
-            found[f'covey_jobs{{state="{state}"}}'] = sum(job.state == state for job in self.queue.jobs.values())
-        found["covey_gpus_free"] = len(self.ranks.reservations.free())
+            found[metrics.JOBS.of(state)] = sum(job.state == state for job in self.queue.jobs.values())
+        found[metrics.GPUS_FREE.of()] = len(self.ranks.reservations.free())
         found |= self.gpus_here.metrics()
-        found["covey_grants_total"] = self.leadership.counters["grants"]
-        found["covey_preemptions_total"] = self.leadership.counters["preemptions"]
-        found["covey_log_malformed_commands_total"] = self.queue_log.malformed
+        found[metrics.GRANTS.of()] = self.leadership.counters["grants"]
+        found[metrics.PREEMPTIONS.of()] = self.leadership.counters["preemptions"]
+        found[metrics.LOG_MALFORMED_COMMANDS.of()] = self.queue_log.malformed
         return found
 
     async def _submit(self, given: Mapping[str, Any]) -> JobView:
@@ -355,7 +356,8 @@ class SchedulerService(PluginService):
         rack = views.rack_of(hosts, self.env.clock.now_s())
         told = len(rack) == len(hosts) and all(host.known for host in rack)
         whole = told and {host.host for host in rack} >= set(self.host.log.voters)
-        never = explain.over_rack(spec, {host.host: host.gpus for host in rack}) if whole else None
+        may_use = eligible.open_to(spec, {host.host: host.gpus for host in rack}, {})
+        never = explain.over_rack(spec, may_use) if whole else None
         never = never or explain.over_quota(spec, self.queue.quota(spec.tenant), self._demotes)
         if never is not None:
             raise Refused(never.code, never.what, never.why, never.next)
@@ -371,9 +373,9 @@ class SchedulerService(PluginService):
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s(), shares)
         drained = self.queue.drained
         alive = [host for host in rack if host.gone_s is None]
-        totals = open_gpus({host.host: host.usable for host in alive}, drained)
-        takes = [host for host in rack if host.shared is not None and host.host not in drained]
-        shared = {host.host: host.shared for host in takes if host.shared is not None} if shares else None
+        totals = eligible.open_gpus({host.host: host.usable for host in alive}, drained)
+        said = {host.host: host.shared for host in rack if host.shared is not None}
+        shared = eligible.open_to(None, said, drained) if shares else None
         out = {host.host: explain.GpusOut(host.out, host.why) for host in alive if host.out or not host.known}
         if self._stood is None or not self._stood.holds(totals, shared, out):
             self._stood = views.QueueSnapshot(self.queue, self.settings, totals, shared, out)
@@ -406,7 +408,7 @@ class SchedulerService(PluginService):
 
     async def _ask_places(self, job: Job, wait_s: float) -> dict[HostId, JobNowAnswer | None]:
         """What each host of the gang says about its ranks; None: it has not answered in time."""
-        hosts = [place.host for place in job.places if place.host not in job.codes]
+        hosts = [place.host for place in job.start.places if place.host not in job.ending.codes]
         answers = await asyncio.gather(*(self._ask_place(host, job.id, wait_s) for host in hosts))
         return dict(zip(hosts, answers, strict=True))
 
@@ -424,7 +426,7 @@ class SchedulerService(PluginService):
         if not job.over:
             by = str(given.get("by", ""))[:100]
             await self.queue_log.change(CancelAsked(wall_s=0.0, job=job.id, by=by), f"cancel {job.id}")
-            await self.queue_log.until(lambda: job.after == "cancelled" or job.over, SHOWN_S)
+            await self.queue_log.until(lambda: job.ending.after == "cancelled" or job.over, SHOWN_S)
         return await self._job(given)
 
     async def _move(self, given: Mapping[str, Any]) -> JobView:
@@ -451,12 +453,12 @@ class SchedulerService(PluginService):
         if not 0 <= rank < job.spec.workers:
             why = f"{job.id} has ranks 0 to {job.spec.workers - 1}"
             raise Refused(3, f"there is no rank {rank}", why, f"agentctl logs {job.id} --rank 0")
-        host = next((place.host for place in job.places if rank in place.ranks), None)
+        host = next((place.host for place in job.start.places if rank in place.ranks), None)
         if host is None:
             return views.LogPart(b"", 0, job.over, self.host.id, 0)
         ask = LogTail(job.id, rank, offset, limit)
         part = await (self._log_tail(ask) if host == self.host.id else self._ask_log(host, ask))
-        over = job.over or (part.ended and rank in job.codes.get(host, {}))
+        over = job.over or (part.ended and rank in job.ending.codes.get(host, {}))
         if over and not part.kept:
             raise views.output_gone(job, rank, host)
         return views.LogPart(

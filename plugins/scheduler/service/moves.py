@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from plugins.base import Host
-from plugins.scheduler.machine import replacing
-from plugins.scheduler.machine.admission import taken_back
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.admission import taken_back
+from plugins.scheduler.machine.log import replacing
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.commands import PlacesLost
 from plugins.scheduler.service.log import QueueLog
 
@@ -21,7 +21,7 @@ BY_MAX = 100
 class RunningMoves:
     """Of the gangs that the log knows here."""
 
-    def __init__(self, host: Host, queue: Queue, log: QueueLog) -> None:
+    def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
         self.host, self.queue, self.log = host, queue, log
 
     async def move(self, job: Job, given: Mapping[str, Any]) -> None:
@@ -29,19 +29,19 @@ class RunningMoves:
         Refused says why they stay."""
         leaves, to = self._leaves(job, str(given.get("what", ""))), self._wanted(given.get("to"))
         what, by = f"ranks of {job.id} on {leaves} were not moved", str(given.get("by", ""))[:BY_MAX]
-        alive = [place.host for place in job.places if self._state(place.host) == "alive"]
+        alive = [place.host for place in job.start.places if self._state(place.host) == "alive"]
         if job.state != "running" or not alive:
             raise Refused(4, what, f"{job.id} is {job.state}", f"agentctl job {job.id}")
-        asked, sought = replacing.move_asked(job, leaves, to, alive[0], by), job.sought
+        asked, sought = replacing.move_asked(job, leaves, to, alive[0], by), job.healing.sought
         await self.log.change(asked, f"move ranks of {job.id}")
 
         def settled() -> bool:
-            return job.sought > sought and leaves not in job.moving
+            return job.healing.sought > sought and leaves not in job.healing.moving
 
         await self.log.until(settled, MOVED_S)
         if job.place_on(leaves) is None:
             return
-        if leaves in job.moving:
+        if leaves in job.healing.moving:
             raise Refused(75, what, "no host has answered yet; it may still happen", f"agentctl why {job.id}")
         raise Refused(4, what, job.reason, f"name another host, or none: agentctl move {job.id} {leaves}")
 
@@ -49,12 +49,14 @@ class RunningMoves:
         """The host that is named, or that has this rank."""
         found = [
             place.host
-            for place in job.places
+            for place in job.start.places
             if place.host == what or (what.isdecimal() and int(what[:6]) in place.ranks)
         ]
         if found:
             return found[0]
-        where = ", ".join(f"{place.host} ({' '.join(map(str, place.ranks))})" for place in job.places) or "nowhere"
+        where = (
+            ", ".join(f"{place.host} ({' '.join(map(str, place.ranks))})" for place in job.start.places) or "nowhere"
+        )
         why = f"{what[:80]!r} is no rank and no host of it; its ranks are on {where}"
         raise Refused(3, f"nothing of {job.id} was moved", why, f"agentctl move {job.id} 0")
 
@@ -83,11 +85,11 @@ class RunningMoves:
         by = str(given.get("by", ""))[:BY_MAX] or "a person"
         for job in on_it:
             said = f"{host} was given up by {by}"
-            left = [place.host for place in job.places if self._state(place.host) == "alive"]
+            left = [place.host for place in job.start.places if self._state(place.host) == "alive"]
             if job.heals_without((host,)) and left:
                 await self.log.change(
                     PlacesLost(
-                        wall_s=0.0, job=job.id, epoch=job.epoch, hosts=(host,), coordinator=left[0], reason=said
+                        wall_s=0.0, job=job.id, epoch=job.grant.epoch, hosts=(host,), coordinator=left[0], reason=said
                     ),
                     f"give up {host}",
                 )

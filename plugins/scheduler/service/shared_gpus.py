@@ -8,12 +8,12 @@ where every host says 0 in agent.toml.
 
 from collections.abc import Mapping, Sequence
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.base import Host
 from plugins.facts import GpusMeasured, GpusNow, GpusShared, GpuUse, HostView
-from plugins.scheduler.machine.capacity import Capacity, Gpus
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, host_of
+from plugins.scheduler.machine.leader.capacity import Capacity, Gpus
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, host_of
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import short_name
 

@@ -6,22 +6,22 @@ from functools import cached_property
 
 import msgspec
 
-from covey.carried import for_people
-from covey.core import HostId, JobId
-from covey.errors import Refused
+from covey.core.carried import for_people
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpusNow, HostView, StepTiming
-from plugins.scheduler.machine.beside import beside
-from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.jobs import HOLDING, Cause, Job, row_of
-from plugins.scheduler.machine.leader import RackHost
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.rank_signs import is_beside
-from plugins.scheduler.machine.replacing import why_not
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
-from plugins.scheduler.messages.spec import Pack
+from plugins.scheduler.machine.gang.rank_signs import is_beside
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.leader import RackHost
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.log.beside import beside
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import HOLDING, Cause, Job, row_of
+from plugins.scheduler.machine.log.replacing import why_not
 from plugins.scheduler.messages.wire import JobNowAnswer
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.classes import choose
+from plugins.scheduler.policy.eligible import GangShape, open_to, shape_of
 from plugins.scheduler.policy.hang import unseen
 from plugins.scheduler.policy.queue_positions import QueuePositions
 from plugins.scheduler.policy.settings import SchedulerSettings
@@ -80,7 +80,7 @@ class QueueSnapshot:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobTable,
         settings: SchedulerSettings,
         totals: Mapping[HostId, int],
         shared: Mapping[HostId, SharedGpus] | None = None,
@@ -90,9 +90,9 @@ class QueueSnapshot:
         are shared; `out`: GPUs of theirs that take none."""
         self.queue, self.settings, self.totals, self.index = queue, settings, totals, queue.index
         self.shared, self.out = shared, dict(out or {})
-        self._fits: dict[tuple[int, int, Pack], bool] = {}
-        """Workers, GPUs of each and how they lie on hosts -> whether there is room now."""
-        self._scattered: dict[tuple[int, int, Pack], str] = {}
+        self._fits: dict[GangShape, bool] = {}
+        """Whether there is room now."""
+        self._scattered: dict[GangShape, str] = {}
         """The same -> words."""
 
     def holds(
@@ -167,7 +167,7 @@ class QueueSnapshot:
         late_s = self.settings.demote_after_s
         if job.job_class == "auto" and self.queue.quota(job.spec.tenant) is not None and late_s is not None:
             waits = f"{waits}; {explain.demoted_later(late_s)}"
-        return f"{waits}; before: {job.reason}" if job.epoch else waits
+        return f"{waits}; before: {job.reason}" if job.grant.epoch else waits
 
     def _waits(self, job: Job) -> str:
         queue, thresholds = self.queue, self.settings.queue_thresholds_gpu_s
@@ -176,11 +176,8 @@ class QueueSnapshot:
             self._walk,
             self._over_quota,
             self.capacity,
-            thresholds,
-            queue.quotas,
-            queue.quotas.get("*"),
+            explain.OrderInForce(thresholds, queue.quotas, queue.quotas.get("*"), self.settings.preemption),
             self._hindrance(job),
-            self.settings.preemption,
         )
 
     def _hindrance(self, job: Job) -> str:
@@ -199,8 +196,8 @@ class QueueSnapshot:
     def _may_start(self, job: Job) -> bool:
         """Whether there is room for a guaranteed job other than the gang that keeps GPUs: the same for all of its
         shape."""
-        shape = job.spec.workers, job.spec.gpus_per_worker, job.spec.pack
-        if job.spec.pack == "apart" and len(self.gpu_capacity.takers) < job.spec.workers:
+        shape = shape_of(job.spec)
+        if job.spec.pack == "apart" and len(self.gpu_capacity.takers(job)) < job.spec.workers:
             return False
         if shape not in self._fits:
             self._fits[shape] = self.gpu_capacity.fits(job, self.gpu_capacity.free_for(job))
@@ -208,14 +205,19 @@ class QueueSnapshot:
 
     def _nobodys_for(self, job: Job) -> int:
         """GPUs that a guaranteed job could have if they lay where it wants them."""
-        shared = isinstance(self.gpu_capacity, SharedCapacity)
-        return len(self.gpu_capacity.free_for(job)) if shared else self._nobodys
+        capacity = self.gpu_capacity
+        shared = isinstance(capacity, SharedCapacity)
+        return sum((capacity.free_for(job) if shared else capacity.usable(job, capacity.free)).values())
 
     def _scatter(self, job: Job) -> str:
         spec, capacity = job.spec, self.gpu_capacity
-        shape = spec.workers, spec.gpus_per_worker, spec.pack
+        shape = shape_of(spec)
         if shape not in self._scattered:
-            free = capacity.by_host(capacity.free_for(job)) if isinstance(capacity, SharedCapacity) else capacity.free
+            free = (
+                capacity.by_host(capacity.free_for(job))
+                if isinstance(capacity, SharedCapacity)
+                else capacity.usable(job, capacity.free)
+            )
             self._scattered[shape] = explain.scattered(free, spec)
         return self._scattered[shape]
 
@@ -244,13 +246,13 @@ CAUSES: tuple[Cause, ...] = ("preempted", "host lost", "exit 75", "failed")
 
 def _for_s(job: Job, rack_s: float) -> float:
     """Seconds that it has waited, or has run since its first start, or took."""
-    began_s = job.submitted_rack_s if job.started_rack_s is None else job.started_rack_s
-    return max(0.0, (rack_s if job.ended_rack_s is None else job.ended_rack_s) - began_s)
+    began_s = job.times.submitted_rack_s if job.times.started_rack_s is None else job.times.started_rack_s
+    return max(0.0, (rack_s if job.times.ended_rack_s is None else job.times.ended_rack_s) - began_s)
 
 
 def heals(job: Job) -> bool:
     """Whether it goes on whichever one of its hosts is lost now."""
-    return all(job.heals_without((place.host,)) for place in job.places if place.host not in job.missing)
+    return all(job.heals_without((place.host,)) for place in job.start.places if place.host not in job.healing.missing)
 
 
 def job_view(
@@ -259,11 +261,11 @@ def job_view(
     """One job. `heard`: what hosts of its places said about their ranks just now."""
     heard = heard or {}
     away = {place.host: seen.gone[place.host] for place in job.awaited if place.host in seen.gone}
-    now = [answer for answer in heard.values() if answer.epoch == job.epoch]
-    step, metrics = progress([(job.step, job.metrics), *((answer.step, answer.metrics) for answer in now)])
+    now = [answer for answer in heard.values() if answer.epoch == job.grant.epoch]
+    step, metrics = progress([(job.start.step, job.start.metrics), *((answer.step, answer.metrics) for answer in now)])
     sums = sorted({answer.aggregator for answer in now if answer.aggregator is not None}) if job.placed else []
-    shown = job.places if job.state not in ("queued", "placing") else ()
-    attained = max(0.0, job.attained_gpu_s - job.base_gpu_s)
+    shown = job.start.places if job.state not in ("queued", "placing") else ()
+    attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
     return JobView(
         id=job.id,
         name=job.spec.name,
@@ -277,37 +279,37 @@ def job_view(
         gpus=job.spec.gpus,
         argv=tuple(map(for_people, job.spec.argv)),
         cwd=for_people(job.spec.cwd),
-        submitted_wall_s=job.submitted_wall_s,
-        started_wall_s=job.started_wall_s,
-        ended_wall_s=job.ended_wall_s,
+        submitted_wall_s=job.times.submitted_wall_s,
+        started_wall_s=job.times.started_wall_s,
+        ended_wall_s=job.times.ended_wall_s,
         for_s=_for_s(job, seen.rack_s),
         queue=order.queue_of(attained, standing.settings.queue_thresholds_gpu_s),
         attained_gpu_s=job.attained_gpu_s,
-        epoch=job.epoch,
-        attempt=job.attempt,
-        preemptions=job.preemptions,
-        hosts_lost=job.hosts_lost,
-        requeues=job.requeues,
-        failures=job.failures,
+        epoch=job.grant.epoch,
+        attempt=job.tally.attempt,
+        preemptions=job.tally.preemptions,
+        hosts_lost=job.tally.hosts_lost,
+        requeues=job.tally.requeues,
+        failures=job.tally.failures,
         retries={cause: job.happened(cause)[1] for cause in CAUSES},
         hang_s=job.spec.hang_s,
         spares=job.spec.spares,
         hang_unseen=_hang_unseen(job, now),
-        on_lost="heal" if job.spec.on_lost == "stop" else job.spec.on_lost,
+        on_lost=job.spec.on_lost,
         heals_not=why_not(job) if job.state == "running" and not heals(job) else "",
         away=away,
-        coordinator=job.coordinator,
-        exit_code=job.exit_code,
+        coordinator=job.grant.coordinator,
+        exit_code=job.ending.exit_code,
         places=shown,
         ranks=tuple(rank for place in shown for rank in _ranks(job, place.host, place.host in away, heard)),
         step=step,
         metrics=metrics,
-        timing=slowest([*job.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
+        timing=slowest([*job.start.timings.values(), *(answer.timing for answer in now if answer.timing is not None)]),
         attached={rank: what for answer in now for rank, what in answer.attached.items()},
         aggregator=sums[0] if sums else None,
         unlike=explain.unlike_kernels({rank: kernel for answer in now for rank, kernel in answer.kernels.items()}),
         beside=_beside(job, standing),
-        unfit=job.unfit,
+        unfit=job.tally.unfit,
         reserved_gpus=sum(standing.queue.kept.values()) if standing.queue.keeper == job.id else 0,
         age_s=age_s,
     )
@@ -326,7 +328,7 @@ def brief(view: JobView) -> JobView:
 
 def _hang_unseen(job: Job, now: Sequence[JobNowAnswer]) -> str:
     """`now`: what hosts of it said."""
-    awaited = [place for place in job.places if place.host not in job.codes]
+    awaited = [place for place in job.start.places if place.host not in job.ending.codes]
     if job.spec.hang_s is None or job.state != "running" or len(now) < len(awaited):
         return ""
     return unseen(any(one.reports for one in now), any(one.joined for one in now), is_beside(job))
@@ -354,12 +356,12 @@ def _ranks(job: Job, host: HostId, away: bool, answers: Mapping[HostId, JobNowAn
     if place is None:
         return []
     each = len(place.gpus) // len(place.ranks)
-    pids = heard.pids if heard is not None and heard.epoch == job.epoch else {}
+    pids = heard.pids if heard is not None and heard.epoch == job.grant.epoch else {}
     found = []
     for local, rank in enumerate(place.ranks):
         gpus = place.devices[local * each : (local + 1) * each]
-        code = job.codes.get(host, {}).get(rank)
-        gone = host in job.codes or host in job.lost
+        code = job.ending.codes.get(host, {}).get(rank)
+        gone = host in job.ending.codes or host in job.ending.lost
         runs = "away" if away else "running"
         state = "ended" if gone else runs if rank in pids or heard is None else "waiting"
         found.append(RankView(rank, host, gpus, state, pids.get(rank), code))
@@ -383,7 +385,7 @@ def slowest(timings: Sequence[StepTiming]) -> StepTiming | None:
     return msgspec.structs.replace(found, memory_bytes=max(timing.memory_bytes for timing in timings))
 
 
-def quota_views(queue: Queue) -> list[QuotaView]:
+def quota_views(queue: JobTable) -> list[QuotaView]:
     """Every tenant that has a quota or jobs."""
     queued, beyond, tenants = Counter[str](), Counter[str](), set(queue.quotas)
     for job in queue.live():
@@ -421,20 +423,20 @@ def rack_of(hosts: Sequence[HostView], now_s: float, shared: bool = False) -> tu
     return tuple(found)
 
 
-def free_of(hosts: Sequence[HostView], queue: Queue, job: Job | None = None) -> dict[HostId, int]:
-    """Free GPUs of hosts that are alive and not drained: what gossip says, or less where the log knows of more that are
-    held, or that ranks of another job than this one are about to move to."""
+def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) -> dict[HostId, int]:
+    """Free GPUs of hosts that are alive and that this job may use: what gossip says, or less where the log knows of
+    more that are held, or that ranks of another job than this one are about to move to."""
     arriving = Counter[HostId]()
     for other in queue.live():
-        if other.moving and other is not job:
+        if other.healing.moving and other is not job:
             arriving.update(other.arriving)
     found = {}
     for view in hosts:
         gpus = view.value("gpus", GpusNow)
-        if view.state == "alive" and isinstance(gpus, GpusNow) and view.host not in queue.drained:
+        if view.state == "alive" and isinstance(gpus, GpusNow):
             held = len(set(map(device_of, queue.holders.get(view.host, {}))))
             found[view.host] = max(0, min(gpus.free, gpus.total - gpus.out - held) - arriving[view.host])
-    return found
+    return dict(open_to(None if job is None else job.spec, found, queue.drained))
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:
@@ -446,10 +448,10 @@ def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None
     return {host: min(gpus, allowed.get(host, 0)) for host, gpus in free.items()}
 
 
-def ranks_of(queue: Queue) -> dict[HostId, int]:
+def ranks_of(queue: JobTable) -> dict[HostId, int]:
     """Ranks per host of everything that runs."""
     found: dict[HostId, int] = {}
     for job in queue.live():
-        for place in job.places if job.placed else ():
+        for place in job.start.places if job.placed else ():
             found[place.host] = found.get(place.host, 0) + len(place.ranks)
     return found

@@ -9,7 +9,7 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.transitions import StateTable
+from covey.core.transitions import StateTable
 from plugins.sharing.machine.ladder import Ladder, Phase
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.transitions import StateTable
+from covey.core.transitions import StateTable
 
 
 class InUse(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from covey.core import JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
 from plugins.sharing.messages import Kind, Limits, Report
 
 # ---- events ----------------------------------------------------------------------------------------------------------

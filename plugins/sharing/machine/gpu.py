@@ -11,9 +11,10 @@ from typing import Literal, assert_never
 
 import msgspec
 
-from covey.core import JobId, LogEvent
-from covey.transitions import CheckedState
-from covey.units import format_size
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.core.transitions import CheckedState
+from covey.core.units import format_size
 from plugins.sharing.machine.control import TRANSITIONS as CONTROL
 from plugins.sharing.machine.control import Settling, Steady, Stuck, Surging, Unwatched, unstuck, without_trouble, word
 from plugins.sharing.machine.device_use import TRANSITIONS as USE

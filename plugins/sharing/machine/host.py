@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
-from covey.core import JobId, LogEvent
-from covey.devices import TAKES_JOBS
-from covey.pages import MiniBatch, RankLimits, RankReport
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.kernel.pages import MiniBatch, RankLimits, RankReport
+from covey.ports.devices import TAKES_JOBS
 from plugins.facts import JobKind
 from plugins.sharing.machine import events
 from plugins.sharing.machine.events import GpuAction, GpuEvent

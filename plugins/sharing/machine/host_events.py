@@ -4,8 +4,9 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from covey.core import JobId, LogEvent
-from covey.pages import RankLimits, RankReport
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.kernel.pages import RankLimits, RankReport
 from covey.ports import Condition
 from plugins.facts import JobKind
 from plugins.sharing.machine.events import HardLimited, Suspended

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.sharing.messages import Kind, Limits
 from plugins.sharing.policy import interference, memory
 from plugins.sharing.policy.interference import StepSamples

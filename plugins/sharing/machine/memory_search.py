@@ -3,7 +3,7 @@ mini-batches, and the best stays. `policy.memory` says which to try; this rememb
 
 from collections.abc import Mapping, Sequence
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.sharing.machine.member import GpuMember
 from plugins.sharing.policy import memory
 from plugins.sharing.policy.memory import LimitSearch

@@ -9,8 +9,9 @@ lost yet, and suspended it would need room for all there may be before it could 
 
 from collections.abc import Mapping
 
-from covey.core import JobId, LogEvent
-from covey.units import format_size
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.core.units import format_size
 from plugins.sharing.machine.events import (
     Actions,
     GpuAction,

@@ -11,7 +11,7 @@ capacity, at no instant and whatever gets lost: that is `check`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from covey.core import JobId
+from covey.core.ids import JobId
 
 ACK_S = 5.0
 """How long a job may take to apply a smaller limit..."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from covey.units import GIB, MIB
+from covey.core.units import GIB, MIB
 
 QUANTUM = 16 * MIB
 """Limits are multiples of this."""

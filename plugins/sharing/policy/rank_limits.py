@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from covey.pages import RankLimits
+from covey.kernel.pages import RankLimits
 from plugins.sharing.messages import Limits
 
 NS = 1_000_000_000

@@ -1,7 +1,7 @@
 """The laws of other systems, for comparison: what each does with the rate of an opportunistic job after a window.
 
 All of them know one rate for all times, and a baseline that they keep. Their constants are those of the published code
-where there is one; where a law has none, they were chosen to do well in the scenarios of `sim/sharing.py`.
+where there is one; where a law has none, they were chosen to do well in the scenarios of `sim/sharing/sharing.py`.
 """
 
 import msgspec

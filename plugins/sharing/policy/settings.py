@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.units import parse_size
+from covey.core.units import parse_size
 from plugins.sharing.policy.interference import TOLERANCE
 
 

@@ -5,7 +5,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, assert_never
 
-from covey.core import Fact, JobId, LogEvent
+from covey.core.events import Fact, LogEvent
+from covey.core.ids import JobId
+from covey.core.metrics import MetricSeries
 from covey.ports import LetsGo
 from plugins.base import Command, Host, PluginService, RankPages
 from plugins.facts import (
@@ -46,7 +48,7 @@ from plugins.sharing.machine.host_events import (
     WriteLimits,
 )
 from plugins.sharing.policy.settings import SharingSettings
-from plugins.sharing.service import views
+from plugins.sharing.service import metrics, views
 from plugins.sharing.service.watch import DeviceWatch, holders
 from plugins.views import InterferenceView, SharedGpuView
 
@@ -314,17 +316,16 @@ class SharingService(PluginService):
         job = given.get("job")
         return [row for row in rows if not job or row.job == job]
 
-    def metrics(self) -> Mapping[str, float]:
-        found = {f'covey_sharing_total{{kind="{kind}"}}': float(count) for kind, count in self.counters.items()}
-        found["covey_device_failures_total"] = float(self.watch.failures)
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        found = {metrics.SHARING.of(kind): float(count) for kind, count in self.counters.items()}
+        found[metrics.DEVICE_FAILURES.of()] = float(self.watch.failures)
         numbers = {uuid: number for number, uuid in enumerate(self.watch.devices())}
         for uuid, gpu in self.machine.gpus.items():
-            label = f'{{gpu="{numbers.get(uuid, "gone")}"}}'
-            found[f"covey_gpu_utilization{label}"] = self.watch.utilization(uuid)
-            found[f"covey_gpu_jobs{label}"] = float(len(gpu.members))
-            found[f"covey_gpu_memory_free_bytes{label}"] = float(gpu.ledger.free_bytes)
+            number = str(numbers.get(uuid, "gone"))
+            found[metrics.GPU_UTILIZATION.of(number)] = self.watch.utilization(uuid)
+            found[metrics.GPU_JOBS.of(number)] = float(len(gpu.members))
+            found[metrics.GPU_MEMORY_FREE_BYTES.of(number)] = float(gpu.ledger.free_bytes)
         for row in views.interference(self.host.id, self.machine, self.env.clock.now_s()):
             if row.slowdown is not None:
-                of = f'job="{row.job}",gpu="{numbers.get(row.gpu, "gone")}"'
-                found[f"covey_interference_ratio{{{of}}}"] = row.slowdown
+                found[metrics.INTERFERENCE_RATIO.of(row.job, str(numbers.get(row.gpu, "gone")))] = row.slowdown
         return found

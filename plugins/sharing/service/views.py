@@ -2,7 +2,7 @@
 
 import math
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.sharing.machine.gpu import SharedGpu
 from plugins.sharing.machine.host import HostSharing
 from plugins.sharing.machine.member import GpuMember

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Device, DeviceHealth, Devices, DeviceSample, Env
 from plugins.facts import GpuUse
 

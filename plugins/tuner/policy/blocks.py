@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Mapping, Sequence
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.messages import Kind, Move
 
 Owned = Mapping[HostId, Sequence[int]]

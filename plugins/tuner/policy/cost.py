@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from covey.core import HostId
+from covey.core.ids import HostId
 
 Floats = npt.NDArray[np.float64]
 

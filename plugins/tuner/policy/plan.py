@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.messages import Add, Delete, Kind, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy.blocks import moves, whole
 from plugins.tuner.policy.search import Split

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.policy.cost import Floats, HostCosts, Load, epoch_equal, epochs, rates
 
 COUNTS_MAX = 1 << 19

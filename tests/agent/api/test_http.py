@@ -23,13 +23,15 @@ from hypothesis import strategies as st
 
 from agent.api import http
 from agent.api.http import HttpApi
-from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
+from covey.core.metrics import Measured
 from covey.ports import Env
 from plugins.base import Command
 from plugins.facts import HostState
+from plugins.memory.service.metrics import SLAB_EVICTIONS, SLABS
 from plugins.views import ErrorView, HostRow, LeaderView, PluginHealth
-from tests.agent.api.test_metrics import parsed
+from tests.agent.api.test_metrics import read_back
 
 _BOMB = gzip.compress(b" " * (20 << 20))
 
@@ -111,8 +113,8 @@ class FakeApi:
 
         self.commands[name] = command
 
-    def metrics(self) -> Mapping[str, float]:
-        return {'covey_slabs{role="lent"}': 4.0, "covey_slab_evictions_total": 2.0, 'covey_slabs{role="borrowed"}': 0.5}
+    def metrics(self) -> Measured:
+        return {SLABS.of("lent"): 4.0, SLAB_EVICTIONS.of("pressure"): 2.0, SLABS.of("borrowed"): 0.5}
 
 
 class Rig:
@@ -402,15 +404,23 @@ async def test_liveness_readiness_and_health_tell_three_different_things(rig: Ri
 async def test_metrics_are_prometheus_text_with_each_family_once(rig: Rig) -> None:
     await rig.ask("GET", "/v1/hosts")
     await rig.ask("GET", "/v1/nothing")
-    status, text = await rig.ask("GET", "/metrics")
+    status, text = await rig.ask("GET", "/metrics", headers={"Accept": "application/openmetrics-text;version=x"})
     assert status == 200
-    assert 'covey_http_refused_total{why="http_404"} 1' in text.splitlines()
-    lines = text.splitlines()
-    assert lines.index("# TYPE covey_slabs gauge") + 1 == lines.index('covey_slabs{role="borrowed"} 0.5')
-    assert 'covey_slabs{role="lent"} 4' in lines
-    assert "# TYPE covey_slab_evictions_total counter" in lines
-    assert 'covey_http_requests_total{status="200"} 1' in lines
-    assert {"covey_boot", "covey_build_info", "covey_slabs"} <= parsed(text).keys()
+    families = read_back(text)
+    assert families["covey_http_refused"].samples[0][:3] == ("covey_http_refused_total", {"why": "http_404"}, 1.0)
+    assert families["covey_http_requests"].samples[0][:3] == ("covey_http_requests_total", {"status": "200"}, 1.0)
+    slabs = {sample.labels["role"]: sample.value for sample in families["covey_slabs"].samples}
+    assert slabs == {"lent": 4, "borrowed": 0.5}
+    assert (families["covey_slabs"].type, families["covey_slab_evictions"].type) == ("gauge", "counter")
+    assert {"covey_boot", "covey_build_info"} <= families.keys()
+
+
+async def test_metrics_say_in_which_format_they_are(rig: Rig) -> None:
+    async with (
+        ClientSession(connector=UnixConnector(rig.path)) as session,
+        session.get("http://localhost/metrics") as answer,
+    ):
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def test_the_page_comes_with_a_strict_policy(rig: Rig) -> None:

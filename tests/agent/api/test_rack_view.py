@@ -6,8 +6,9 @@ import pytest
 
 from agent.api.gathering import Gathered, Unanswered
 from agent.api.rack_view import AskView, PluginsFailed, RackView, ViewAnswer
-from covey.core import HostId, Message
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Message
+from covey.core.ids import HostId
 from plugins.facts import GpusNow, HostView
 from plugins.views import EventLine, GpuRow, HostRow, PluginHealth, Trouble
 

@@ -1,8 +1,8 @@
 """A runner, as far as jobs.sock asks it, that knows the ranks of one epoch."""
 
-from covey.core import JobId
-from covey.errors import Refused
-from covey.wire import GRACE_KEPT, Stopping
+from covey.core.errors import Refused
+from covey.core.ids import JobId
+from covey.wire.job import GRACE_KEPT, Stopping
 from plugins.base import RanksSpec
 
 

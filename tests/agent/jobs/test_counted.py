@@ -1,7 +1,7 @@
 """Of several processes of one rank, one counts."""
 
-from agent.jobs.counted import SILENT_S, CountedProcesses
-from covey.core import JobId
+from agent.jobs.socket.counted import SILENT_S, CountedProcesses
+from covey.core.ids import JobId
 
 RANK, SIBLING = (JobId("j1"), 1, 0), (JobId("j1"), 1, 1)
 FIRST, SECOND = object(), object()

@@ -17,17 +17,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.jobs import jobs_socket as jobs_module
-from agent.jobs.jobs_socket import STEP_MAX, JobSocket
+from agent.jobs.socket import jobs_socket as jobs_module
+from agent.jobs.socket.jobs_socket import STEP_MAX, JobSocket
 from agent.jobs.successors import NEVER
+from agent.metrics import JOB_FRAMES, JOB_PROCESSES
 from agent.ports.clock import RealClock
-from agent.ports.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
-from covey.core import Fact, HostId, JobId
-from covey.errors import Refused
-from covey.frames import FRAME_BYTES_MAX, pack, read_frame
+from agent.ports.network.protocol_error_limit import FORGIVE_S, OFFENCES_MAX
+from covey.core.errors import Refused
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
+from covey.core.version import VERSION
 from covey.ports import UNKNOWN_USER, ByteStream
-from covey.version import VERSION
-from covey.wire import (
+from covey.wire.frames import FRAME_BYTES_MAX, pack, read_frame
+from covey.wire.job import (
     GRACE_KEPT,
     PROTOCOL,
     AggregatorAt,
@@ -450,6 +452,6 @@ async def test_counters_are_metrics(short: str) -> None:
     async with door(short) as found:
         stream, _ = await found.say(GOOD)
         await until(lambda: found.socket.peers(J1))
-        assert found.socket.metrics()["covey_job_processes"] == 1.0
-        assert found.socket.metrics()['covey_job_frames_total{kind="joined"}'] == 1.0
+        assert found.socket.metrics()[JOB_PROCESSES.of()] == 1.0
+        assert found.socket.metrics()[JOB_FRAMES.of("joined")] == 1.0
         stream.close()

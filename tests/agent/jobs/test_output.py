@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from agent.jobs.output import RANK_BYTES_MIN, JobsSettings, KeptOutput, output_of, rank_bytes_max, read_log, to_remove
 from agent.jobs.runner import SupervisedRunner
-from agent.ports import shim, shims
 from agent.ports.disk import DirectoryDisk
-from covey.core import JobId
+from agent.ports.processes import shim, shims
+from covey.core.ids import JobId
 from plugins.base import LogRead
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import here, ranks, until

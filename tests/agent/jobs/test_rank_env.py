@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from agent.jobs.rank_env import NEVER_CHOSEN, RankEndpoints, cores_of, environment, memory_of
 from agent.ports.devices.cpu import CpuDevices
 from agent.ports.devices.settings import CpuDevice
-from covey.attach import SITE
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
+from covey.hooks import SITE
 from plugins.base import RankSpec, RanksSpec
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
+from plugins.scheduler.machine.log.jobs import Job, JobTimes
 from plugins.scheduler.messages.spec import JobSpec
-from plugins.scheduler.service.rankspec import ranks_spec
+from plugins.scheduler.service.ranks.rankspec import ranks_spec
 from tests.agent.here import ranks
 
 GPUS = 8
@@ -44,8 +44,8 @@ def uuids(kind: str = "GPU") -> tuple[str, ...]:
 
 
 def job_at(places: tuple[Place, ...], spec: JobSpec) -> Job:
-    job = Job(id=JobId("j1"), number=1, key="key", spec=spec, submitted_wall_s=0.0)
-    job.places, job.master_addr, job.master_port, job.attempt = places, "10.0.0.1", 29_500, 1
+    job = Job(id=JobId("j1"), number=1, key="key", spec=spec, times=JobTimes(0.0))
+    job.start.places, job.start.master_addr, job.start.master_port, job.tally.attempt = places, "10.0.0.1", 29_500, 1
     return job
 
 

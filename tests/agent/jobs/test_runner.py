@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.jobs import supervisor
 from agent.jobs.following import BOOT_S, LAUNCHES_MAX
 from agent.jobs.held_ports import PORTS
 from agent.jobs.output import LOG_BYTES_MAX, JobsSettings
@@ -29,13 +28,15 @@ from agent.jobs.records import Fence, StartRecord
 from agent.jobs.records import decoder as record_decoder
 from agent.jobs.runner import SupervisedRunner
 from agent.jobs.supervision import UNKNOWN, SupervisorConfig, SupervisorState
-from agent.ports.procfs import is_alive, start_ticks
+from agent.jobs.supervisor import supervisor
+from agent.ports.processes.procfs import is_alive, start_ticks
 from chaos.world.disk import SimFile
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.checked import load, save, seal
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import Command, Disk, Env, ProcessId
+from covey.wire.checked import load, save, seal
 from plugins.base import LogRead, Program, RanksSpec
 from plugins.facts import RankEndedHere, RanksEnded, RanksStarted
 from tests.agent.here import Here, here, ranks, until
@@ -403,7 +404,7 @@ async def test_a_damaged_record_is_reported_and_the_others_are_found(host: Here)
     await host.env.disk.replace("jobs/j1/forgotten", b"not a number")
     runner = host.runner()
     await runner.start_up()
-    assert "record is damaged" in host.lines.text
+    assert "record cannot be read" in host.lines.text
     assert (await ended(host, ranks("j2", "/bin/true"))).codes == {0: 0}
 
 

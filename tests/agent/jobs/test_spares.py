@@ -15,20 +15,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.jobs import spares, supervisor
-from agent.jobs.spare_frames import KeepSpares, SparesConfig, SparesStatus, common, decoder, unlike
+from agent.jobs.spares import spares
+from agent.jobs.spares.frames import KeepSpares, SparesConfig, SparesStatus, common, decoder, unlike
 from agent.jobs.supervision import HealRank, RankStart, SupervisorConfig, SupervisorState, read_state
-from agent.ports.processes import holding
-from agent.ports.shim import GOES_FIRST, ORDINARY
-from agent.ports.shims import start_waiting
+from agent.jobs.supervisor import supervisor
+from agent.ports.processes.processes import holding
+from agent.ports.processes.shim import GOES_FIRST, ORDINARY
+from agent.ports.processes.shims import start_waiting
 from chaos.world.host import SimHost
 from chaos.world.spares import SimSpare
 from chaos.world.world import World
-from covey import attach
-from covey.attach import warm
-from covey.core import JobId
-from covey.frames import pack, read_frame
+from covey import hooks as attach
+from covey.core.ids import JobId
+from covey.hooks import warm
 from covey.ports import Command, Env
+from covey.wire.frames import pack, read_frame
 from plugins.base import RanksSpec
 from plugins.facts import RankReplaced, RanksEnded, RanksStarted, SparesReady
 from tests.agent.here import Here, here, ranks, until
@@ -377,7 +378,7 @@ def test_what_nobody_wants_any_more_ends_before_its_script_begins(tmp_path: Any)
 
 def imported(*options: str) -> list[str]:
     """What a rank that is started with these would have imported ahead."""
-    script = "import msgspec, json\nfrom covey.spare_modules import imported\nprint(json.dumps(imported()))"
+    script = "import msgspec, json\nfrom covey.job.spare_modules import imported\nprint(json.dumps(imported()))"
     env = {"PYTHONPATH": os.pathsep.join([attach.SITE, *sys.path]), "COVEY_SOCKET": "/nowhere"}
     said = subprocess.run([sys.executable, *options, "-c", script], env=env, capture_output=True, check=True, cwd="/")
     return list(msgspec.json.decode(said.stdout))
@@ -385,7 +386,7 @@ def imported(*options: str) -> list[str]:
 
 def test_a_rank_tells_what_it_imported_from_packages_and_not_from_python_itself() -> None:
     found = imported()
-    assert "msgspec" in found and "covey.spare_modules" in found
+    assert "msgspec" in found and "covey.job.spare_modules" in found
     assert not {"os", "sys", "json", "json.decoder", "__main__", "sitecustomize"} & set(found)
 
 

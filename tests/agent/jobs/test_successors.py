@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.jobs import supervisor
 from agent.jobs.successors import LOSSES_IN_A_STEP_MAX, NEVER, after_loss, command_of, healing_said, may_be_lost
 from agent.jobs.supervision import (
     CANNOT_START,
@@ -29,11 +28,12 @@ from agent.jobs.supervision import (
     decoder,
     read_state,
 )
+from agent.jobs.supervisor import supervisor
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.core import JobId
-from covey.frames import pack, read_frame
+from covey.core.ids import JobId
 from covey.ports import ByteStream, Command, Env
+from covey.wire.frames import pack, read_frame
 from plugins.base import RankLease
 from plugins.facts import RankReplaced, RanksEnded
 from tests.agent.here import here, ranks, until
@@ -147,7 +147,7 @@ async def meet(env: Env, told: SupervisorConfig) -> ByteStream:
 async def last_word(stream: ByteStream) -> SupervisorState:
     while True:
         heard = await read_frame(stream, decoder)
-        assert isinstance(heard, RanksStatus) and heard.heals
+        assert isinstance(heard, RanksStatus)
         if heard.state.ended:
             return heard.state
 

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.jobs import supervisor
-from agent.jobs.endings import EXTENSION_MAX_S
 from agent.jobs.supervision import (
     CANNOT_START,
     DISK_RETRY_S,
@@ -32,13 +30,15 @@ from agent.jobs.supervision import (
     joining_frames,
     read_state,
 )
-from agent.jobs.supervisor import NOTICE_S
+from agent.jobs.supervisor import supervisor
+from agent.jobs.supervisor.endings import EXTENSION_MAX_S
+from agent.jobs.supervisor.supervisor import NOTICE_S
 from chaos.world.host import SimHost
 from chaos.world.world import World
-from covey.checked import seal
-from covey.core import JobId
-from covey.frames import FrameError, pack, read_frame, unpack
+from covey.core.ids import JobId
 from covey.ports import ByteStream, Command, Env, ProcessId
+from covey.wire.checked import seal
+from covey.wire.frames import FrameError, pack, read_frame, unpack
 
 J1 = JobId("j1")
 

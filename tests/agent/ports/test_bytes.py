@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.ports.bytes import SocketBytes, SocketListener
-from agent.ports.stream import DIRECT_BYTES, SPILL_BYTES
+from agent.ports.network.bytes import SocketBytes, SocketListener
+from agent.ports.network.stream import DIRECT_BYTES, SPILL_BYTES
 from agent.program import JsonLog
 from covey.ports import UNKNOWN_USER, ByteStream, Listener
 from tests.agent.here import LOOPS, Lines, both_loops, run_on, until
@@ -300,7 +300,7 @@ async def _nobody(_stream: ByteStream) -> None:
 async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
     short: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.ports.bytes.FOUND_CHECK_S", 0.01)
+    monkeypatch.setattr("agent.ports.network.bytes.FOUND_CHECK_S", 0.01)
     folder = f"{short}/run"
     path = f"{folder}/x.sock"
     looks, is_lost = 0, SocketListener._is_lost

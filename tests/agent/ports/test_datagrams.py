@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ports.datagrams import UdpDatagrams, ip_port_text
-from covey.addresses import ip_port
+from agent.ports.network.datagrams import UdpDatagrams, ip_port_text
+from covey.ports.addresses import ip_port
 from tests.agent.here import both_loops, until
 
 

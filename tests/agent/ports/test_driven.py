@@ -1,14 +1,15 @@
-"""How a real connection drives a machine (`covey.driven`): a part of what came in each turn, all of it in the end."""
+"""How a real connection drives a machine (`covey.wire.driven`): a part of what came in each turn, all of it in the
+end."""
 
 import asyncio
 
 import pytest
 
-from agent.ports.bytes import SocketBytes
-from agent.ports.stream import FILLS_MAX
+from agent.ports.network.bytes import SocketBytes
+from agent.ports.network.stream import FILLS_MAX
 from agent.program import JsonLog
-from covey.driven import driven
 from covey.ports import ByteStream
+from covey.wire.driven import driven
 from tests.agent.here import LOOPS, Lines, run_on, until
 
 PORT = SocketBytes(JsonLog(Lines(), "debug"))  # type: ignore[arg-type]

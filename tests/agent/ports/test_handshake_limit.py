@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ports.handshake_limit import GRACE_S, HANDSHAKE_S, UNPROVEN_MAX, HandshakeLimit
+from agent.ports.network.handshake_limit import GRACE_S, HANDSHAKE_S, UNPROVEN_MAX, HandshakeLimit
 
 
 def test_the_three_ways_a_connection_ends_are_told_apart() -> None:

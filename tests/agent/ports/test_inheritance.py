@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent.ports.inheritance import NOT_INHERITED
-from agent.ports.processes import descendants
-from agent.ports.procfs import environment, stat
+from agent.ports.processes.inheritance import NOT_INHERITED
+from agent.ports.processes.processes import descendants
+from agent.ports.processes.procfs import environment, stat
 
 LOOK = """
 import json, os, sys
@@ -34,7 +34,7 @@ print(json.dumps({
 BAD_PARENT = """
 import asyncio, contextlib, ctypes, json, os, pty, signal, socket, struct, sys
 from agent.jobs.supervision import RankStart, SupervisorConfig
-from agent.ports.processes import ProgramBase, RealProcesses
+from agent.ports.processes.processes import ProgramBase, RealProcesses
 from covey.ports import Command
 
 folder, mode = sys.argv[1:3]

@@ -13,11 +13,11 @@ from agent import identity
 from agent.event_log import EventLog
 from agent.jobs.output import read_log
 from agent.locks import StateLock
-from agent.ports import shim
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
 from agent.ports.last_room import RESERVE, LastingLog, free_in, kept_free, reserve_of
-from covey.core import HostId
+from agent.ports.processes import shim
+from covey.core.ids import HostId
 
 MIB = 1 << 20
 DISK_BYTES = 32 * MIB
@@ -67,7 +67,7 @@ async def test_log_and_records_get_pieces_of_the_reserve_on_a_full_disk_and_bulk
     assert reserved(place) == reserve_of(str(place)) == DISK_BYTES // 8
     fill(place)
     with pytest.raises(OSError, match="No space"):
-        await disk.append("story.log", b"x" * 9000)
+        await disk.append("events.log", b"x" * 9000)
     for name in ("memory/volumes/v1/log/00000000", "scheduler/env/0123"):
         with pytest.raises(OSError, match="less than 6 MiB is free, which the log of this host may need"):
             await disk.replace(name, b"x")

@@ -8,10 +8,11 @@ import pytest
 import zmq
 
 from agent import log as logs
-from agent.ports import handshake_limit
-from agent.ports.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
-from covey.addresses import reached_at
-from covey.core import HostId
+from agent.metrics import CONTROL_CONNECTIONS
+from agent.ports.network import handshake_limit
+from agent.ports.network.links import MESSAGE_BYTES_MAX, RECONNECT_S, ZmqLinks, _turn_away
+from covey.core.ids import HostId
+from covey.ports.addresses import reached_at
 from tests.agent.here import until
 
 GPU1, GPU2 = HostId("gpu1"), HostId("gpu2")
@@ -276,14 +277,14 @@ async def test_who_connects_and_says_nothing_is_counted_and_a_crowd_of_them_is_t
         await until(lambda: two.links.counters["accepted"] == 20)
         await until(lambda: two.links.visitors.open == 8)
         assert two.links.counters["turned_away"] == 12
-        assert two.links.metrics()['covey_control_connections{key="not_shown"}'] == 8
+        assert two.links.metrics()[CONTROL_CONNECTIONS.of("not_shown")] == 8
         silent[0].close()
         await until(lambda: two.links.counters["broken_off"] >= 1)
         one.links.know(GPU2, two.links.address, two.links.public_key)
         two.links.know(GPU1, one.links.address, one.links.public_key)
         assert await send_until_heard(one, GPU2, b"hello", two) == (GPU1, b"hello"), "there is room for honest ones"
         await until(lambda: two.links.counters["silent"] >= 7, 15.0)
-        await until(lambda: two.links.metrics()['covey_control_connections{key="not_shown"}'] == 0)
+        await until(lambda: two.links.metrics()[CONTROL_CONNECTIONS.of("not_shown")] == 0)
         assert two.links.counters["handshakes"] >= 1
     finally:
         for connection in silent:

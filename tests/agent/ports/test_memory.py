@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.memory import memory_now
-from agent.ports.memory_stalls import FILE, watch
-from covey.units import GIB, MIB
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick, StoreFound
+from agent.ports.memory.host_memory import memory_now
+from agent.ports.memory.stalls import FILE, watch
+from covey.core.units import GIB, MIB
+from plugins.memory.machine.lending.events import LenderTick, StoreFound
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.policy.lending import Headroom
 
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nHugePages_Total:  0\n"

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from agent.ports import memory_lock
 from agent.ports.loop_stalls import RealLoopStalls, RunDelay
-from agent.ports.pages import MemfdPages
+from agent.ports.memory import lock as memory_lock
+from agent.ports.memory.pages import MemfdPages
 from tests.agent.here import until
 
 ASK = """
 import os, resource, sys
-from agent.ports.memory_lock import stay_in_memory
+from agent.ports.memory.lock import stay_in_memory
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))
 open("/proc/self/status", encoding="ascii").close()  # what another user may not read
 if sys.argv[1] == "nobody":
@@ -48,7 +48,7 @@ def test_without_it_the_process_says_so_and_goes_on() -> None:
 
 HEAP = """
 import sys
-from agent.ports.memory_lock import keep_heap
+from agent.ports.memory.lock import keep_heap
 def pages():
     words = open("/proc/self/status").read().split()
     return int(words[words.index("VmRSS:") + 1])
@@ -75,7 +75,7 @@ def test_requests_find_memory_that_was_kept_for_them_and_leave_it() -> None:
 
 FAULTS = """
 import collections, resource
-from agent.ports.memory_lock import keep_heap
+from agent.ports.memory.lock import keep_heap
 print(keep_heap(0))
 under_way = collections.deque((bytearray(1 << 20) for _ in range(8)), 8)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

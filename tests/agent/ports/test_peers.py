@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.arrays.keeper import may_use
-from agent.ports.peers import OVERFLOW_UID, peer_of, stands_for_others
+from agent.ports.network.peers import OVERFLOW_UID, peer_of, stands_for_others
 from covey.ports import ANYBODY, UNKNOWN_USER
 from tests.covey.test_volume_users import as_user
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 OTHER = 64_999
 SERVE = """
 import os, socket, sys
-from agent.ports.peers import peer_of
+from agent.ports.network.peers import peer_of
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 os.chmod(sys.argv[1], 0o666)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.ports import procfs
+from agent.ports.processes import procfs
 from covey.ports import ProcessId
 
 NOBODY = 2**22 + 1

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ports.protocol_error_limit import FORGIVE_S, LINES_MAX, OFFENCES_MAX, PEERS_MAX, ProtocolErrorLimit
+from agent.ports.network.protocol_error_limit import FORGIVE_S, LINES_MAX, OFFENCES_MAX, PEERS_MAX, ProtocolErrorLimit
 
 
 def test_a_peer_is_shut_out_after_a_few_offences_until_it_kept_quiet_for_a_while() -> None:

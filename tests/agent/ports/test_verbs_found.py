@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.verbs import PyVerbs
-from agent.ports.verbs_found import look
-from covey.verbs import NoVerbs
+from agent.ports.network.verbs import PyVerbs
+from agent.ports.network.verbs_found import look
+from covey.ports.verbs import NoVerbs
 
 LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
 V4 = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -135,7 +135,7 @@ def test_opening_says_the_same_as_looking() -> None:
 
 def test_neither_pyverbs_nor_numpy_is_loaded_before_a_device_is_opened() -> None:
     script = (
-        "import sys, agent.ports.verbs as v\nv.PyVerbs().look(1 << 20)\n"
+        "import sys, agent.ports.network.verbs as v\nv.PyVerbs().look(1 << 20)\n"
         "print([name for name in ('pyverbs', 'numpy') if name in sys.modules])"
     )
     found = subprocess.run((sys.executable, "-c", script), capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from agent.raft.service import Consensus, LeaderSettings
 from chaos.crowds.memory_disk import MemoryDisk
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from covey.ports import Env
 from tests.virtual_time import play
 

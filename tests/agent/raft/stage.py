@@ -26,7 +26,8 @@ from agent.raft.machine.types import (
 from agent.raft.messages import Entry, Words
 from agent.raft.policy import Timing
 from chaos.crowds.memory_disk import MemoryDisk, run
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 
 A, B, C, D, E = (HostId(name) for name in "abcde")
 Sent = tuple[HostId, HostId, Words]

@@ -9,8 +9,8 @@ import pytest
 from agent.raft.messages import NO_RACK, ChangeVoters, Configuration
 from agent.raft.policy import founders
 from agent.raft.service import voters
-from covey.core import HostId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId
 from tests.agent.raft.rack import Rack, virtual
 
 A, B, C, D = (HostId(name) for name in "abcd")

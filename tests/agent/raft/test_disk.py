@@ -14,7 +14,7 @@ from agent.raft.machine.types import HardState, Persist, Saved, SaveSnapshot, Sn
 from agent.raft.messages import IDENTITY_BYTES, Entry, configuration_entry, configuration_of, crc
 from agent.raft.policy import founders
 from chaos.crowds.memory_disk import MemoryDisk, PowerLost, run
-from covey.core import HostId
+from covey.core.ids import HostId
 from tests.agent.raft.stage import entry, log_of
 
 FILE = f"{FOLDER}/log-00000001"
@@ -245,7 +245,7 @@ def test_a_newer_format_is_refused_and_left_alone(kind: str) -> None:
     body = disk.files[name][:8] + (VERSION + 1).to_bytes(2, "big") + disk.files[name][10:14]
     disk.files[name] = body + crc32(body).to_bytes(4, "big") + disk.files[name][18:]
     before = dict(disk.files)
-    with pytest.raises(DiskRefused, match=f"has format {VERSION + 1}.*start the newer agent"):
+    with pytest.raises(DiskRefused, match=f"has format {VERSION + 1}.*start the version that wrote the file"):
         reread(disk)
     assert disk.files == before
 

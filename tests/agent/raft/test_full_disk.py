@@ -11,7 +11,7 @@ from agent.raft.messages import ID_BYTES, ProposeEntry, ProposeReply, decode_ask
 from agent.raft.service.consensus import WAITS
 from agent.raft.service.writer import RETRY_S
 from chaos.crowds.memory_disk import MemoryDisk, run
-from covey.errors import NoLeader, OutcomeUnknown
+from covey.core.errors import NoLeader, OutcomeUnknown
 from tests.agent.raft.rack import Rack, virtual
 from tests.agent.raft.stage import log_of
 from tests.agent.raft.test_disk import FILE, opened, persist, reread, snapshot

@@ -10,7 +10,7 @@ from agent.raft.disk import FOLDER, Contradicted, DiskRefused
 from agent.raft.machine import Role
 from agent.raft.machine.types import Tick
 from agent.raft.messages import AppendReply, Configuration, RequestVote, Voter, VoteReply, configuration_of
-from covey.errors import NoLeader, OutcomeUnknown
+from covey.core.errors import NoLeader, OutcomeUnknown
 from tests.agent.raft.rack import Member, Rack, virtual
 from tests.agent.raft.stage import A, B, C, Stage
 

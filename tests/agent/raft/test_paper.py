@@ -9,7 +9,7 @@ from agent.raft.machine import Role
 from agent.raft.machine.types import Tick
 from agent.raft.messages import Append, AppendReply, RequestVote, VoteReply
 from agent.raft.policy import Timing
-from covey.core import HostId
+from covey.core.ids import HostId
 from tests.agent.raft.stage import TIMING, A, B, C, D, E, Stage, entry, log_of
 
 

@@ -9,7 +9,7 @@ from agent.raft.machine.progress import VOTER_WINDOW, ProgressState
 from agent.raft.machine.types import RaftHostsChanged, SnapshotTaken, Tick
 from agent.raft.messages import Append, AppendReply, Entry, InstallSnapshot, SnapshotReply, Words
 from agent.raft.policy import Timing
-from covey.core import HostId
+from covey.core.ids import HostId
 from tests.agent.raft.stage import A, B, C, D, Stage
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from agent.raft.messages import COMMAND_BYTES_MAX, ProposeEntry, VoteReply, decode_asked, encode, encode_asked
 from agent.raft.service import LeaderSettings
-from covey.core import HostId
-from covey.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.errors import NoLeader, OutcomeUnknown, Refused
+from covey.core.ids import HostId
 from plugins.base import ReplicatedLog
 from tests.agent.raft.rack import Rack, virtual
 from tests.virtual_time import play

@@ -25,7 +25,7 @@ from agent.raft.messages import (
     configuration_entry,
     configuration_of,
 )
-from covey.core import HostId
+from covey.core.ids import HostId
 from tests.agent.raft.stage import A, B, C, D, E, Stage
 
 NONE = HostId("")

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ports import swap_seen
+from agent.ports.memory import swap_seen
 from agent.swap import helper, kernel, nbd
 from agent.swap.helper import SwapHelper
 from agent.swap.received import receive
-from covey import frames, swapwire
-from covey.frames import FrameError
-from covey.swapwire import (
+from covey.wire import frames
+from covey.wire import swap_wire as swapwire
+from covey.wire.frames import FrameError
+from covey.wire.swap_wire import (
     AskSwap,
     BeginSwap,
     ConnectSwap,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from gossip.membership import messages as m
 from gossip.membership.machine.events import AwayOver, ProbeDue, ProbeLate, SuspicionDue
 from gossip.types import HostDown, HostUp, MemberAway, TableFull, identity

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Fact, HostId, Message, Publish, SetTimer
+from covey.core.events import Fact, Message, Publish, SetTimer
+from covey.core.ids import HostId
 from gossip.membership import messages as m
 from gossip.membership import policy
 from gossip.membership.machine import Membership

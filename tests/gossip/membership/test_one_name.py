@@ -1,6 +1,6 @@
 """Two machines that claim one name: by another identity, and by a copy of one."""
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from gossip.membership import messages as m
 from gossip.membership.machine.events import EarlierHeard
 from gossip.types import NameConflict

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from gossip.membership import policy
 from gossip.membership.messages import MemberRecord
 from gossip.types import State

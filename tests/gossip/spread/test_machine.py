@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, Message, SetTimer
+from covey.core.events import Message, SetTimer
+from covey.core.ids import HostId
 from gossip.settings import GossipSettings
 from gossip.spread.machine import (
     REPLY_DATAGRAMS,

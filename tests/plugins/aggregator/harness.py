@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from covey.core import JobId
-from covey.rounds import Rounds
-from covey.sum_order import Node, Order
-from covey.tensor_types import NUMBERS
-from covey.tensorwire import (
-    HALVES_SINCE,
+from covey.core.ids import JobId
+from covey.tensors.aggregator.rounds import Rounds
+from covey.tensors.numbers.sum_order import Node, Order
+from covey.tensors.numbers.tensor_wire import (
     TYPES,
     WANT,
     Declared,
@@ -31,8 +29,9 @@ from covey.tensorwire import (
     unpack_rate,
     verify,
 )
-from covey.updates import SGD, Update
-from plugins.aggregator.datapath.block_copies import IncomingCopies, OutgoingCopies
+from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.numbers.updates import SGD, Update
+from plugins.aggregator.datapath.blocks.block_copies import IncomingCopies, OutgoingCopies
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 
 Array = npt.NDArray[np.float32]
@@ -89,7 +88,8 @@ def rate_in(round: int) -> float:
 
 
 def updated(update: Update, w: Array, g: Array, kept: list[Array], t: int, rate: float) -> tuple[Array, list[Array]]:
-    """One step, as `covey.update_steps` says it in lines of numpy: the parameters and their moments after it."""
+    """One step, as `covey.tensors.numbers.update_steps` says it in lines of numpy: the parameters and their moments
+    after it."""
     if isinstance(update, SGD):
         if update.weight_decay:
             g = g + update.weight_decay * w
@@ -160,10 +160,7 @@ class Owner:
 
     def connect(self, rank: int, hello: Frame) -> None:
         self.disconnect(rank)
-        self.inboxes[rank], self.outboxes[rank] = (
-            deque(),
-            deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch, round=HALVES_SINCE)]),
-        )
+        self.inboxes[rank], self.outboxes[rank] = deque(), deque([frame(TensorOp.WELCOME, job_hash(JOB), self.epoch)])
         assert parse(hello[0]).epoch == self.epoch
 
     def disconnect(self, rank: int) -> None:

@@ -7,14 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
-from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
-from agent.ports.pages import MemfdPages
-from agent.ports.processes import ProgramBase, RealProcesses
+from agent.ports.memory.pages import MemfdPages
+from agent.ports.network.bytes import SocketBytes
+from agent.ports.processes.processes import ProgramBase, RealProcesses
 from agent.tasks import Tasks
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Env, Logger
-from covey.wire import AggregatorAt
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
 from plugins.aggregator.datapath.control import GetStatus, Now, Order, Serve
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, LogEvent, Publish, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Publish, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.coordinator import JobCoordinator, JobStepped
 from plugins.aggregator.machine.directory import Directory, RankLost
 from plugins.aggregator.machine.events import (

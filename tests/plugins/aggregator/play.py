@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.directory import Directory
 from plugins.aggregator.machine.events import GangPlaced, RackUpdated
 from plugins.aggregator.machine.owner import Owner

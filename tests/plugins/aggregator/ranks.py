@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from chaos.rackworld import SimRack
 from chaos.workload import SIZES
-from covey.block_streams import BlockStreams
-from covey.blocks import tables_of
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
-from covey.wire import AggregatorAt, AggregatorLost, Frame
+from covey.simulated.block_streams import BlockStreams
+from covey.tensors.numbers.blocks import tables_of
+from covey.wire.job import AggregatorAt, AggregatorLost, Frame
 from plugins import facts
 from plugins.aggregator.service import AggregatorService
 from plugins.facts import Place

@@ -16,12 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covey import handshake
-from covey.core import JobId
-from covey.frames import pack
-from covey.handshake import PER_ADDRESS_MAX
-from covey.tensors import TensorClient
-from covey.tensorwire import (
+from covey.core.ids import JobId
+from covey.job.tensors import TensorClient
+from covey.tensors.numbers.tensor_wire import (
     HEADER_BYTES,
     OWNER,
     WANT,
@@ -36,7 +33,10 @@ from covey.tensorwire import (
     parse,
     verify,
 )
-from covey.wire import AggregatorAt
+from covey.wire import handshake
+from covey.wire.frames import pack
+from covey.wire.handshake import PER_ADDRESS_MAX
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath import job_sums, owner_links
 from plugins.aggregator.datapath.aggd import Aggd, AggdConfig
 from plugins.aggregator.datapath.control import DropJob, GetStatus, RanksAway, Serve, answers
@@ -366,7 +366,7 @@ def test_the_owner_before_is_heard_once_at_a_time_and_under_this_epoch_alone(
         with Raw(at, rank=OWNER) as again:
             assert again.hear()[0].op is TensorOp.STALE and again.dropped()
         owner.socket.sendall(GOOD[1])
-        assert owner.hear()[0].op is TensorOp.COPIED
+        assert [owner.hear()[0].op for _ in range(2)] == [TensorOp.PONG, TensorOp.COPIED]
         assert owner.dropped(), "it said nothing more"
         worker.socket.sendall(say(TensorOp.PING))
         assert worker.hear()[0].op is TensorOp.PONG

@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.policy.assign import (
     AggregationProfile,
     Assignment,

@@ -4,7 +4,8 @@ never complain by itself, if the former aggregator still answers it."""
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, JobId, Send, Undelivered
+from covey.core.events import Heard, Send, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.coordinator import JobCoordinator
 from plugins.aggregator.machine.events import GangPlaced, QuestionAnswered, RackUpdated, Unplaced
 from plugins.aggregator.messages import Accepted, Assigned, AssignmentDropped, GetOwner, KnownOwner, Offer, Retire

@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.policy.cycle import (
     LOSS_LIMIT,
     Cycle,

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.core import Heard, Send, Undelivered
+from covey.core.events import Heard, Send, Undelivered
 from plugins.aggregator.machine.directory import ASK_S, Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import GangPlaced, Keep, TellRanks, Unplaced
 from plugins.aggregator.messages import Lost, OwnerWanted

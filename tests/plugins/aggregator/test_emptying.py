@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import Heard, HostId, JobId, LogEvent, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.consolidator import (
     HAND_S,
     PAUSE_S,

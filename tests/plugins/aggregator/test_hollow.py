@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from covey.tensorwire import Declared
+from covey.tensors.numbers.tensor_wire import Declared
 from plugins.aggregator.datapath.speakers import Violation
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 

@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ports.clock import RealClock
-from agent.ports.pages import MemfdPages
+from agent.ports.memory.pages import MemfdPages
 from agent.ports.processors import cores_now
-from covey.core import HostId, JobId
-from covey.splicing import LEAST_BYTES
-from covey.tensorwire import TYPES, Declared, Type
-from plugins.aggregator.datapath.addition_queue import AdditionQueue
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import TYPES, Declared, Type
+from covey.wire.splicing import LEAST_BYTES
 from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs
-from plugins.aggregator.datapath.lane import Lane
-from plugins.aggregator.datapath.lane_memory import LaneMemory
-from plugins.aggregator.datapath.lane_wire import LaneDone, LaneMaps, LaneMemoryAt, LaneOrder
-from plugins.aggregator.datapath.lanes import DEPTH, LaneLink, Lanes
+from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.lanes.lane import Lane
+from plugins.aggregator.datapath.lanes.lanes import DEPTH, LaneLink, Lanes
+from plugins.aggregator.datapath.lanes.memory import LaneMemory
+from plugins.aggregator.datapath.lanes.part_additions import LastAddition
+from plugins.aggregator.datapath.lanes.wire import LaneDone, LaneMaps, LaneMemoryAt, LaneOrder
 from plugins.aggregator.datapath.memory import Arena, Buffers, Memory
-from plugins.aggregator.datapath.part_additions import LastAddition
 from plugins.aggregator.datapath.sums import TensorSum
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.owner import Owner

@@ -1,6 +1,6 @@
 """Aggregators that empty themselves while messages come late, twice and in any order: what is too late does no harm.
 
-Links promise less disorder than this (`agent/rpc.py`: handled at most once); the machines do not rely on it.
+Links promise less disorder than this (`agent/rpc/rpc.py`: handled at most once); the machines do not rely on it.
 """
 
 import random
@@ -11,7 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, Send, SetTimer
+from covey.core.events import Heard, Send, SetTimer
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.consolidator import HandingOver
 from plugins.aggregator.machine.cycle_ledger import RESERVE_S
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.machine.process_words import ProcessDown
 from plugins.aggregator.policy import scale
 from plugins.aggregator.policy.profile import profile_of

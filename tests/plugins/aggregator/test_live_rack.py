@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from chaos.rackworld import SimRack
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins import facts
 from plugins.aggregator.plugin import PLUGIN
 from plugins.facts import AggregatorNow

@@ -7,7 +7,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, LogEvent, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.coordinator import AGAIN_S, COMPLAINTS_S, Expired, JobCoordinator
 from plugins.aggregator.machine.directory import Directory, RankJoined, RankLost
 from plugins.aggregator.machine.events import (
@@ -279,12 +280,6 @@ def test_an_owner_that_does_not_know_of_a_promise_is_told_again_what_the_job_nee
 
 OFFER = Offer(JOB, G1 + 2, 2, SECRET)
 HELD = ServedJob(JOB, G1 + 2, 2, SECRET, A)
-
-
-def test_what_is_kept_of_a_job_has_the_names_that_are_on_disks() -> None:
-    on_disk = {"job", "epoch", "workers", "secret", "home", "demand", "order", "refused", "stays", "size_bytes"}
-    on_disk.add("unpromised")
-    assert msgspec.to_builtins(HELD).keys() == on_disk and msgspec.to_builtins(HELD)["home"] == A
 
 
 def owner(*held: ServedJob, **changes: Any) -> Play:

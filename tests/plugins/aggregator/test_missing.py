@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.tensors import silent
-from covey.core import HostId, JobId
-from covey.tensors import TensorClient
-from covey.wire import AggregatorAt
+from cli.jobs.tensors import silent
+from covey.core.ids import HostId, JobId
+from covey.job.tensors import TensorClient
+from covey.wire.job import AggregatorAt
 from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Serve
 from tests.plugins.aggregator.loopback import SECRET, AggdThread
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from covey.core import Heard, HostId, JobId, LogEvent, Publish, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Publish, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.coordinator import AGAIN_S, OFFER_S, Expired, JobCoordinator, JobStepped
 from plugins.aggregator.machine.events import AskQuestion, GangPlaced, Keep, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.owner import Owner

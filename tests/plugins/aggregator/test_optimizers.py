@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.tensorwire import Declared, Type, key_of
-from covey.updates import SGD, Adam, Update
+from covey.tensors.numbers.tensor_wire import Declared, Type, key_of
+from covey.tensors.numbers.updates import SGD, Adam, Update
 from plugins.aggregator.datapath.speakers import Violation
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import Bench, Tensor

@@ -2,7 +2,8 @@
 
 from fractions import Fraction
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.pool import (
     Exited,
     PeriodPassed,

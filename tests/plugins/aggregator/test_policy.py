@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
-from covey.frames import FrameError, unpack
-from covey.tensorwire import grant_of
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import grant_of
+from covey.wire.frames import FrameError, unpack
 from plugins.aggregator import messages, policy
 from plugins.aggregator.datapath import control
 from plugins.aggregator.messages import AggregatorSettings, Assigned, KnownOwner, Offer

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.aggregator.machine.pool import (
     Action,
     Back,

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.aggregator import policy
 from plugins.aggregator.machine.cycle_ledger import CycleLedger, Reservation
 from plugins.aggregator.machine.profiler import Profiler

@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from covey.ports import Clock, Env
-from covey.tensorwire import Payload
+from covey.tensors.numbers.tensor_wire import Payload
 from plugins.aggregator.datapath.control import Serve
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S, IterationGaps
 from plugins.aggregator.datapath.job_sums import Counters, JobSums, SharedByJobs

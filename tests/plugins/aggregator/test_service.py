@@ -16,16 +16,16 @@ import pytest
 from chaos import faults
 from chaos.rackworld import SimRack
 from chaos.world.host import SimProcess
-from covey.core import HostId, JobId
-from covey.errors import Refused
-from covey.tensorwire import ballot_of
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.tensor_wire import ballot_of
 from plugins import facts
 from plugins.aggregator.datapath.control import GetStatus, JobCounters, Now, Order, RanksAway, Serve
 from plugins.aggregator.machine.coordinator import JobStepped
 from plugins.aggregator.machine.process_words import ProcessUp, Served
 from plugins.aggregator.messages import AggregatorSettings, Assigned, Offer, Probe, Serving, WorkCounters, WorkOf
 from plugins.aggregator.plugin import PLUGIN
-from plugins.aggregator.service import STRANGER_S, AggregatorService
+from plugins.aggregator.service import STRANGER_S, AggregatorService, metrics
 from plugins.aggregator.service.away import RanksAwayNow
 from plugins.facts import AggregatorNow, HostView, Place
 from tests.plugins.aggregator.loopback import SECRET, Quiet
@@ -190,8 +190,9 @@ def test_what_is_summed_where_is_answered_for_this_host_and_for_others() -> None
         assert seen.job == JOB and seen.host == owner
         with pytest.raises(Refused, match="no host"):
             rack.ask(other, "aggregator.tensors", {"host": "h9"})
-        metrics = rack.agents[owner].plugins["aggregator"].metrics()
-        assert metrics["covey_aggregator_jobs"] == 1 and metrics["covey_aggregator_rounds"] >= 10
+        measured = rack.agents[owner].plugins["aggregator"].metrics()
+        rounds = measured[metrics.ROUNDS.of()]
+        assert measured[metrics.JOBS.of()] == 1 and isinstance(rounds, float) and rounds >= 10
         job.finish()
 
 

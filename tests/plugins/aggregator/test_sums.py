@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.sum_order import ORDERS, Order
-from covey.tensorwire import Declared, key_of
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import Declared, key_of
 from plugins.aggregator.datapath.speakers import Violation
 from plugins.aggregator.datapath.sums import StateTransfer, TensorSum
 from tests.plugins.aggregator.harness import Bench, Tensor, contribution, reference

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from chaos.rackworld import SimRack
-from covey.blocks import table_id
-from covey.core import HostId, JobId
-from covey.errors import Refused
-from covey.updates import Adam
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.blocks import table_id
+from covey.tensors.numbers.updates import Adam
 from plugins.aggregator.machine.events import GangPlaced
 from plugins.aggregator.machine.owner import Owner
 from plugins.aggregator.messages import Demand, Handover

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
 from plugins.aggregator.machine.coordinator import Expired, JobCoordinator
 from plugins.aggregator.machine.events import AskQuestion, QuestionAnswered, RackUpdated
 from plugins.aggregator.machine.tracked_job import (

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from covey.ports import Env
-from plugins.aggregator.datapath.addition_queue import AdditionQueue
 from plugins.aggregator.datapath.control import UNKNOWN, JobCounters, Now, SetPace
 from plugins.aggregator.datapath.iteration_gaps import SHORT_S
-from plugins.aggregator.datapath.lanes import Lanes
+from plugins.aggregator.datapath.lanes.addition_queue import AdditionQueue
+from plugins.aggregator.datapath.lanes.lanes import Lanes
 from plugins.aggregator.datapath.rounds_under_way import RoundsUnderWay
 from plugins.aggregator.machine.cycle_ledger import CycleLedger
 from plugins.aggregator.machine.owner import Owner
@@ -29,7 +29,7 @@ from plugins.aggregator.policy.assign import AggregationProfile, Tensor, refusal
 from plugins.aggregator.policy.cycle import FILL, Cycle, Share, cycle_of
 from plugins.aggregator.policy.urgency import LAST, LAST_S, MostUrgent, due, may_take
 from plugins.aggregator.service.paces import paces
-from sim.aggregators_rounds import Job, Rounds
+from sim.tensors.rounds import Job, Rounds
 from tests.plugins.aggregator.loopback import AggdThread
 from tests.virtual_time import play
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.interleave.machine.groups import (
     LEAN,
     OURS,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.interleave.policy import assign, model, order, regroup, spill
 from plugins.interleave.policy.exhaustive import exhaustive
 from plugins.interleave.policy.model import Group, JobProfile, Weights

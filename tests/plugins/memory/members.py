@@ -5,11 +5,11 @@ from typing import Any, cast
 
 from agent.tasks import Tasks
 from covey.ports import Env
-from plugins.memory.datapath.control import OpenPlace
-from plugins.memory.datapath.mirror_volume import MirrorVolume
-from plugins.memory.datapath.parity_volume import ParityVolume
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.slab_store import HostedSlab
+from plugins.memory.datapath.lending.slab_store import HostedSlab
+from plugins.memory.datapath.volumes.members.mirror_volume import MirrorVolume
+from plugins.memory.datapath.volumes.members.parity_volume import ParityVolume
+from plugins.memory.datapath.wire.control import OpenPlace
+from plugins.memory.datapath.wire.shape import Shape
 
 from .ports import PAGE, SHAPE, Bench, QuietLog, page, soon
 

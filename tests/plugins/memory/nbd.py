@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from covey.ports import ByteStream
-from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.nbdwire import NbdAnswer, NbdCommand, NbdOption
-from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.doors.exports import Exports
+from plugins.memory.datapath.doors.nbdwire import NbdAnswer, NbdCommand, NbdOption
+from plugins.memory.datapath.volumes.volume import Volume
 from tests.plugins.memory.ports import SHAPE, Bench, a_volume, placed
 
 SIZE = SHAPE.size_bytes

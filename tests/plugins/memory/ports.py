@@ -13,28 +13,28 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from agent.ports.bytes import SocketBytes
 from agent.ports.clock import RealClock
 from agent.ports.disk import DirectoryDisk
-from agent.ports.pages import MemfdPages
-from agent.ports.verbs import PyVerbs
+from agent.ports.memory.pages import MemfdPages
+from agent.ports.network.bytes import SocketBytes
+from agent.ports.network.verbs import PyVerbs
 from agent.tasks import Tasks
 from chaos.world.clock import SimLoopStalls
-from covey.core import HostId
+from covey.core.ids import HostId
 from covey.ports import ByteStream, Datagrams, Disk, Env, Links, Probes, Processes, ProcessId
-from covey.verbs import NO_VERBS_HERE, Verbs
-from plugins.memory.datapath.control import OpenPlace, RegisterSlabFrame, SlabCopiedFrame, Told
-from plugins.memory.datapath.lender_link import LenderLinks
-from plugins.memory.datapath.mirror_volume import AnyVolume
-from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.slab_keeper import KeeperConfig, run_keeper
-from plugins.memory.datapath.slab_session import SlabSession
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.datapath.slabd import SlabServer
-from plugins.memory.datapath.slabwire import SlabOp, Versions
-from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
-from plugins.memory.datapath.volume import Volume
+from covey.ports.verbs import NO_VERBS_HERE, Verbs
+from plugins.memory.datapath.lending.slab_keeper import KeeperConfig, run_keeper
+from plugins.memory.datapath.lending.slab_session import SlabSession
+from plugins.memory.datapath.lending.slab_store import SlabStore
+from plugins.memory.datapath.lending.slabd import SlabServer
+from plugins.memory.datapath.links.lender_link import LenderLinks
+from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.spill.spill_writer import SpillConfig, run_spill
+from plugins.memory.datapath.volumes.members.mirror_volume import AnyVolume
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.control import OpenPlace, RegisterSlabFrame, SlabCopiedFrame, Told
+from plugins.memory.datapath.wire.shape import Shape
+from plugins.memory.datapath.wire.slabwire import SlabOp, Versions
 from plugins.memory.policy.settings import SEAL_BYTES
 
 RDMA = os.environ.get("COVEY_TEST_RDMA") == "1"

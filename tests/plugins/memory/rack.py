@@ -12,14 +12,16 @@ import msgspec
 
 from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
-from covey import headers, volumewire
-from covey.core import Fact, HostId, JobId, Message
-from covey.errors import Refused
-from covey.headers import Op, Request, Status
+from covey.core.errors import Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
+from covey.wire import headers
+from covey.wire import volume_wire as volumewire
+from covey.wire.headers import Op, Request, Status
 from plugins.base import JobPeer, Program, ReplicatedLog, Runner, S
 from plugins.facts import HostGone, HostState, HostView, SecondPassed
-from plugins.memory.machine.slab import BorrowedSlab
+from plugins.memory.machine.borrowing.slab import BorrowedSlab
 from plugins.memory.messages import Messages
 from plugins.memory.plugin import PLUGIN
 from plugins.memory.policy.settings import MemorySettings

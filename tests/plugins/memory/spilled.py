@@ -9,8 +9,8 @@ from chaos.world.host import SimHost, SimProcess
 from chaos.world.world import World
 from covey.ports import Command, Env
 from plugins.base import Program
-from plugins.memory.datapath.spill import Spill
-from plugins.memory.datapath.spill_writer import SpillConfig, run_spill
+from plugins.memory.datapath.spill.spill import Spill
+from plugins.memory.datapath.spill.spill_writer import SpillConfig, run_spill
 
 PAGE = 4096
 PAGES = 48

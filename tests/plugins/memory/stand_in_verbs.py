@@ -1,7 +1,7 @@
 """A stand-in for an RDMA device: two ends in one process, for what the byte path makes of it, in `make check`.
 
 It says nothing about devices: what those do is seen over SoftRoCE in the guest (`make rdma`). It keeps the promises of
-`covey.verbs`, and a test holds it up, cuts it, lets it do half of a post, or makes it refuse.
+`covey.ports.verbs`, and a test holds it up, cuts it, lets it do half of a post, or makes it refuse.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from covey.verbs import NoVerbs, PairPlace, VerbsFound, VerbStep
+from covey.ports.verbs import NoVerbs, PairPlace, VerbsFound, VerbStep
 
 
 class StandInNetwork:

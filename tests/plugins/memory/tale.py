@@ -4,10 +4,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId, LogEvent, Message, Send
-from covey.units import MIB
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.borrower import Borrower
+from covey.core.events import Heard, LogEvent, Message, Send
+from covey.core.ids import HostId
+from covey.core.units import MIB
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import Borrower
 from plugins.memory.messages import FreeMem, Map, MrInfo, QueryMem
 from plugins.memory.policy.placement import LenderPeer
 

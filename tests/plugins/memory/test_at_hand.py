@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.memory.datapath.asked_in_order import NO_VERSIONS, Answered
-from plugins.memory.datapath.control import SlabLost
-from plugins.memory.datapath.one_sided import OneSided, SlabAsk
-from plugins.memory.datapath.remote_slab import PagesAtLender
-from plugins.memory.datapath.slab_store import HostedSlab
-from plugins.memory.datapath.slabwire import WRITE, Versions
-from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.lending.slab_store import HostedSlab
+from plugins.memory.datapath.links.asked_in_order import NO_VERSIONS, Answered
+from plugins.memory.datapath.links.one_sided import OneSided, SlabAsk
+from plugins.memory.datapath.links.remote_slab import PagesAtLender
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.control import SlabLost
+from plugins.memory.datapath.wire.slabwire import WRITE, Versions
 from tests.plugins.memory.ports import (
     PAGE,
     SHAPE,

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from chaos.world.world import World
-from covey.core import JobId
-from covey.errors import Refused
-from covey.wire import Attach, Refusal, VolumeAt, VolumeComing
+from covey.core.errors import Refused
+from covey.core.ids import JobId
+from covey.wire.job import Attach, Refusal, VolumeAt, VolumeComing
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings
 from plugins.memory.service.record import COPY, FILE
@@ -100,7 +100,7 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
         assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
 
 
-def test_a_volume_whose_own_files_are_there_goes_on_from_them_although_its_record_is_lost() -> None:
+def test_a_volume_whose_own_files_are_there_goes_on_without_its_record() -> None:
     with a_rack(3) as rack:
         with_pages(rack)
         host = rack.host("h1")

@@ -8,21 +8,23 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from covey.core import Heard, HostId, JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
+from covey.core.units import GIB, MIB
 from covey.ports import UNKNOWN_USER, MemoryNow
-from covey.units import GIB, MIB
-from covey.wire import Attach, Detach
+from covey.wire.job import Attach, Detach
 from plugins.base import JobPeer
 from plugins.facts import JobPlaced, JobUnplaced
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick, SlabRegistered, StoreFound
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.lending.events import LenderTick, SlabRegistered, StoreFound
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import Map, MrInfo, Renew, SlabRef
 from plugins.memory.policy.budgets import BudgetAccount, BudgetHeld, budget_of, over_budget
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.service.forming import Payer, refuse_over_budget
+from plugins.memory.service.metrics import TENANT_BYTES
 from plugins.memory.service.open_volume import OpenVolume
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.plugins.memory.rack import SETTINGS, MemoryRack
@@ -82,7 +84,7 @@ def test_a_volume_of_a_job_counts_against_the_jobs_tenant() -> None:
         assert [type(each).__name__ for each in said] == ["VolumeAt", "Refusal", "VolumeAt"]
         view = next(view for view in rack.command("h1", "volumes") if view.volume == "of-a-job")
         assert (view.tenant, view.job) == ("ann", "j1")
-        assert service.metrics()['covey_memory_tenant_bytes{tenant="ann",role="volumes"}'] == 128 << 10
+        assert service.metrics()[TENANT_BYTES.of("ann", "volumes")] == 128 << 10
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId
-from covey.units import GIB, MIB
+from covey.core.ids import HostId
+from covey.core.units import GIB, MIB
 from plugins.memory.policy import eviction, lending
 from plugins.memory.policy.lending import Budget
 from plugins.memory.policy.placement import LenderPeer, LenderPeers

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from covey.errors import Refused
+from covey.core.errors import Refused
 from tests.plugins.memory.nbd import Client
 from tests.plugins.memory.rack import PAGE, MemoryRack, SimClient, pattern
 from tests.plugins.memory.test_service import a_rack, keep_hot, until_done

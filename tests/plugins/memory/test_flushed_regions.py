@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from covey.ports import Env
-from plugins.memory.datapath import flushed_regions
-from plugins.memory.datapath.flushed_regions import SINGLE_MAX, FlushedRegions
+from plugins.memory.datapath.volumes import flushed_regions
+from plugins.memory.datapath.volumes.flushed_regions import SINGLE_MAX, FlushedRegions
 from tests.plugins.memory.ports import a_bench, read, write
 from tests.plugins.memory.test_volume import crashed_with_a_silent_lender
 
@@ -192,7 +192,7 @@ async def test_flushed_pages_are_served_and_the_others_say_how_to_end_the_wait(
 ) -> None:
     """Page 1 alone was written after the flush, and is newest at the lender."""
     monkeypatch.setattr(flushed_regions, "REGION_PAGES", 1)
-    monkeypatch.setattr("plugins.memory.datapath.lenders.UNSURE_S", 0.3)
+    monkeypatch.setattr("plugins.memory.datapath.volumes.lenders.UNSURE_S", 0.3)
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         assert await read(again, 0, 1) == [1]

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId, Message
-from covey.errors import Refused
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.machine import members
-from plugins.memory.machine.borrower_events import SlabFailed, VolumeFound
-from plugins.memory.machine.place import SlabPlace
-from plugins.memory.machine.slab import BorrowedVolume
+from covey.core.errors import Refused
+from covey.core.events import Message
+from covey.core.ids import HostId
+from plugins.memory.datapath.lending.slab_store import SlabStore
+from plugins.memory.machine.borrowing import members
+from plugins.memory.machine.borrowing.events import SlabFailed, VolumeFound
+from plugins.memory.machine.borrowing.place import SlabPlace
+from plugins.memory.machine.borrowing.slab import BorrowedVolume
 from plugins.memory.messages import QueryMem
 from plugins.memory.service.record import KnownVolume
 from plugins.views import VolumeView

@@ -9,16 +9,17 @@ from typing import Any, cast
 
 import pytest
 
-from agent.ports.pages import MemfdPages
-from covey.core import HostId, Message, Undelivered
-from plugins.memory.datapath.control import ListSlabs, OpenPlace, RegisterSlabFrame
-from plugins.memory.datapath.control_ends import ControlClient
-from plugins.memory.datapath.member_lenders import MemberLenders
-from plugins.memory.datapath.mirror_slab import MirrorSlab
-from plugins.memory.datapath.places import Places
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine import lender_events as le
+from agent.ports.memory.pages import MemfdPages
+from covey.core.events import Message, Undelivered
+from covey.core.ids import HostId
+from plugins.memory.datapath.lending.slab_store import SlabStore
+from plugins.memory.datapath.spill.places import Places
+from plugins.memory.datapath.volumes.members.member_lenders import MemberLenders
+from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
+from plugins.memory.datapath.wire.control import ListSlabs, OpenPlace, RegisterSlabFrame
+from plugins.memory.datapath.wire.control_ends import ControlClient
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.lending import events as le
 from plugins.memory.machine.loan import LoanedSlab
 from plugins.memory.messages import (
     Activity,

@@ -1,15 +1,18 @@
 """How long requests took: what is counted, by whom they were answered, and what people and machines are told."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api.metrics import prometheus
-from plugins.memory.datapath import latencies as datapath
-from plugins.memory.datapath.control import LatencyCounts
+from agent.api.exposition import exposition
+from plugins.memory.datapath.volumes import latencies as datapath
+from plugins.memory.datapath.wire.control import LatencyCounts
 from plugins.memory.policy import latencies
 from plugins.memory.service import measured
+from tests.agent.api.test_metrics import read_back
 from tests.plugins.memory.ports import PAGE, SHAPE, a_volume, page, placed, read, soon, write
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 
@@ -88,8 +91,8 @@ def test_an_agent_shows_the_last_minute_and_gives_histograms_and_links() -> None
         rack.run(150.0)
         after = rack.command("h1", "volumes")[0].latencies
         assert sum(each.requests for each in after) < sum(each.requests for each in before), "older than a minute"
-        lines = prometheus(rack.agents["h1"].metrics()).splitlines()
-        assert 'covey_memory_links{state="open"} 2' in lines
+        lines = exposition(rack.agents["h1"].metrics()).decode().splitlines()
+        assert 'covey_memory_links{state="open"} 2.0' in lines
         family = f"covey_memory_{before[0].op}_seconds"
         assert f"# TYPE {family} histogram" in lines
 
@@ -105,12 +108,11 @@ def test_a_histogram_is_one_family_with_rising_bounds() -> None:
 
         places: dict[int, object] = {}
 
-    lines = prometheus({"covey_boot": 1.0, **measured.metrics([Volume()])}).splitlines()  # type: ignore[list-item]
-    at = lines.index("# TYPE covey_memory_read_seconds histogram")
-    bounds = [line for line in lines if "_bucket" in line]
-    assert lines[at + 1 : at + 1 + len(bounds)] == bounds
-    counts = [int(line.split()[-1]) for line in bounds]
-    assert counts == sorted(counts) and counts[-1] == 4 and 'le="+Inf"' in bounds[-1]
-    assert lines[at + 1 + len(bounds)] == 'covey_memory_read_seconds_sum{volume="data",answered="lender"} 0.01'
-    assert "covey_memory_pages_refused_total 2" in lines
-    assert sum(line.startswith("# TYPE covey_memory_read") for line in lines) == 1
+    families = read_back(exposition(measured.volume_metrics([Volume()])).decode())  # type: ignore[list-item]
+    *buckets, count, total = families["covey_memory_read_seconds"].samples
+    assert {(sample.labels["volume"], sample.labels["answered"]) for sample in buckets} == {("data", "lender")}
+    assert [sample.value for sample in buckets] == sorted(sample.value for sample in buckets)
+    bounds = [float(sample.labels["le"]) for sample in buckets]
+    assert bounds == sorted(bounds) and bounds[-1] == math.inf
+    assert (buckets[-1].value, count.value, total.value) == (4, 4, 0.01)
+    assert families["covey_memory_pages_refused"].samples[0].value == 2

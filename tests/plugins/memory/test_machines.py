@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, LogEvent, Message, Send, SetTimer, Undelivered
+from covey.core.events import Heard, LogEvent, Message, Send, SetTimer, Undelivered
+from covey.core.ids import HostId
+from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
-from covey.units import GIB, MIB
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine import lender_events as le
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender, react_s
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.place import Link, SlabPlace
+from plugins.memory.machine.lending import events as le
+from plugins.memory.machine.lending.lender import Lender, react_s
 from plugins.memory.machine.loan import LoanedSlab
-from plugins.memory.machine.place import Link, SlabPlace
 from plugins.memory.messages import (
     Activity,
     CheckActivity,

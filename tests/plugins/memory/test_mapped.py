@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ports.pages import MemfdPages
-from agent.ports.stream import is_same_host
-from covey.headers import WireError
+from agent.ports.memory.pages import MemfdPages
+from agent.ports.network.stream import is_same_host
 from covey.ports import SharedRing
-from covey.verbs import VerbsFound
-from plugins.memory.datapath import slabwire
-from plugins.memory.datapath.control import PageCounts, RdmaLent, RegisterSlabFrame, SlabCopiedFrame
-from plugins.memory.datapath.mapped_slab import MappedSlab
-from plugins.memory.datapath.slab_memory import SlabPages
-from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
-from plugins.memory.datapath.slabwire import SlabOp, Versions
-from plugins.memory.datapath.volume import Volume
+from covey.ports.verbs import VerbsFound
+from covey.wire.headers import WireError
+from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.links.mapped_slab import MappedSlab
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire import slabwire
+from plugins.memory.datapath.wire.control import PageCounts, RdmaLent, RegisterSlabFrame, SlabCopiedFrame
+from plugins.memory.datapath.wire.slab_memory import SlabPages
+from plugins.memory.datapath.wire.slabwire import SlabOp, Versions
 from plugins.memory.service import one_sided
 from tests.plugins.memory.ports import (
     PAGE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plugins.memory.datapath.control import CountPages, FreeSlabFrame, PageCounts, Yes
+from plugins.memory.datapath.wire.control import CountPages, FreeSlabFrame, PageCounts, Yes
 from tests.covey.live_volume import until
 from tests.covey.one_sided_rig import (
     SLAB,

@@ -4,13 +4,14 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import Heard, HostId
+from covey.core.events import Heard
+from covey.core.ids import HostId
+from covey.core.units import GIB
 from covey.ports import MemoryNow
-from covey.units import GIB
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine import lender_events as le
-from plugins.memory.machine.borrower_events import CloseSlab
-from plugins.memory.machine.lender import Lender
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.events import CloseSlab
+from plugins.memory.machine.lending import events as le
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.messages import Done, Evict, Map, MrInfo, QueryMem, Renew, SlabRef, Unrenewed
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer

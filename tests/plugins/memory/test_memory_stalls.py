@@ -1,8 +1,8 @@
 """What a lender does while tasks of its host wait for memory at this very moment."""
 
+from covey.core.units import GIB
 from covey.ports import MemoryNow
-from covey.units import GIB
-from plugins.memory.machine import lender_events as le
+from plugins.memory.machine.lending import events as le
 from plugins.memory.messages import Activity, CheckActivity, Evict
 from tests.plugins.memory.tale import ME, SLAB, sent
 from tests.plugins.memory.test_machines import Loan

@@ -10,7 +10,7 @@ import pytest
 
 from chaos.faults import SIGCONT, SIGSTOP
 from chaos.world.world import World
-from covey.errors import Refused
+from covey.core.errors import Refused
 from covey.ports import Env
 from plugins.base import Program
 from plugins.memory.policy.settings import MemorySettings

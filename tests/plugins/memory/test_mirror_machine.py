@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.memory.machine.mirror import Awaited, Behind, Filling, Mirror, Out, Unlinked, Whole
 from plugins.memory.policy import mirroring
 

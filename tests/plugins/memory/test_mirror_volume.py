@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from plugins.memory.datapath import member_lenders, mirror_volume
-from plugins.memory.datapath.control import SlabCopiedFrame, SlabLost
-from plugins.memory.datapath.slab_session import SlabSession
+from plugins.memory.datapath.lending.slab_session import SlabSession
+from plugins.memory.datapath.volumes.members import member_lenders, mirror_volume
+from plugins.memory.datapath.wire.control import SlabCopiedFrame, SlabLost
 from plugins.memory.machine.mirror import Filling, Out, Whole
 from plugins.memory.policy import mirroring
 from tests.quiet import quiet

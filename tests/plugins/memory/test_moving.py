@@ -1,8 +1,8 @@
 """A slab between two places: whichever of them is lost, the other serves, and nothing is left behind."""
 
-from covey.core import HostId
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.place import SlabPlace
+from covey.core.ids import HostId
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.place import SlabPlace
 from plugins.memory.messages import Done, Evict, Map, MrInfo, QueryMem, Renew
 from tests.plugins.memory.tale import PAGE, SECRET, SLAB, Tale, noted, only, sent
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.headers import WireError
-from plugins.memory.datapath import nbdwire
-from plugins.memory.datapath.exports import CLIENTS_MAX
-from plugins.memory.datapath.nbd_front import NbdWaiting
-from plugins.memory.datapath.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdAnswer, NbdCommand, NbdError, NbdOption
-from plugins.memory.datapath.slabwire import SlabRequest
-from plugins.memory.datapath.volume import SubmittedWrite
+from covey.wire.headers import WireError
+from plugins.memory.datapath.doors import nbdwire
+from plugins.memory.datapath.doors.exports import CLIENTS_MAX
+from plugins.memory.datapath.doors.nbd_front import NbdWaiting
+from plugins.memory.datapath.doors.nbdwire import FUA, LENGTH_MAX, NO_HOLE, NbdAnswer, NbdCommand, NbdError, NbdOption
+from plugins.memory.datapath.volumes.volume import SubmittedWrite
+from plugins.memory.datapath.wire.slabwire import SlabRequest
 from tests.plugins.memory.nbd import SIZE, connected, exported
 from tests.plugins.memory.ports import PAGE, SHAPE, asks_the_lender, page, replaces_a_method, soon
 from tests.quiet import quiet
@@ -323,7 +323,7 @@ async def test_its_socket_is_one_for_bulk_bytes() -> None:
 
 
 async def test_who_chooses_no_export_in_time_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.nbd_front.GREETING_S", 0.05)
+    monkeypatch.setattr("plugins.memory.datapath.doors.nbd_front.GREETING_S", 0.05)
     async with exported() as (bench, _, exports):
         chosen = await connected(bench)
         silent = await connected(bench, go=False)
@@ -335,7 +335,7 @@ async def test_who_chooses_no_export_in_time_is_cut_off(monkeypatch: pytest.Monk
 
 
 async def test_a_client_that_does_not_read_its_answers_costs_a_bounded_amount(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.nbd_front.UNDER_WAY_MAX", 8)
+    monkeypatch.setattr("plugins.memory.datapath.doors.nbd_front.UNDER_WAY_MAX", 8)
     async with exported() as (bench, volume, _):
         client = await connected(bench)
         other = await connected(bench)

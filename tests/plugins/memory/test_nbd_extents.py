@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.memory.datapath import nbdwire
-from plugins.memory.datapath.nbdwire import (
+from plugins.memory.datapath.doors import nbdwire
+from plugins.memory.datapath.doors.nbdwire import (
     ALLOCATION,
     FAST_ZERO,
     FUA,

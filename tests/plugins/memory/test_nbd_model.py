@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from plugins.memory.datapath.nbdwire import FUA, NO_HOLE, REQ_ONE, NbdCommand
+from plugins.memory.datapath.doors.nbdwire import FUA, NO_HOLE, REQ_ONE, NbdCommand
 from tests.plugins.memory.nbd import SIZE, Client, exported
 from tests.plugins.memory.ports import PAGE, SHAPE
 from tests.plugins.memory.test_nbd_extents import EMPTY, STATUS, agreed, chunk, done, extents

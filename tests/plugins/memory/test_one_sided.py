@@ -13,10 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.headers import WireError
-from covey.verbs import SWITCHED_OFF, PairPlace, VerbsFound
-from plugins.memory.datapath import slab_verbs, slabwire, volume_verbs
-from plugins.memory.datapath.control import (
+from covey.ports.verbs import SWITCHED_OFF, PairPlace, VerbsFound
+from covey.wire.headers import WireError
+from plugins.memory.datapath.lending import slab_verbs
+from plugins.memory.datapath.lending.slab_session import SlabSession
+from plugins.memory.datapath.lending.slab_verbs import LenderVerbs
+from plugins.memory.datapath.lending.slabd import SlabdConfig, run_slabd
+from plugins.memory.datapath.links import volume_verbs
+from plugins.memory.datapath.links.lender_pair import LenderPair, RingBytes
+from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire import slabwire
+from plugins.memory.datapath.wire.control import (
     FreeSlabFrame,
     ListSlabs,
     OpenPlace,
@@ -27,14 +35,8 @@ from plugins.memory.datapath.control import (
     SlabList,
     Yes,
 )
-from plugins.memory.datapath.control_ends import ControlClient
-from plugins.memory.datapath.lender_pair import LenderPair, RingBytes
-from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.slab_session import SlabSession
-from plugins.memory.datapath.slab_verbs import LenderVerbs
-from plugins.memory.datapath.slabd import SlabdConfig, run_slabd
-from plugins.memory.datapath.slabwire import LentRegion, SlabOp
-from plugins.memory.datapath.volume import Volume
+from plugins.memory.datapath.wire.control_ends import ControlClient
+from plugins.memory.datapath.wire.slabwire import LentRegion, SlabOp
 from plugins.memory.policy.settings import SEAL_BYTES
 from plugins.memory.service import one_sided
 from tests.plugins.memory.ports import (

@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from covey.core import HostId
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.borrower_events import BorrowerTick, VolumeFound
+from covey.core.ids import HostId
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.events import BorrowerTick, VolumeFound
 from plugins.memory.messages import (
     Activity,
     CheckActivity,

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from covey.units import GIB, MIB
-from plugins.memory.machine.published import PublishedBorrower
+from covey.core.units import GIB, MIB
+from plugins.memory.machine.borrowing.published import PublishedBorrower
 from plugins.memory.policy import eviction
 from plugins.memory.service import borrowing, lending
-from sim import memory_workload
-from sim.memory_cluster import Outcome, Rack, Strategy, by_lot, ours, published
-from sim.memory_reports import HEADROOM, Setting, batch_eviction
-from sim.memory_views import herd
+from sim.memory import workload as memory_workload
+from sim.memory.cluster import Outcome, Rack, Strategy, by_lot, ours, published
+from sim.memory.reports import HEADROOM, Setting, batch_eviction
+from sim.memory.views import herd
 
 pytestmark = [pytest.mark.xdist_group("paper_cluster"), pytest.mark.long]  # `runs` is made once; `make tables` has more
 SETTING = Setting(runs=1)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.errors import Refused
-from plugins.memory.datapath.row_locks import RowLocks
+from covey.core.errors import Refused
+from plugins.memory.datapath.volumes.members.row_locks import RowLocks
 from plugins.memory.policy import parity
 from plugins.memory.service.record import KnownProcess, KnownVolume
 from tests.quiet import quiet

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from plugins.memory.datapath import member_lenders, parity_lenders, parity_volume
+from plugins.memory.datapath.volumes.members import member_lenders, parity_lenders, parity_volume
 from plugins.memory.machine.mirror import Out
 from plugins.memory.policy import mirroring
 from tests.quiet import quiet

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plugins.memory.machine.paging import HERE, Chunk, Paging
-from plugins.memory.machine.paging_events import (
+from plugins.memory.machine.arrays.events import (
     Answered,
     AskedFor,
     ChunkCame,
@@ -29,7 +28,8 @@ from plugins.memory.machine.paging_events import (
     Unstage,
     WaitedTooLong,
 )
-from plugins.memory.policy import prefetch, residence
+from plugins.memory.machine.arrays.paging import HERE, Chunk, Paging
+from plugins.memory.policy.arrays import prefetch, residence
 
 # ---- strides ---------------------------------------------------------------------------------------------------------
 

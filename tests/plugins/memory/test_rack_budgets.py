@@ -12,20 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, LogEvent
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.events import Heard, LogEvent
+from covey.core.ids import HostId, JobId
+from covey.core.units import GIB, MIB
 from covey.ports import MemoryNow
-from covey.units import GIB, MIB
-from covey.wire import Attach
+from covey.wire.job import Attach
 from gossip.spread.messages import VALUE_BYTES_MAX
 from plugins.base import JobPeer
 from plugins.facts import HostView, JobPlaced, JobUnplaced, LentNow
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick, SlabFreed, SlabRegistered, StoreFound, StoreLost
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.place import SlabPlace
+from plugins.memory.machine.lending.events import LenderTick, SlabFreed, SlabRegistered, StoreFound, StoreLost
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.machine.loan import LoanedSlab
-from plugins.memory.machine.place import SlabPlace
 from plugins.memory.machine.rack_accounts import RackAccounts
 from plugins.memory.messages import (
     Activity,
@@ -43,6 +44,7 @@ from plugins.memory.policy.budgets import ACCOUNTS_TOLD, FRESH_S, SETTLED_S, Bud
 from plugins.memory.policy.lending import Headroom
 from plugins.memory.policy.placement import LenderPeer
 from plugins.memory.policy.settings import MemorySettings
+from plugins.memory.service import metrics
 from plugins.memory.service.views import peers as peers_seen
 from tests.plugins.memory.rack import SETTINGS
 from tests.plugins.memory.tale import noted, sent
@@ -348,9 +350,9 @@ def test_a_jobs_volumes_are_refused_over_its_limit_in_three_lines() -> None:
         assert (rows["j1"].budget_bytes, rows["j1"].volumes_bytes, rows["j1"].tenant) == (192 << 10, 192 << 10, "ann")
         view = next(view for view in rack.command("h1", "volumes") if view.volume == "one")
         assert (view.job_budget_bytes, view.budget_bytes, view.taken_bytes) == (192 << 10, None, 128 << 10)
-        metrics = service.metrics()
-        assert metrics['covey_memory_budget_bytes{job="j1"}'] == 192 << 10
-        assert metrics['covey_memory_budget_refused_total{by="borrower"}'] == 1
+        measured = service.metrics()
+        assert measured[metrics.BUDGET_BYTES.of("", "j1")] == 192 << 10
+        assert measured[metrics.BUDGET_REFUSED.of("borrower")] == 1
         service.on_fact(JobUnplaced(JobId("j1"), 1, True))
 
 
@@ -484,7 +486,7 @@ def test_two_borrowers_of_one_tenant_share_its_budget_over_the_rack() -> None:
         for service in rack.agents.values():
             for slab in service.lending.machine.lent.values():
                 lent[slab.tenant] += slab.counted_bytes
-            found = service.metrics().get('covey_memory_tenant_bytes{tenant="ann",role="lent"}', 0)
+            found = service.metrics().get(metrics.TENANT_BYTES.of("ann", "lent"), 0)
             assert found == sum(slab.size_bytes for slab in service.lending.machine.lent.values())
         assert lent["ann"] == 256 << 10
         rows: Mapping[str, Any] = {row.name: row for row in rack.command("h4", "accounts")}

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.world.host import SimProcess
 from chaos.world.world import World
-from covey.core import HostId
+from covey.core.ids import HostId
 from tests.plugins.memory.rack import PAGE, MemoryRack, SimClient, pattern
 
 PAGES = 64

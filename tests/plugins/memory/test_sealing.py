@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.checked import load, save
-from plugins.memory.datapath import sealing
-from plugins.memory.datapath.control import SlabLost
-from plugins.memory.datapath.sealing import SALT_BYTES, PageSeal
-from plugins.memory.datapath.shape import KEY_BYTES, VolumeRecord, record_decoder
-from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import Volume
+from covey.wire.checked import load, save
+from plugins.memory.datapath.links import sealing
+from plugins.memory.datapath.links.sealing import SALT_BYTES, PageSeal
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.control import SlabLost
+from plugins.memory.datapath.wire.shape import KEY_BYTES, VolumeRecord, record_decoder
+from plugins.memory.datapath.wire.slabwire import Versions
 from plugins.memory.policy.settings import SEAL_BYTES
 from tests.plugins.memory.ports import PAGE, SHAPE, Bench, a_bench, asks_the_lender, page, read, soon, write
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, LogEvent, SetTimer, Undelivered
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.borrower import ANSWER_S, OPEN_S
-from plugins.memory.machine.lender_search import names
+from covey.core.events import LogEvent, SetTimer, Undelivered
+from covey.core.ids import HostId
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import ANSWER_S, OPEN_S
+from plugins.memory.machine.borrowing.lender_search import names
 from plugins.memory.messages import Done, FreeMem, Map, MrInfo, QueryMem, Renew
 from tests.plugins.memory.tale import OTHERS, PAGE, SECRET, SLAB, Tale, noted, only, sent
 

@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from chaos.world.world import World
-from covey import headers
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.wire import headers
 from plugins.facts import Spare
-from plugins.memory.datapath.lenders import Lenders
-from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.slab import SlabMemory
+from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.volumes.lenders import Lenders
+from plugins.memory.datapath.volumes.slab import SlabMemory
 from plugins.memory.policy.settings import SEAL_BYTES, MemorySettings
+from plugins.memory.service import metrics
 from tests.plugins.memory.rack import PAGE, SETTINGS, SLAB_PAGES, MemoryRack, SimClient, pattern
 
 
@@ -259,7 +260,7 @@ def test_a_volumes_why_says_once_a_minute_that_another_version_was_refused() -> 
         async def older(client: SimClient) -> None:
             for _ in range(4):
                 stream = await client.env.bytes.connect(f"unix:{client.path}")
-                await stream.write(b"coveyvl1" + client.token)
+                await stream.write(b"coveyvl0" + client.token)
                 await stream.read_into(memoryview(bytearray(headers.WELCOME_BYTES)))
                 await asyncio.sleep(25.0)  # at 0, 25, 50 and 75 s
 
@@ -339,7 +340,7 @@ def test_acknowledged_pages_are_waited_for_while_their_lenders_are_stopped() -> 
         until_done(rack, reader)
         rack.run(2)
         assert rack.command("h1", "volumes")[0].waits_for == ()
-        assert rack.agents["h1"].borrowing.metrics()["covey_slabs_unrecovered_total"] == 0
+        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS_UNRECOVERED.of()] == 0
 
 
 def test_a_lender_that_is_only_gossiped_gone_is_waited_for() -> None:
@@ -364,7 +365,7 @@ def test_a_lender_whose_slab_process_began_anew_has_lost_it_for_certain() -> Non
             rack.lose_memory(host)
         rack.until(lambda: {slab.state for slab in rack.slabs("h1")} == {"cold"}, 25.0)
         rack.run(2)
-        assert rack.agents["h1"].borrowing.metrics()["covey_slabs_unrecovered_total"] == 2
+        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS_UNRECOVERED.of()] == 2
         lost = [reason for event, reason in rack.story("slab/data/0") if event == "lost"]
         assert any("may read back older" in reason for reason in lost)
 
@@ -405,7 +406,7 @@ def test_idle_slabs_of_a_killed_process_are_not_called_mapped_and_none_stay_lent
             rack.lose_memory(host)
         rack.run(5)
         assert rack.mapped("h1", "data") == []
-        assert rack.agents["h1"].borrowing.metrics()['covey_slabs{role="borrowed"}'] == 0
+        assert rack.agents["h1"].borrowing.metrics()[metrics.SLABS.of("borrowed")] == 0
         assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
 
 
@@ -420,7 +421,7 @@ def test_idle_slabs_whose_links_are_reset_are_soon_mapped_under_the_same_epoch()
         rack.run(5)
         assert rack.mapped("h1", "data") == [0, 1]
         assert [slab.epoch for slab in rack.slabs("h1")] == before
-        assert rack.agents["h1"].borrowing.metrics()["covey_slab_links_reopened_total"] == 2
+        assert rack.agents["h1"].borrowing.metrics()[metrics.SLAB_LINKS_REOPENED.of()] == 2
 
 
 # ---- a disk that takes nothing ---------------------------------------------------------------------------------------
@@ -486,7 +487,7 @@ def test_a_volume_starts_on_a_disk_that_takes_nothing_and_serves_what_it_can(how
         assert "volume data is read-only: its files cannot be written" in writer.why
         (volume,) = rack.command("h1", "volumes")
         assert volume.process_alive and volume.trouble.startswith("read-only")
-        assert rack.agents["h1"].borrowing.metrics()["covey_volumes_in_trouble"] == 1
+        assert rack.agents["h1"].borrowing.metrics()[metrics.VOLUMES_IN_TROUBLE.of()] == 1
         rack.slabd("h2").signal(9)
         rack.slabd("h3").signal(9)
         rack.run(10)

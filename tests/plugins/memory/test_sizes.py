@@ -2,40 +2,36 @@
 
 import random
 import tracemalloc
-import zlib
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agent.ports.pages import MemfdPages
+from agent.ports.memory.pages import MemfdPages
 from chaos.world.clock import SimLoopStalls
-from covey import frames
-from covey.core import Heard, HostId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId
+from covey.core.units import MIB, TIB
 from covey.ports import MemoryNow
-from covey.units import MIB, TIB
-from plugins.memory.datapath import control, old_index
-from plugins.memory.datapath.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
-from plugins.memory.datapath.exports import Exports
-from plugins.memory.datapath.old_index import BLOCK_BYTES, ENTRY_BYTES, LEAF_PAGES, Marks, PageEntry
-from plugins.memory.datapath.shape import Shape
-from plugins.memory.datapath.slab_store import SlabStore
-from plugins.memory.datapath.swap_door import SwapDoor
+from covey.wire import frames
+from plugins.memory.datapath.doors.exports import Exports
+from plugins.memory.datapath.doors.swap_door import SwapDoor
+from plugins.memory.datapath.lending.slab_store import SlabStore
 from plugins.memory.datapath.vold import VolumeControl
-from plugins.memory.datapath.volume import Volume
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.borrower import Borrower
-from plugins.memory.machine.lender import Lender
-from plugins.memory.machine.lender_events import LenderTick
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire import control
+from plugins.memory.datapath.wire.control import OpenPlace, PlaceList, RegisterSlabFrame, SlabList
+from plugins.memory.datapath.wire.shape import Shape
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.borrower import Borrower
+from plugins.memory.machine.borrowing.place import SlabPlace
+from plugins.memory.machine.lending.events import LenderTick
+from plugins.memory.machine.lending.lender import Lender
 from plugins.memory.machine.loan import Batch, Lent
-from plugins.memory.machine.place import SlabPlace
 from plugins.memory.messages import REFS_MAX, Activity, CheckActivity, Messages, Renew, SlabRef
 from plugins.memory.policy.settings import SLABS_MAX
 from plugins.memory.service.open_volume import OpenVolume
-from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, page, read, soon, write
+from tests.plugins.memory.ports import PAGE, SECRET, Bench, a_bench, read, soon, write
 
 ME, LENDER = HostId("h1"), HostId("h2")
 FILES = "memory/volumes/data"
@@ -179,7 +175,7 @@ async def test_a_second_costs_the_slabs_that_changed() -> None:
 
 
 async def test_changes_that_do_not_fit_into_one_answer_come_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.paged_volume.SLABS_TOLD", 4)
+    monkeypatch.setattr("plugins.memory.datapath.volumes.paged_volume.SLABS_TOLD", 4)
     async with a_bench() as bench:
         volume = await a_huge_volume(bench)
         for slab in range(9):
@@ -193,119 +189,5 @@ async def test_changes_that_do_not_fit_into_one_answer_come_in_the_next(monkeypa
         assert requested[:9] == [1, 1, 5, 1, 1, 1, 1, 1, 1]
 
 
-def test_a_process_of_before_that_tells_everything_each_time_is_understood() -> None:
-    known = OpenVolume(Known(), None)  # type: ignore[arg-type]
-    place = control.PlaceNow(3, 9, "open")
-    for requests, new in ((5, 5), (7, 2)):
-        told = control.PageCounts(1, (control.SlabCounts(1, requests, 1, 1),), 0, 0, 0, 0, 0, 0, (place,))
-        assert known.take(told)[:2] == [0, new]
-    assert known.places == {3: (place,)}
-
-
 class Known:
     size_bytes, slab_bytes, members, slabs = HUGE.size_bytes, HUGE.slab_bytes, 1, HUGE.slabs
-
-
-# ---- the index -------------------------------------------------------------------------------------------------------
-
-
-async def test_a_volume_of_the_first_version_is_converted_into_a_log() -> None:
-    """Its index had one mark, no lives, and no map of the leaves in use."""
-    pages = 3 * LEAF_PAGES
-    async with a_bench() as bench:
-        mark_at = -(-2 * pages * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES
-        for number, batch in ((5, 1), (6, 1), (LEAF_PAGES + 5, 2)):
-            data = memoryview(page(number))
-            seed = (4 ^ number * 2654435761) & 0xFFFFFFFF
-            entry = old_index.packed(PageEntry(4, batch, zlib.crc32(data, seed)), number, 0)
-            await bench.disk.write_at(f"{FILES}/pages", number * PAGE, bytes(data))
-            await bench.disk.write_at(f"{FILES}/index", number * ENTRY_BYTES, entry)
-        await bench.disk.write_at(f"{FILES}/index", mark_at, old_index.pack_mark(1))
-        await bench.disk.write_at(f"{FILES}/pages", (LEAF_PAGES + 5) * PAGE + 100, b"torn")
-        shape = Shape("data", pages * PAGE, PAGE, 64 * MIB)
-        for _ in range(2):
-            volume = Volume(bench.env, shape, FILES, 512, 5.0, bench.told.append)
-            await volume.open()
-            assert await read(volume, 4, 4) == [0, 5, 6, 0] and await read(volume, LEAF_PAGES + 5, 1) == [0]
-            assert list(volume.spill.versions(5, 2)) == [4, 4]
-            assert volume.slabs[0].written == 2
-            assert not [name for name in await bench.disk.names(FILES) if name.endswith(("/pages", "/index"))]
-            await bench.die(volume)
-
-
-async def test_a_damaged_page_of_the_first_version_is_not_converted() -> None:
-    pages = LEAF_PAGES
-    async with a_bench() as bench:
-        mark_at = -(-2 * pages * ENTRY_BYTES // BLOCK_BYTES) * BLOCK_BYTES
-        entry = old_index.packed(PageEntry(4, 1, 7), 5, 0)
-        await bench.disk.write_at(f"{FILES}/pages", 5 * PAGE, page(5))
-        await bench.disk.write_at(f"{FILES}/index", 5 * ENTRY_BYTES, entry)
-        await bench.disk.write_at(f"{FILES}/index", mark_at, old_index.pack_mark(1))
-        volume = Volume(bench.env, Shape("data", pages * PAGE, PAGE, MIB), FILES, 512, 5.0, bench.told.append)
-        with pytest.raises(OSError, match=r"page 5 is damaged in .*pages; next: "):
-            await volume.open()
-        await volume.close()
-        assert await bench.disk.names(f"{FILES}/index"), "nothing is deleted"
-
-
-ENTRIES = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 5), st.booleans(), st.sampled_from([0, 1])), min_size=4, max_size=4
-)
-
-
-@given(first=st.integers(0, 1 << 40), one=ENTRIES, two=ENTRIES, marks=st.dictionaries(st.just(0), st.integers(0, 5)))
-def test_a_leaf_is_loaded_as_each_of_its_entries_says(first: int, one: Any, two: Any, marks: dict[int, int]) -> None:
-    """The arrays against one entry after another."""
-    parts: list[bytes] = []
-    for place, entries in enumerate((one, two)):
-        packed = [bytearray(old_index.packed(PageEntry(v, n, v * 7), first + at, place)) for at, (v, n, _, _) in
-                  enumerate(entries)]  # fmt: skip
-        for data, (version, _, whole, _) in zip(packed, entries, strict=True):
-            if not version:
-                data[:] = bytes(ENTRY_BYTES)
-            elif not whole:
-                data[3] ^= 1
-        parts.append(b"".join(packed))
-    known = Marks()
-    known.of = marks
-    found = old_index.load(first, (parts[0], parts[1]), known)
-    expected: list[tuple[int, int, int]] = []
-    doubtful: list[int] = []
-    for at in range(4):
-        both = [old_index.parsed(part[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES], first + at, place)
-                for place, part in enumerate(parts)]  # fmt: skip
-        place = int((both[1].version, both[1].batch) > (both[0].version, both[0].batch))
-        newest = both[place]
-        expected.append((newest.version, newest.checksum, place if newest.version else 1))
-        if newest.version and newest.batch > marks.get(0, 0):
-            doubtful.append(at)
-    if found is None:
-        assert not any(version for version, _, _ in expected)
-        return
-    assert list(zip(found.leaf.version, found.leaf.checksum, found.leaf.place, strict=True)) == expected
-    assert found.unmarked == doubtful
-
-
-@given(rows=st.lists(st.binary(min_size=28, max_size=28), min_size=1, max_size=5))
-def test_the_checksum_of_many_entries_is_that_of_each(rows: list[bytes]) -> None:
-    matrix = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 28)
-    assert old_index._crc32_of_rows(matrix).tolist() == [zlib.crc32(row) for row in rows]
-
-
-@given(st.binary(max_size=BLOCK_BYTES), st.integers(0, BLOCK_BYTES - 1), st.integers(0, 255))
-@settings(max_examples=200)
-def test_blocks_of_marks_that_are_none_change_nothing(junk: bytes, at: int, value: int) -> None:
-    marks = Marks()
-    marks.life, marks.of = 5, {4: 4 << 40 | 9, 2: 2 << 40}
-    block = bytearray(marks.packed())
-    again = Marks()
-    again.take(bytes(block))
-    assert (again.life, again.of) == (5, marks.of)
-    if block[at] != value and at < 20 + 32 + 4:
-        block[at] = value
-        other = Marks()
-        other.take(bytes(block))
-        assert (other.life, other.of) == (0, {})
-    other = Marks()
-    other.take(junk.ljust(BLOCK_BYTES, b"\0"))
-    assert other.life == 0

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from covey.core import HostId
-from plugins.memory.machine import borrower_events as b
-from plugins.memory.machine.lender_search import Querying, names
-from plugins.memory.machine.place import SlabPlace
-from plugins.memory.machine.slab import BorrowedSlab, BorrowedVolume, Closing, Mapped, Migrating, counted
+from covey.core.ids import HostId
+from plugins.memory.machine.borrowing import events as b
+from plugins.memory.machine.borrowing.lender_search import Querying, names
+from plugins.memory.machine.borrowing.place import SlabPlace
+from plugins.memory.machine.borrowing.slab import BorrowedSlab, BorrowedVolume, Closing, Mapped, Migrating, counted
 from plugins.memory.messages import Done, Evict, FreeMem, MrInfo, QueryMem
 from tests.plugins.memory.tale import OTHERS, PAGE, SECRET, SLAB, Tale, noted, sent
 

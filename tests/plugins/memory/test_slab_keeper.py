@@ -8,11 +8,12 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agent.ports.pages import MemfdPages, MemfdRing
+from agent.ports.memory.pages import MemfdPages, MemfdRing
 from covey.ports import SharedRing
-from plugins.memory.datapath.control import RegisterSlabFrame
-from plugins.memory.datapath.slab_memory import SlabHead, SlabPages
-from plugins.memory.datapath.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.lending.slab_store import HostedSlab, SlabStore
+from plugins.memory.datapath.wire.control import RegisterSlabFrame
+from plugins.memory.datapath.wire.slab_memory import SlabHead, SlabPages
+from plugins.memory.service.metrics import SLAB_LINKS_REOPENED
 from tests.plugins.memory.rack import MemoryRack, SimClient, pattern
 from tests.plugins.memory.test_service import a_rack, keep_hot, read_all, until_done, write_all
 
@@ -169,7 +170,7 @@ def test_slabs_of_a_killed_process_go_on_under_the_same_epoch_with_every_page() 
             rack.slabd(host).signal(9)
         rack.run(4)
         assert epochs(rack) == before and rack.mapped("h1", "data") == [0, 1]
-        assert rack.agents["h1"].borrowing.metrics()["covey_slab_links_reopened_total"] == 2
+        assert rack.agents["h1"].borrowing.metrics()[SLAB_LINKS_REOPENED.of()] == 2
         assert [slab.pages_remote for slab in rack.slabs("h1")] == [16, 16]
         bytes_before = served(rack)
         until_done(rack, rack.client("h1", read_all, "data"))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.world.world import World
-from covey.checked import Damaged
-from plugins.memory.datapath.spill import Spill
+from covey.wire.checked import Damaged
+from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.policy import spilling
 from tests.plugins.memory.ports import Bench, a_bench, soon
 from tests.plugins.memory.spilled import PAGE, PAGES, PLACES, SpillWorld, content, look, word
@@ -214,7 +214,7 @@ async def test_what_a_failed_sync_may_have_dropped_is_rewritten_before_one_is_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A kernel drops what it could not write and says so once: the sync after that succeeds and proves nothing."""
-    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         put(spill, 1, p3=1, p4=7)
@@ -260,7 +260,7 @@ async def test_a_full_ring_holds_up_whoever_puts_and_loses_nothing() -> None:
 
 
 async def test_a_full_disk_is_said_and_later_takes_what_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
     async with a_bench() as bench:
         spill = await opened(bench, 1)
         bench.disk.fail = True

@@ -11,9 +11,9 @@ import pytest
 
 from agent.ports import disk as disk_port
 from agent.ports.disk import DirectoryDisk
-from plugins.memory.datapath import spill_wire, spill_writer
-from plugins.memory.datapath.page_table import PageTable
-from plugins.memory.datapath.spill import Spill
+from plugins.memory.datapath.spill import spill_wire, spill_writer
+from plugins.memory.datapath.spill.page_table import PageTable
+from plugins.memory.datapath.spill.spill import Spill
 from plugins.memory.machine.spill_log import (
     AppendNext,
     CompactNext,
@@ -34,7 +34,7 @@ from tests.plugins.memory.test_spill import RUNNING, damaged, die, opened, put
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
 
 
 # ---- whoever writes without a pause ----------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ async def test_a_list_longer_than_a_message_is_saved() -> None:
 
 
 async def spill_list(bench: Bench) -> Any:
-    from plugins.memory.datapath import spill_load
+    from plugins.memory.datapath.spill import spill_load
 
     found = await spill_load.load_list(bench.env.disk, "v")
     assert found is not None

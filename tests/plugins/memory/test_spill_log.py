@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import frames
-from plugins.memory.datapath import spill_wire
-from plugins.memory.datapath.page_table import LOG, RING, ZERO, PageTable
+from covey.wire import frames
+from plugins.memory.datapath.spill import spill_wire
+from plugins.memory.datapath.spill.page_table import LOG, RING, ZERO, PageTable
 from plugins.memory.machine.spill_log import (
     AppendNext,
     CompactNext,

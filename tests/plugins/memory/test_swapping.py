@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.swap.received import receive
-from covey import frames, swapwire
-from covey.core import LogEvent
-from covey.errors import Refused
-from covey.swapwire import (
+from covey.core.errors import Refused
+from covey.core.events import LogEvent
+from covey.wire import frames
+from covey.wire import swap_wire as swapwire
+from covey.wire.swap_wire import (
     BeginSwap,
     ConnectSwap,
     EndSwap,
@@ -25,13 +26,13 @@ from covey.swapwire import (
     SwapNow,
     SwapRefused,
 )
-from plugins.memory.datapath import nbd_front
-from plugins.memory.datapath.nbd_front import NbdFront
-from plugins.memory.datapath.nbdwire import NbdCommand
-from plugins.memory.datapath.shape import Undecided
-from plugins.memory.datapath.swap_door import SwapDoor, SwapImpossible
-from plugins.memory.datapath.volume import Volume
-from plugins.memory.machine.borrower_events import BorrowerTick
+from plugins.memory.datapath.doors import nbd_front
+from plugins.memory.datapath.doors.nbd_front import NbdFront
+from plugins.memory.datapath.doors.nbdwire import NbdCommand
+from plugins.memory.datapath.doors.swap_door import SwapDoor, SwapImpossible
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.shape import Undecided
+from plugins.memory.machine.borrowing.events import BorrowerTick
 from plugins.memory.policy.swapping import GroupMemory, RoomNow, lacks_room
 from tests.plugins.memory.nbd import Client
 from tests.plugins.memory.ports import PAGE, Bench, QuietProbes, a_volume, placed, soon
@@ -162,7 +163,7 @@ class StandIn:
 
 
 async def kernel_with(descriptor: int) -> Client:
-    from agent.ports.stream import SocketStream, Turn
+    from agent.ports.network.stream import SocketStream, Turn
 
     plain = socket.socket(fileno=descriptor)
     plain.setblocking(False)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.checked import Damaged, load, save, seal
-from plugins.memory.datapath.control import OpenPlace, SlabLost
-from plugins.memory.datapath.places import PlacesRecord
-from plugins.memory.datapath.remote_slab import RemoteSlab
-from plugins.memory.datapath.shape import VolumeRecord
-from plugins.memory.datapath.slabwire import Versions
-from plugins.memory.datapath.volume import Volume
+from covey.wire.checked import Damaged, load, save, seal
+from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.spill.places import PlacesRecord
+from plugins.memory.datapath.volumes.volume import Volume
+from plugins.memory.datapath.wire.control import OpenPlace, SlabLost
+from plugins.memory.datapath.wire.shape import VolumeRecord
+from plugins.memory.datapath.wire.slabwire import Versions
 from tests.plugins.memory.ports import (
     PAGE,
     SHAPE,
@@ -311,7 +311,7 @@ async def test_a_link_that_breaks_while_nobody_asks_anything_and_stays_broken_is
 
 
 async def test_a_link_to_a_silent_lender_is_tried_for_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.lenders.REOPEN_S", 0.3)
+    monkeypatch.setattr("plugins.memory.datapath.volumes.lenders.REOPEN_S", 0.3)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await bench.mute_lender()
@@ -417,7 +417,7 @@ async def test_a_place_closed_before_it_is_on_record_is_never_used() -> None:
 async def test_a_place_that_cannot_be_taken_out_of_the_record_is_taken_out_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.places.CATCH_UP_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.places.CATCH_UP_S", 0.01)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         await write(volume, 0, 7)
@@ -537,7 +537,7 @@ async def test_a_write_during_recovery_is_not_overwritten_by_what_was_under_way_
 
 
 async def test_a_read_that_waited_long_enough_fails_and_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.lenders.UNSURE_S", 0.3)
+    monkeypatch.setattr("plugins.memory.datapath.volumes.lenders.UNSURE_S", 0.3)
     async with a_bench() as bench:
         again = await crashed_with_a_silent_lender(bench)
         with pytest.raises(OSError, match=r"slab 0 waits for its lender.*h2 may hold newer pages"):
@@ -661,7 +661,7 @@ async def test_a_full_queue_holds_up_writers_and_reads_go_on() -> None:
 
 
 async def test_a_disk_whose_failure_is_over_takes_pages_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
     async with a_volume() as (bench, volume):
         await write(volume, 20, 1)
         bench.disk.sync_fail = True
@@ -681,7 +681,7 @@ async def test_a_disk_whose_failure_is_over_takes_pages_again(monkeypatch: pytes
 async def test_a_disk_that_refuses_fails_unmapped_writes_and_loses_nothing_of_mapped_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("plugins.memory.datapath.spill.RETRY_S", 0.01)
+    monkeypatch.setattr("plugins.memory.datapath.spill.spill.RETRY_S", 0.01)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         bench.disk.fail = True
@@ -701,7 +701,7 @@ async def test_a_slab_whose_opening_failed_unforeseen_is_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No link of the try that failed stays behind: its lender would call the place open."""
-    monkeypatch.setattr("plugins.memory.datapath.lender_tasks.PAUSE_MAX_S", 0.02)
+    monkeypatch.setattr("plugins.memory.datapath.volumes.lender_tasks.PAUSE_MAX_S", 0.02)
     async with a_volume() as (bench, volume):
         await placed(volume, bench.register(0))
         holds, tries = volume.lenders._holds, list[int]()

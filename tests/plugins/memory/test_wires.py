@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey import frames, headers, volumewire
-from covey.core import HostId
-from covey.headers import Op, Reply, Request, Status, Welcome
-from covey.swapwire import SwapCounts
-from plugins.memory.datapath import control, slabwire
-from plugins.memory.datapath.slabwire import SlabOp, SlabRequest
+from covey.core.ids import HostId
+from covey.wire import frames, headers
+from covey.wire import volume_wire as volumewire
+from covey.wire.headers import Op, Reply, Request, Status, Welcome
+from covey.wire.swap_wire import SwapCounts
+from plugins.memory.datapath.wire import control, slabwire
+from plugins.memory.datapath.wire.slabwire import SlabOp, SlabRequest
 from plugins.memory.messages import (
     Activity,
     CheckActivity,

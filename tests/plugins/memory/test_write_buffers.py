@@ -2,7 +2,7 @@
 
 import pytest
 
-from plugins.memory.datapath.write_buffers import (
+from plugins.memory.datapath.links.write_buffers import (
     KEPT_BYTES_MAX,
     KEPT_MAX,
     KEPT_SHORT_MAX,

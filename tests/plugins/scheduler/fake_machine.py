@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chaos.world.clock import SimLoopStalls
-from covey.core import Fact, JobId
+from covey.core.events import Fact
+from covey.core.ids import JobId
 from covey.ports import Gpu, MemoryNow
 from plugins.base import LogRead, RankLease, RanksSpec
 from plugins.facts import RanksEnded, RanksStarted

@@ -5,12 +5,13 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -37,7 +38,7 @@ class Little:
     def __init__(self, gpus: Sequence[int], quotas: Mapping[str, int], **settings: Any) -> None:
         given = {"queue_thresholds_gpu_s": (100.0,), "quotas": dict(quotas), **settings}
         self.settings = SchedulerSettings(**given)
-        self.queue, self.copy = Queue(), Queue()
+        self.queue, self.copy = JobTable(), JobTable()
         self.leader = Leader(self.queue, self.settings)
         self._leads, self._plain = self.leader, PlainLeader(self.queue, self.settings)
         self.totals = {HostId(f"h{number}"): count for number, count in enumerate(gpus, 1)}
@@ -48,15 +49,15 @@ class Little:
         sent = open_command(pack(command))
         assert sent == command
         self.heard.append(command)
-        result, notes = self.queue.apply(self.queue.index + 1, sent)
-        assert (result, notes) == self.copy.apply(self.copy.index + 1, sent)
+        result, notes = apply(self.queue, self.queue.index + 1, sent)
+        assert (result, notes) == apply(self.copy, self.copy.index + 1, sent)
         self.queue.check()
         assert self.queue.snapshot() == self.copy.snapshot()
         return result
 
     def restore(self) -> None:
         """The copy becomes what its snapshot says."""
-        restored = Queue()
+        restored = JobTable()
         restored.restore(self.copy.snapshot())
         assert restored.snapshot() == self.copy.snapshot()
         self.copy = restored
@@ -105,14 +106,16 @@ class Little:
             workers = place(self.capacity().free_for(job), job.spec.workers, each, 0.0, 0.3, job.spec.pack) or {}
             on = {host: self.free(host)[: count * each] for host, count in workers.items()}
         if not on:
-            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))
+            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, reason="no room"))
             return
         places, rank = [], 0
         for host, gpus in on.items():
             count = len(gpus) // each
             places.append(Place(host, tuple(range(rank, rank + count)), tuple(gpus)))
             rank += count
-        self.say(Placed(wall_s=1.0, job=job.id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1))
+        self.say(
+            Placed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=tuple(places), master_addr="", master_port=1)
+        )
 
     def state(self, job: JobId) -> str:
         return self.queue.jobs[job].state
@@ -134,15 +137,17 @@ class Little:
 
     def end(self, job: Job, code: int = 0) -> None:
         """All its ranks end."""
-        for at in job.places:
+        for at in job.start.places:
             if job.awaits(at.host):
                 codes = dict.fromkeys(at.ranks, code)
                 asked = code != 0
-                self.say(RanksReported(wall_s=1.0, job=job.id, epoch=job.epoch, host=at.host, codes=codes, asked=asked))
+                self.say(
+                    RanksReported(wall_s=1.0, job=job.id, epoch=job.grant.epoch, host=at.host, codes=codes, asked=asked)
+                )
 
     def serve(self, job: Job, gpu_s: float) -> None:
-        host = job.places[0].host
-        total = job.attained.get(host, 0.0) + gpu_s
+        host = job.start.places[0].host
+        total = job.measured.attained.get(host, 0.0) + gpu_s
         self.say(Attained(wall_s=1.0, host=host, service_gpu_s={job.id: total}))
 
     def settle(self, most: int = 80) -> list[Command]:
@@ -164,7 +169,7 @@ class Little:
 
 def replay(commands: Sequence[Command]) -> bytes:
     """The state that these commands give on a host that hears them for the first time."""
-    queue = Queue()
+    queue = JobTable()
     for index, command in enumerate(commands, 1):
-        queue.apply(index, msgspec.msgpack.decode(pack(command), type=Command))
+        apply(queue, index, msgspec.msgpack.decode(pack(command), type=Command))
     return queue.snapshot()

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence, Set
 
 import msgspec
 
-from covey.core import HostId, JobId
-from plugins.scheduler.machine.admission import packlimit, taken_back
-from plugins.scheduler.machine.capacity import Gpus, fits_whole, held_by
-from plugins.scheduler.machine.jobs import Job, row_of
-from plugins.scheduler.machine.queue import Queue
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.leader.admission import packlimit, taken_back
+from plugins.scheduler.machine.leader.capacity import Gpus, fits_whole, held_by
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job, row_of
 from plugins.scheduler.messages.commands import (
     AboutJob,
     GpusKept,
@@ -25,7 +25,7 @@ class PlainAdmission:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: JobTable,
         settings: SchedulerSettings,
         totals: Mapping[HostId, int],
         pausing: Set[JobId],
@@ -46,8 +46,8 @@ class PlainAdmission:
         """Those of them that are within their quota."""
         self.placing = [job for job in queue.live() if job.state == "placing"]
         for job in queue.live():
-            if job.state == "placing" and job.coordinator in self.coordinators:
-                self.coordinators[job.coordinator] += 1
+            if job.state == "placing" and job.grant.coordinator in self.coordinators:
+                self.coordinators[job.grant.coordinator] += 1
 
     def decide(self, live: Sequence[Job]) -> list[AboutJob]:
         """`live`: jobs that are not over and that nothing else was decided about."""
@@ -76,7 +76,7 @@ class PlainAdmission:
         count |= {
             job.id
             for job in self.queue.live()
-            if job.counts and job.place_failures and (job.state == "placing" or job.id in granted)
+            if job.counts and job.tally.place_failures and (job.state == "placing" or job.id in granted)
         }
         keeper = self.capacity.keeper
         return keeper is not None and bool(count - {keeper})
@@ -127,7 +127,7 @@ class PlainAdmission:
         spec = job.spec
         if not spec.gpus_per_worker:
             return {}
-        skew = self.queue.models.shown_skew(spec, job.tensors)
+        skew = self.queue.models.shown_skew(spec, job.measured.tensors)
         workers = place(free, spec.workers, spec.gpus_per_worker, skew, self.packlimit, spec.pack) or {}
         return {host: count * spec.gpus_per_worker for host, count in workers.items()}
 
@@ -137,13 +137,15 @@ class PlainAdmission:
             self.spent[job.spec.tenant] = self.spent.get(job.spec.tenant, 0) + job.spec.gpus
         coordinator = min((count, host) for host, count in self.coordinators.items())[1]
         self.coordinators[coordinator] += 1
-        self.commands.append(Granted(wall_s=self.wall_s, job=job.id, epoch=job.epoch + 1, coordinator=coordinator))
+        self.commands.append(
+            Granted(wall_s=self.wall_s, job=job.id, epoch=job.grant.epoch + 1, coordinator=coordinator)
+        )
 
     def _clear_the_way(self, job: Job) -> None:
         """It is within its quota, and no place is free: stop opportunistic jobs when that helps, or keep what is
         there."""
         ground, spec = self.capacity, job.spec
-        for other in sorted(self.placing, key=lambda other: other.granted):
+        for other in sorted(self.placing, key=lambda other: other.grant.index):
             plan = self._plan(other, ground.free_for(other))
             ground.take(plan, other.counts)
             ground.placing -= sum(plan.values())
@@ -182,7 +184,7 @@ class PlainAdmission:
         """Free, of jobs that stop, and of those that stop for it."""
         ground = self.capacity
         soon = {host: gpus - ground.staying[host] for host, gpus in ground.open_for(job).items()}
-        able = self.settings.preemption and not job.place_failures
+        able = self.settings.preemption and not job.tally.place_failures
         for other in [other for other in self.unchosen if able and self._may_displace(job, other)]:
             soon = _plus(soon, held_by(other, ground.totals), 1)
         return {host: max(0, gpus) for host, gpus in soon.items()}
@@ -194,14 +196,14 @@ class PlainAdmission:
         if gpus and other is not None and self._outranks(job, other):
             self._give_back(other)
         if gpus and classes.may_keep(job.id, ground.keeper) and gpus != ground.kept:
-            self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus=dict(gpus)))
+            self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.grant.epoch, gpus=dict(gpus)))
             ground.keeper, ground.kept = job.id, dict(gpus)
 
     def _outranks(self, job: Job, other: Job) -> bool:
         return other.state == "queued" and self._has_quota(job) and not self._has_quota(other)
 
     def _give_back(self, job: Job) -> None:
-        self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.epoch, gpus={}))
+        self.commands.append(GpusKept(wall_s=self.wall_s, job=job.id, epoch=job.grant.epoch, gpus={}))
         self.capacity.keeper, self.capacity.kept = None, {}
 
     def _give_back_if_stale(self, chosen: Sequence[JobId]) -> None:
@@ -217,7 +219,7 @@ class PlainAdmission:
     def _preempt(self) -> None:
         """Guaranteed jobs that the order passed over stop for those it chose: of the same tenant, or, without a quota,
         for anybody's. Not for one that could not be placed before: what it lacks is not GPUs."""
-        able = [job for job in self.short if not job.place_failures]
+        able = [job for job in self.short if not job.tally.place_failures]
         if not self.settings.preemption:
             return
         for other in self.unchosen:
@@ -261,4 +263,6 @@ def _least(one: Mapping[HostId, int], other: Mapping[HostId, int]) -> dict[HostI
 
 def _away(job: Job, alive: Set[HostId]) -> bool:
     """Whether a running gang waits for a host that is not alive, or is to leave one."""
-    return job.state == "running" and any(place.host not in alive for place in job.places if job.awaits(place.host))
+    return job.state == "running" and any(
+        place.host not in alive for place in job.start.places if job.awaits(place.host)
+    )

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 
-from covey.core import HostId, JobId
-from plugins.scheduler.machine.capacity import Gpus, held_by
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.leader.capacity import Gpus, held_by
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.policy import classes
 
 
 class PlainGround:
     """At one look. `totals`: GPUs of each host that is alive."""
 
-    def __init__(self, queue: Queue, totals: Mapping[HostId, int]) -> None:
+    def __init__(self, queue: JobTable, totals: Mapping[HostId, int]) -> None:
         self.queue = queue
         self.totals = dict(sorted(totals.items()))
         self.free: Gpus = dict(self.totals)

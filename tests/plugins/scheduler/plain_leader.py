@@ -3,12 +3,12 @@ propose the same; it was written from this."""
 
 from collections.abc import Sequence, Set
 
-from covey.core import HostId, JobId
-from covey.units import format_seconds
-from plugins.scheduler.machine.admission import taken_back
-from plugins.scheduler.machine.jobs import Job, row_of
-from plugins.scheduler.machine.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from covey.core.ids import HostId, JobId
+from covey.core.units import format_seconds
+from plugins.scheduler.machine.leader.admission import taken_back
+from plugins.scheduler.machine.leader.leader import RETRY_S, ProposeCommand, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job, row_of
 from plugins.scheduler.messages.commands import (
     AboutJob,
     Command,
@@ -32,7 +32,7 @@ from tests.plugins.scheduler.plain_ground import PlainGround
 class PlainLeader:
     """The soft state of whoever leads."""
 
-    def __init__(self, queue: Queue, settings: SchedulerSettings) -> None:
+    def __init__(self, queue: JobTable, settings: SchedulerSettings) -> None:
         self.queue = queue
         self.settings = settings
         self.placing_since: dict[tuple[JobId, int], float] = {}
@@ -71,7 +71,7 @@ class PlainLeader:
 
     def _on(self, host: HostId, id: JobId, epoch: int) -> bool:
         job = self.queue.jobs.get(id)
-        return job is not None and job.epoch == epoch and job.awaits(host)
+        return job is not None and job.grant.epoch == epoch and job.awaits(host)
 
     def _over(self, host: HostId, now_s: float) -> bool:
         assert self.led_s is not None
@@ -107,13 +107,15 @@ class PlainLeader:
     # ---- what it remembers ----
 
     def _remember(self, live: list[Job], now_s: float) -> None:
-        placing = {(job.id, job.epoch) for job in live if job.state == "placing"}
+        placing = {(job.id, job.grant.epoch) for job in live if job.state == "placing"}
         self.placing_since = {key: self.placing_since.get(key, now_s) for key in sorted(placing)}
         waiting = [job for job in live if job.state in ("queued", "placing")]
-        known_s = {job.id: self.queue.clock_s - job.queued_s if self.clock_at is None else 0.0 for job in waiting}
+        known_s = {
+            job.id: self.queue.clock_s - job.priority.queued_s if self.clock_at is None else 0.0 for job in waiting
+        }
         self.waiting_since = {id: self.waiting_since.get(id, now_s - max(0.0, s)) for id, s in known_s.items()}
         for job in live:
-            failures = job.place_failures + job.requeues + job.failures
+            failures = job.tally.place_failures + job.tally.requeues + job.tally.failures
             if failures > self.failures.get(job.id, 0):
                 self.retry_at[job.id] = now_s + RETRY_S[min(failures, len(RETRY_S)) - 1]
             self.failures[job.id] = failures
@@ -124,8 +126,10 @@ class PlainLeader:
     def _gone(self, rack: Sequence[RackHost], live: list[Job], now_s: float) -> dict[HostId, float]:
         """Seconds for which each host that matters is gone; one that gossip never named counts from now."""
         named = {host.host: host.gone_s for host in rack}
-        wanted = {place.host for job in live if job.placed for place in job.places if job.awaits(place.host)}
-        wanted |= {job.coordinator for job in live if job.state == "placing" and job.coordinator is not None}
+        wanted = {place.host for job in live if job.placed for place in job.start.places if job.awaits(place.host)}
+        wanted |= {
+            job.grant.coordinator for job in live if job.state == "placing" and job.grant.coordinator is not None
+        }
         missing = sorted(wanted - set(named))
         self.missing_since = {host: self.missing_since.get(host, now_s) for host in missing}
         gone = {host: gone_s for host, gone_s in named.items() if gone_s is not None}
@@ -144,19 +148,19 @@ class PlainLeader:
         commands: list[TakenBack] = []
         for job in live:
             if job.placed:
-                lost = [place.host for place in job.places if job.awaits(place.host)]
+                lost = [place.host for place in job.start.places if job.awaits(place.host)]
                 lost = [host for host in lost if self._is_lost(job, host, gone.get(host, -1.0), now_s)]
                 if lost:
-                    self.closed |= {(host, job.id, job.epoch) for host in lost}
+                    self.closed |= {(host, job.id, job.grant.epoch) for host in lost}
                     said = ", ".join(f"{host} is gone for {format_seconds(gone.get(host, 0.0))}" for host in lost)
                     commands.append(taken_back(job, "host lost", said, wall_s, tuple(lost)))
-            elif job.state == "placing" and job.coordinator is not None:
-                if gone.get(job.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
-                    said = f"{job.coordinator}, which looked for its GPUs, is gone"
-                    commands.append(taken_back(job, "home lost", said, wall_s))
-                elif now_s - self.placing_since[job.id, job.epoch] > self.settings.placing_limit_s:
+            elif job.state == "placing" and job.grant.coordinator is not None:
+                if gone.get(job.grant.coordinator, -1.0) >= self.settings.coordinator_lost_after_s:
+                    said = f"{job.grant.coordinator}, which looked for its GPUs, is gone"
+                    commands.append(taken_back(job, "coordinator lost", said, wall_s))
+                elif now_s - self.placing_since[job.id, job.grant.epoch] > self.settings.placing_limit_s:
                     commands.append(
-                        taken_back(job, "placing took too long", f"{job.coordinator} did not place it", wall_s)
+                        taken_back(job, "placing took too long", f"{job.grant.coordinator} did not place it", wall_s)
                     )
         return commands
 
@@ -183,7 +187,7 @@ class PlainLeader:
         return [Leads(wall_s=event.wall_s, term=event.term, leases_over_s=self.over_s, pauses_over_s=self.paused_s)]
 
     def _is_lost(self, job: Job, host: HostId, gone_s: float, now_s: float) -> bool:
-        if (host, job.id, job.epoch) in self.closed:
+        if (host, job.id, job.grant.epoch) in self.closed:
             return True
         gone = gone_s >= self.settings.host_lost_after_s
         return gone and job.spec.on_lost != "keep" and self._over(host, now_s)
@@ -197,7 +201,7 @@ class PlainLeader:
             and job.spec.time_limit_s is not None
             and job.attained_gpu_s / job.spec.width >= job.spec.time_limit_s
         ]
-        return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.epoch) for job in over]
+        return [TimeLimitReached(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for job in over]
 
     def _starved(self, live: list[Job], wall_s: float, now_s: float) -> list[Promoted]:
         """STARVELIMIT and PROMOTEKNOB, for guaranteed jobs: the others have no place in the order."""
@@ -210,14 +214,14 @@ class PlainLeader:
             if (after := after_s[job.id]) is not None and now_s - since_s[job.id] >= after
         ]
         starved.sort(key=lambda each: each[:2])
-        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.epoch) for *_, job in starved]
+        return [Promoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch) for *_, job in starved]
 
     def _starved_after(self, job: Job) -> float | None:
         thresholds = self.settings.queue_thresholds_gpu_s
         row = row_of(job, thresholds)
         ran_s = row.attained_gpu_s / job.spec.width
         queue = order.queue_of(row.attained_gpu_s, thresholds)
-        after_s = promoted_after(queue, ran_s, job.waited_s, self.settings.knob, self.settings.starve_limit_s)
+        after_s = promoted_after(queue, ran_s, job.priority.waited_s, self.settings.knob, self.settings.starve_limit_s)
         return after_s if row.promoted is None else None
 
     def _moved(
@@ -231,8 +235,8 @@ class PlainLeader:
             waited_s = now_s - self.waiting_since.get(job.id, now_s)
             late = classes.is_late(job.job_class, waited_s, self.settings.demote_after_s)
             if job.state == "queued" and late and self.queue.quota(job.spec.tenant) is not None:
-                moved.append(Demoted(wall_s=wall_s, job=job.id, epoch=job.epoch, waited_s=round(waited_s, 3)))
-        guests = [job for job in live if job.state == "running" and job.demoted is not None and not job.counts]
+                moved.append(Demoted(wall_s=wall_s, job=job.id, epoch=job.grant.epoch, waited_s=round(waited_s, 3)))
+        guests = [job for job in live if job.state == "running" and job.priority.demoted is not None and not job.counts]
         ground = PlainGround(self.queue, self._totals(rack)) if guests else None
         spent: dict[str, int] = {}
         for job in guests:
@@ -242,7 +246,7 @@ class PlainLeader:
             if ground is not None and classes.may_upgrade(gpus, left, ground.closed(job)):
                 spent[tenant] = spent.get(tenant, 0) + gpus
                 ground.count(job)
-                moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.epoch))
+                moved.append(Upgraded(wall_s=wall_s, job=job.id, epoch=job.grant.epoch))
         return moved
 
     def _elapsed(self, live: list[Job], wall_s: float, now_s: float) -> list[Elapsed]:

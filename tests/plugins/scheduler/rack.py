@@ -11,8 +11,9 @@ from typing import Any, TypeVar, cast
 import msgspec
 import structlog
 
-from covey.core import Fact, HostId, JobId, Message
-from covey.errors import NoLeader, Refused
+from covey.core.errors import NoLeader, Refused
+from covey.core.events import Fact, Message
+from covey.core.ids import HostId, JobId
 from covey.ports import Env
 from plugins.facts import HostState, HostView, RanksStarted, SecondPassed
 from plugins.scheduler.messages.wire import decoder

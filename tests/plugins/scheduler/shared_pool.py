@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.shared_capacity import unit_of
+from plugins.scheduler.machine.leader.shared_capacity import unit_of
+from plugins.scheduler.machine.log.jobs import Job
 from sim.vectors.classes import SharedPool
 from tests.plugins.scheduler.plain_pool import (
     Action,

@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from covey.core import Fact, HostId, JobId
+from covey.core.events import Fact
+from covey.core.ids import HostId, JobId
 from plugins.facts import (
     GpusMeasured,
     GpusShared,
@@ -15,8 +16,8 @@ from plugins.facts import (
     RanksUnfit,
     SecondPassed,
 )
-from plugins.scheduler.machine.capacity import Capacity
-from plugins.scheduler.machine.shared_capacity import SharedCapacity
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.policy.shared import device_of, is_part, short_name
 from tests.plugins.scheduler.rack import FakeHost, Rack, on_a_rack, submit, until
@@ -68,14 +69,14 @@ def units(capacity: Capacity) -> list[HostId]:
 
 
 def gpus_of(rack: Rack, job: str) -> list[str]:
-    return [gpu for place in rack.job(job).places for gpu in place.gpus]
+    return [gpu for place in rack.job(job).start.places for gpu in place.gpus]
 
 
 async def running(rack: Rack, id: str, **fields: Any) -> list[str]:
     """Submit it; the GPUs on which it runs."""
     view = await submit(rack, **fields)
     assert view.id == id
-    await until(lambda: rack.job(id).state == "running" and starts(rack, id) == len(rack.job(id).places))
+    await until(lambda: rack.job(id).state == "running" and starts(rack, id) == len(rack.job(id).start.places))
     return gpus_of(rack, id)
 
 
@@ -116,7 +117,7 @@ def test_a_guaranteed_job_takes_gpus_that_it_shares_with_the_fewest_and_stops_no
         assert device_of(guest[0]) not in alone
         last = await running(rack, "j3", workers=1)
         assert last == [device_of(guest[0])]
-        assert rack.job("j1").state == "running" and rack.job("j1").preemptions == 0
+        assert rack.job("j1").state == "running" and rack.job("j1").tally.preemptions == 0
 
     sharing(story)
 
@@ -150,7 +151,7 @@ def test_ranks_start_only_when_the_sharing_says_so_and_it_is_told_until_then() -
         notes = [note for host in rack.hosts.values() for note in host.notes if note[1] == "ranks wait here"]
         await until(lambda: len([n for h in rack.hosts.values() for n in h.notes if n[1] == "ranks wait here"]) == 1)
         assert len(notes) <= 1
-        host = rack.job("j1").places[0].host
+        host = rack.job("j1").start.places[0].host
         rack[host].publish(RanksMayStart(JobId("j1"), 1))
         await until(lambda: starts(rack, "j1") == 1)
         stub.silent = False
@@ -182,10 +183,10 @@ def test_a_job_that_does_not_fit_is_queued_again_and_that_is_no_failure_of_it() 
         await submit(rack, workers=4, retries_lost=0)
         await until(lambda: rack.job("j1").state == "running")
         rack["gpu2"].publish(RanksUnfit(JobId("j1"), 1, "8 GiB were asked for and 4 GiB are free"))
-        await until(lambda: rack.job("j1").unfit == 1)
-        await until(lambda: rack.job("j1").epoch > 1 or rack.job("j1").state == "queued")
+        await until(lambda: rack.job("j1").tally.unfit == 1)
+        await until(lambda: rack.job("j1").grant.epoch > 1 or rack.job("j1").state == "queued")
         job = rack.job("j1")
-        assert (job.failures, job.hosts_lost, job.requeues, job.preemptions) == (0, 0, 0, 0)
+        assert (job.tally.failures, job.tally.hosts_lost, job.tally.requeues, job.tally.preemptions) == (0, 0, 0, 0)
         said = [note for note in rack["gpu1"].notes if note[0] == "j1"]
         assert any("it cannot be on its GPUs of gpu2: 8 GiB were asked for" in note[2] for note in said)
         stub.silent = False
@@ -200,12 +201,12 @@ def test_a_demoted_job_is_upgraded_where_it_runs_and_its_hosts_tell_their_sharin
         parts = await running(rack, "j2", tenant="red", workers=2, **{"class": "auto"})
         assert rack.job("j2").job_class == "opportunistic" and all(map(is_part, parts))
         rack.finish("j1")
-        await until(lambda: rack.job("j2").upgraded is not None)
+        await until(lambda: rack.job("j2").priority.upgraded is not None)
         await until(lambda: told(rack, KindChanged))
         changed = told(rack, KindChanged)[0]
-        assert (changed.job, changed.kind, changed.grant) == ("j2", "guaranteed", rack.job("j2").upgraded)
-        assert gpus_of(rack, "j2") == parts and starts(rack, "j2") == len(rack.job("j2").places)
-        host = rack.job("j2").places[0].host
+        assert (changed.job, changed.kind, changed.grant) == ("j2", "guaranteed", rack.job("j2").priority.upgraded)
+        assert gpus_of(rack, "j2") == parts and starts(rack, "j2") == len(rack.job("j2").start.places)
+        host = rack.job("j2").start.places[0].host
         before = len(told(rack, KindChanged))
         await rack.restart(host)
         await until(lambda: any(isinstance(fact, KindChanged) for fact in rack[host].told))
@@ -227,16 +228,16 @@ def test_what_does_not_pair_is_taken_back_and_not_placed_there_again_while_both_
         await until(lambda: len(told(rack, GpusMeasured)) > 12)
         parts = await running(rack, "j2", workers=2, **{"class": "opportunistic"})
         assert sorted(map(device_of, parts)) == sorted(theirs), "these are the least busy"
-        host = rack[rack.job("j1").places[0].host]
+        host = rack[rack.job("j1").start.places[0].host]
         host.publish(PairHarms(JobId("j1"), JobId("j2"), 0.082, 0.01))
         host.publish(PairHarms(JobId("j1"), JobId("j2"), 0.082, 0.01))
-        await until(lambda: rack.job("j2").unfit == 1)
-        assert rack.job("j2").harms == ("j1",)
+        await until(lambda: rack.job("j2").tally.unfit == 1)
+        assert rack.job("j2").measured.harms == ("j1",)
         said = [note[2] for note in rack["gpu1"].notes if note[0] == "j2"]
         assert any("it makes that one 8.2% slower, give or take 1.0%" in text for text in said)
         await until(lambda: starts(rack, "j2") == 2)
         assert not {device_of(gpu) for gpu in gpus_of(rack, "j2")} & set(theirs)
-        assert rack.job("j2").unfit == 1
+        assert rack.job("j2").tally.unfit == 1
 
     sharing(story)
 
@@ -282,7 +283,7 @@ def test_a_damaged_record_on_disk_takes_no_gpu_from_jobs_that_share_it() -> None
         rack["gpu2"].machine.disk.files[name] = bytes(data)
         await rack.restart("gpu2")
         host = rack["gpu2"].service.ranks.reservations
-        place = next(place for place in rack.job("j2").places if place.host == "gpu2")
+        place = next(place for place in rack.job("j2").start.places if place.host == "gpu2")
         await until(lambda: any(hold.job == "j2" and hold.gpus == place.gpus for hold in host.all()))
         assert starts(rack, "j2") == 2 and len(set(parts)) == 4
 
@@ -326,7 +327,7 @@ def test_a_person_sees_with_whom_a_job_shares_gpus() -> None:
     async def story(rack: Rack, stub: Stub) -> None:
         await running(rack, "j1", workers=2, pack="host")
         await running(rack, "j2", workers=4, **{"class": "opportunistic"})
-        host = rack.job("j1").places[0].host
+        host = rack.job("j1").start.places[0].host
         view = await rack["gpu1"].call("job", id="j1")
         assert [(each.job, each.runs_as, each.hosts) for each in view.beside] == [("j2", "opportunistic", (host,))]
         other = await rack["gpu2"].call("job", id="j2")

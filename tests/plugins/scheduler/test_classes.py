@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
-from plugins.scheduler.machine.models import GANGS_MAX, Models
+from covey.core.ids import JobId
+from plugins.scheduler.machine.log.models import GANGS_MAX, Models
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.classes import choose, gpus_to_keep, is_late, may_upgrade, victims
 from plugins.scheduler.policy.order import Row, ordered, select

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S, TOGETHER_AGAIN_S
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import ScheduleTick
-from plugins.scheduler.machine.replacing import taken_over
+from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, TOGETHER_AGAIN_S
+from plugins.scheduler.machine.leader.leader import ScheduleTick
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
+from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -166,7 +167,7 @@ class Life(Little):
         """Chance that what stops has ended before anybody is placed."""
 
     def say(self, command: Command) -> Result:
-        return self.queue.apply(self.queue.index + 1, command)[0]
+        return apply(self.queue, self.queue.index + 1, command)[0]
 
     def proposed(self, look: ScheduleTick) -> list[Command]:
         return [action.command for action in self.leader.handle(look, self.now_s)]
@@ -260,15 +261,15 @@ class Healing(Life):
 
     def place(self, job: Job, on: Mapping[HostId, Sequence[str]] | None = None) -> None:
         super().place(job, on)
-        if len(job.places) > 1 and job.state == "running" and self.dice.random() < 0.8:
-            for at in job.places:
+        if len(job.start.places) > 1 and job.state == "running" and self.dice.random() < 0.8:
+            for at in job.start.places:
                 self.heals(job, at)
         if job.state == "running" and self.dice.random() < 0.5:
             tensors = (70, 100)
-            self.say(Attained(wall_s=1.0, host=job.places[0].host, service_gpu_s={}, tensors={job.id: tensors}))
+            self.say(Attained(wall_s=1.0, host=job.start.places[0].host, service_gpu_s={}, tensors={job.id: tensors}))
 
     def heals(self, job: Job, at: Place) -> None:
-        said = JobHeals(job.epoch, at.since, True)
+        said = JobHeals(job.grant.epoch, at.since, True)
         self.say(Attained(wall_s=1.0, host=at.host, service_gpu_s={}, heals={job.id: said}))
 
     def end(self, job: Job, code: int = 0) -> None:
@@ -277,25 +278,25 @@ class Healing(Life):
 
     def report(self, job: Job, at: Place, code: int) -> None:
         codes = dict.fromkeys(at.ranks, code)
-        said = RanksReported(wall_s=1.0, job=job.id, epoch=job.epoch, host=at.host, codes=codes, asked=code != 0)
+        said = RanksReported(wall_s=1.0, job=job.id, epoch=job.grant.epoch, host=at.host, codes=codes, asked=code != 0)
         self.say(msgspec.structs.replace(said, since=at.since))
 
     def stop(self, jobs: Sequence[Job]) -> None:
         """Gangs that move get on too, or find no room."""
         for job in self.jobs("running"):
-            for left in job.leaving:
+            for left in job.healing.leaving:
                 self.report(job, left, -9)
-                for at in job.places:
+                for at in job.start.places:
                     self.heals(job, at)
-            for host, to in dict(job.moving).items():
+            for host, to in dict(job.healing.moving).items():
                 place, free = job.place_on(host), self.free(to)
                 assert place is not None
                 if len(free) < len(place.gpus) or self.dice.random() < 0.1:
-                    self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))
+                    self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, reason="no room"))
                     break
-                new = Place(to, place.ranks, tuple(free[: len(place.gpus)]), job.healed + 1)
+                new = Place(to, place.ranks, tuple(free[: len(place.gpus)]), job.healing.healed + 1)
                 new = taken_over(new, job.place_on(to))
-                done = self.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places={host: new}))
+                done = self.say(Replaced(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places={host: new}))
                 assert isinstance(done, Applied), done
         super().stop(jobs)
 

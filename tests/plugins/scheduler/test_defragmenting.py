@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import encode
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpusNow, HostView, Place
-from plugins.scheduler.machine.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
-from plugins.scheduler.machine.leader import QUIET_S, RackHost, ScheduleTick
-from plugins.scheduler.machine.models import StepHistory, gang_of
-from plugins.scheduler.machine.replacing import taken_over
+from plugins.scheduler.machine.leader.defragmenting import AGAIN_S, LASTS_S, SETTLES_S, TOGETHER_AGAIN_S
+from plugins.scheduler.machine.leader.leader import QUIET_S, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.models import StepHistory, gang_of
+from plugins.scheduler.machine.log.queue import apply
+from plugins.scheduler.machine.log.replacing import taken_over
 from plugins.scheduler.messages.commands import (
     CancelAsked,
     Command,
@@ -34,7 +35,6 @@ from plugins.scheduler.policy.defragment import (
     Apart,
     Departure,
     Movable,
-    WantedShape,
     departures,
     gains,
     merging,
@@ -42,6 +42,7 @@ from plugins.scheduler.policy.defragment import (
     pays,
     together,
 )
+from plugins.scheduler.policy.eligible import GangShape
 from plugins.scheduler.policy.packing import PACKLIMIT, TOLERATED, loss
 from plugins.scheduler.service import views
 from tests.plugins.scheduler.test_leader import Led
@@ -66,14 +67,14 @@ def at(job: str, host: HostId, gpus: int, width: int | None = None, *others: Hos
 def test_the_cheapest_place_moves_to_the_tightest_gap() -> None:
     free = {H1: 1, H2: 2, H3: 3}
     movable = [at("j1", H1, 3), at("j2", H2, 2), at("j3", H3, 1, 8)]
-    found = departures(WantedShape(1, 4, "few"), free, movable)
+    found = departures(GangShape(1, 4, "few"), free, movable)
     assert found == [Departure(movable[1], H3)], "two GPUs stand still instead of eight, and h3 has room for them"
 
 
 def test_a_gang_does_not_move_to_a_host_that_it_is_on() -> None:
     free = {H1: 2, H2: 2, H3: 0}
-    assert departures(WantedShape(1, 4, "few"), free, [at("j1", H1, 2, 4, H2)]) is None
-    assert departures(WantedShape(1, 4, "few"), {**free, H3: 2}, [at("j1", H1, 2, 4, H2)]) == [
+    assert departures(GangShape(1, 4, "few"), free, [at("j1", H1, 2, 4, H2)]) is None
+    assert departures(GangShape(1, 4, "few"), {**free, H3: 2}, [at("j1", H1, 2, 4, H2)]) == [
         Departure(at("j1", H1, 2, 4, H2), H3)
     ]
 
@@ -81,19 +82,19 @@ def test_a_gang_does_not_move_to_a_host_that_it_is_on() -> None:
 def test_one_host_is_cleared_for_a_gang_that_wants_one() -> None:
     free = {H1: 2, H2: 1, H3: 1}
     small = [at("j1", H1, 1), at("j2", H1, 1), at("j3", H2, 3)]
-    found = departures(WantedShape(4, 1, "host"), free, small)
+    found = departures(GangShape(4, 1, "host"), free, small)
     assert found is not None and {step.place.job for step in found} == {"j1", "j2"}
     assert sorted(step.to for step in found) == [H2, H3]
 
 
 def test_hosts_of_their_own_are_found_for_workers_that_lie_apart() -> None:
-    found = departures(WantedShape(3, 2, "apart"), {H1: 4, H2: 2, H3: 1, H4: 1}, [at("j1", H3, 1)])
+    found = departures(GangShape(3, 2, "apart"), {H1: 4, H2: 2, H3: 1, H4: 1}, [at("j1", H3, 1)])
     assert found == [Departure(at("j1", H3, 1), H4)]
 
 
 def test_what_moves_makes_room_and_takes_none() -> None:
-    assert departures(WantedShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
-    assert departures(WantedShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [Departure(at("j1", H1, 1), H2)]
+    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
+    assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [Departure(at("j1", H1, 1), H2)]
 
 
 @given(
@@ -104,7 +105,7 @@ def test_what_moves_makes_room_and_takes_none() -> None:
 def test_after_its_moves_a_gang_fits_and_no_host_has_less_than_nothing(
     free: dict[HostId, int], places: list[tuple[int, HostId, int]], shape: tuple[int, int, Any]
 ) -> None:
-    wanted = WantedShape(*shape)
+    wanted = GangShape(*shape)
     movable = [at(f"j{job}", host, gpus, 4) for job, host, gpus in places]
     found = departures(wanted, free, movable)
     if found is None:
@@ -185,10 +186,10 @@ class Gaps:
         self.led = Led(**settings)
         self.heals = self.led.run(4, host=H1)
         self.stays = self.led.run(2, host=H2, **{"class": stays})
-        self.job(self.heals).places = (Place(H1, (0, 1), ("a0", "a1")), Place(H2, (2, 3), ("b0", "b1")))
-        self.job(self.stays).places = (Place(H3, (0, 1), ("c0", "c1")),)
-        self.job(self.heals).healing = healing
-        self.led.queue._rebuild()
+        self.job(self.heals).start.places = (Place(H1, (0, 1), ("a0", "a1")), Place(H2, (2, 3), ("b0", "b1")))
+        self.job(self.stays).start.places = (Place(H3, (0, 1), ("c0", "c1")),)
+        self.job(self.heals).healing.may_be_lost = healing
+        self.led.queue.rebuild()
         self.led.leader.forget()
         self.waits = self.led.submit(4, tenant="bob", **self.WAITS)
 
@@ -213,11 +214,11 @@ def test_a_part_of_a_gang_moves_so_that_another_one_fits() -> None:
     assert "so that j3 (tenant bob, 4 GPUs) fits" in moved.by
     assert isinstance(kept, GpusKept) and kept.gpus == {H1: 2}, "nobody else gets them meanwhile"
     assert it.look() == [], "it waits for that"
-    epoch, places = it.job(it.heals).epoch, {H1: Place(H3, (0, 1), ("c2", "c3"), 1)}
+    epoch, places = it.job(it.heals).grant.epoch, {H1: Place(H3, (0, 1), ("c2", "c3"), 1)}
     it.led.say(Replaced(wall_s=1.0, job=it.heals, epoch=epoch, places=places))
     assert it.look() == [], "what was there is not over yet"
-    it.job(it.heals).leaving = ()
-    it.led.queue._rebuild()
+    it.job(it.heals).healing.leaving = ()
+    it.led.queue.rebuild()
     it.led.leader.forget()
     (granted,) = it.look()
     assert isinstance(granted, Granted) and granted.job == it.waits
@@ -231,8 +232,8 @@ def test_nobody_moves_who_would_begin_anew_or_where_people_want_none() -> None:
 def test_a_gang_whose_moves_come_to_nothing_is_treated_as_any_other_for_a_while() -> None:
     it = Gaps()
     it.look()
-    it.job(it.heals).moving = {}
-    it.led.queue._rebuild()
+    it.job(it.heals).healing.moving = {}
+    it.led.queue.rebuild()
     told = it.look(2.0)
     assert not [command for command in told if isinstance(command, MoveAsked)]
     assert [command for command in it.look(AGAIN_S) if isinstance(command, MoveAsked)]
@@ -283,13 +284,13 @@ class Spread(Gaps):
     def moved(self) -> None:
         """What was asked for has happened."""
         job = self.job(self.heals)
-        (host, to), *_ = job.moving.items()
+        (host, to), *_ = job.healing.moving.items()
         place = job.place_on(host)
         gpus = tuple(f"{to}-new-{n}" for n in range(len(place.gpus)))
-        places = {host: Place(to, place.ranks, gpus, job.healed + 1)}
-        self.led.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places=places))
-        job.leaving, job.healing = (), tuple(place.host for place in job.places)
-        self.led.queue._rebuild()
+        places = {host: Place(to, place.ranks, gpus, job.healing.healed + 1)}
+        self.led.say(Replaced(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=places))
+        job.healing.leaving, job.healing.may_be_lost = (), tuple(place.host for place in job.start.places)
+        self.led.queue.rebuild()
         self.led.leader.feed.everything()
 
 
@@ -313,7 +314,7 @@ def test_events_of_both_say_so() -> None:
     it = Spread()
     found = [action.command for action in it.led.leader.handle(ScheduleTick(RACK, 1.0), it.led.now_s + 1.0)]
     (asked,) = [command for command in found if isinstance(command, MoveAsked)]
-    _, notes = it.led.queue.apply(it.led.queue.index + 1, asked)
+    _, notes = apply(it.led.queue, it.led.queue.index + 1, asked)
     said = {(note.subject, note.event): note.reason for note in notes}
     by = "the leader, so that j3 (tenant bob, 4 GPUs) lies on one host, not on 2,"
     assert said[it.heals, "to move"] == f"{by} wants its ranks on h1 on h3"
@@ -361,10 +362,10 @@ def test_nor_where_something_else_is_going_on(trouble: str) -> None:
     elif trouble == "suspect":
         rack = (*RACK, RackHost(H4, 0, suspect=True))
     elif trouble == "another moves":
-        it.job(it.heals).moving = {H2: HostId("")}
-        it.led.queue._rebuild()
+        it.job(it.heals).healing.moving = {H2: HostId("")}
+        it.led.queue.rebuild()
     elif trouble == "it placed badly":
-        it.job(it.waits).place_failures = 1
+        it.job(it.waits).tally.place_failures = 1
         it.led.leader.feed.everything()
     told = it.look(1.0, rack) or it.look(1.0, rack)
     assert [type(command) for command in told] == [Granted], told
@@ -375,8 +376,8 @@ def test_nor_where_something_else_is_going_on(trouble: str) -> None:
 def test_moves_that_come_to_nothing_cost_a_gang_its_place_no_more_than_once() -> None:
     it = Spread()
     assert len(it.moves()) == 1
-    it.job(it.heals).moving = {}
-    it.led.queue._rebuild()
+    it.job(it.heals).healing.moving = {}
+    it.led.queue.rebuild()
     it.led.leader.feed.everything()
     it.look(2.0)
     (granted,) = it.look(SETTLES_S)
@@ -387,8 +388,8 @@ def test_one_gang_moves_for_such_a_gain_once_in_some_minutes() -> None:
     it = Spread()
     assert len(it.moves()) == 1
     it.led.say(CancelAsked(wall_s=1.0, job=it.waits))
-    it.job(it.heals).moving = {}
-    it.led.queue._rebuild()
+    it.job(it.heals).healing.moving = {}
+    it.led.queue.rebuild()
     it.led.leader.feed.everything()
     it.waits = it.led.submit(4, tenant="bob", skew=0.7)
     assert it.led.leader.defragmenting.rests_until_s
@@ -430,13 +431,13 @@ class Wide(Spread):
 
     def joined(self) -> None:
         job = self.job(self.heals)
-        ((host, to),) = job.moving.items()
+        ((host, to),) = job.healing.moving.items()
         left = job.place_on(host)
-        new = taken_over(Place(to, left.ranks, ("n0", "n1"), job.healed + 1), job.place_on(to))
-        self.led.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places={host: new}))
-        assert new in job.places
-        job.leaving = ()
-        self.led.queue._rebuild()
+        new = taken_over(Place(to, left.ranks, ("n0", "n1"), job.healing.healed + 1), job.place_on(to))
+        self.led.say(Replaced(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places={host: new}))
+        assert new in job.start.places
+        job.healing.leaving = ()
+        self.led.queue.rebuild()
         self.led.leader.feed.everything()
 
 
@@ -447,15 +448,15 @@ def test_a_gang_that_runs_on_several_hosts_goes_on_on_one_once_there_is_room() -
     assert asked.by == "the leader, so that it lies on one host, not on 2," and asked.gang is None
     assert it.moves() == []
     it.joined()
-    assert [place.host for place in it.job(it.heals).places] == [H1]
+    assert [place.host for place in it.job(it.heals).start.places] == [H1]
     assert it.moves(TOGETHER_AGAIN_S) == []
 
 
 def test_a_move_that_fails_is_tried_again_after_a_while() -> None:
     it = Wide()
     assert len(it.moves()) == 1
-    it.job(it.heals).moving = {}
-    it.led.queue._rebuild()
+    it.job(it.heals).healing.moving = {}
+    it.led.queue.rebuild()
     it.led.leader.feed.everything()
     assert it.moves() == [] and len(it.moves(AGAIN_S)) == 1
 
@@ -479,11 +480,11 @@ def test_it_stays_where_it_is(but: str) -> None:
         case "no room":
             rack = (RackHost(H1, 3), RackHost(H2, 3), RackHost(H3, 4))
         case "one stays":
-            it.job(it.heals).healing = (H1,)
-            it.led.queue._rebuild()
+            it.job(it.heals).healing.may_be_lost = (H1,)
+            it.led.queue.rebuild()
         case "parts":
-            it.job(it.heals).places = (Place(H1, (0, 1), ("a0+1", "a1")), it.job(it.heals).places[1])
-            it.led.queue._rebuild()
+            it.job(it.heals).start.places = (Place(H1, (0, 1), ("a0+1", "a1")), it.job(it.heals).start.places[1])
+            it.led.queue.rebuild()
         case _:
             assert but == "as set"
     it.led.leader.feed.everything()

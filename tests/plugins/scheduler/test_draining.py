@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import DrainedNow, Place
-from plugins.scheduler.machine.draining import AGAIN_S, TRIES
-from plugins.scheduler.machine.leader import RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.draining import AGAIN_S, TRIES
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,
@@ -78,7 +78,7 @@ def test_it_is_remembered_and_said_once() -> None:
     for command in (drain(H2), drain(H2), drain(H2, stop_jobs=True), drain(H1, drained=False)):
         assert isinstance(told.say(command), Applied)
     assert [event for subject, event in told.notes if subject == "host/h2"] == ["host drained", "host drained"]
-    again = Queue()
+    again = JobTable()
     again.restore(told.queue.snapshot())
     assert again.drained == told.queue.drained and again.drained[H2].stop_jobs
     told.say(drain(H2, drained=False))
@@ -90,11 +90,11 @@ def test_the_last_ones_that_have_what_others_need_do_not_move() -> None:
     assert isinstance(told.move(H1), Applied)
     assert "about to move" in why(told.move(H2))
     told.lose(H2)
-    assert told.job.moving == {} and told.job.missing == (H2,), "who was to move is needed where it is"
+    assert told.job.healing.moving == {} and told.job.healing.missing == (H2,), "who was to move is needed where it is"
     told = Healing()
     told.move(H1)
-    told.job.missing = (H2,)
-    told.queue._rebuild()
+    told.job.healing.missing = (H2,)
+    told.queue.rebuild()
     assert why(told.replace(H1, H3)) == "nothing of it would be left that has what they need"
 
 
@@ -110,9 +110,9 @@ class LedDrain:
         self.led = Led()
         self.id = self.led.run(2, host=H2)
         self.job = self.led.queue.jobs[self.id]
-        self.job.places = (Place(H1, (0,), ("h1-0",)), Place(H2, (1,), ("h2-0",)))
-        self.led.queue._rebuild()
-        self.job.healing = (H1, H2) if healing else ()
+        self.job.start.places = (Place(H1, (0,), ("h1-0",)), Place(H2, (1,), ("h2-0",)))
+        self.led.queue.rebuild()
+        self.job.healing.may_be_lost = (H1, H2) if healing else ()
         self.led.leader.forget()
 
     def look(self, after_s: float = 1.0, rack: tuple[RackHost, ...] = RACK) -> list[Command]:
@@ -130,7 +130,9 @@ def test_a_gang_that_heals_leaves_one_host_at_a_time() -> None:
     assert isinstance(asked, MoveAsked) and (asked.host, asked.to, asked.coordinator) == (H1, None, H2)
     it.led.say(asked)
     assert it.look() == [], "one at a time"
-    assert (it.job.moving == {H1: ""} and "ann, who drains h1," in it.led.queue.jobs[it.id].reason) or it.job.moving
+    assert (
+        it.job.healing.moving == {H1: ""} and "ann, who drains h1," in it.led.queue.jobs[it.id].reason
+    ) or it.job.healing.moving
 
 
 def test_it_is_asked_again_later_and_later_when_no_host_has_room() -> None:
@@ -139,7 +141,7 @@ def test_it_is_asked_again_later_and_later_when_no_host_has_room() -> None:
     for pause_s in AGAIN_S:
         (asked,) = it.look()
         it.led.say(asked)
-        it.led.say(PlaceFailed(wall_s=1.0, job=it.id, epoch=it.job.epoch, reason="no other host has room"))
+        it.led.say(PlaceFailed(wall_s=1.0, job=it.id, epoch=it.job.grant.epoch, reason="no other host has room"))
         assert it.job.state == "running" and it.look(pause_s - 0.5) == []
 
 
@@ -159,7 +161,7 @@ def test_with_stop_jobs_one_that_found_no_place_stops_as_well() -> None:
         (asked,) = it.look(100.0)
         assert isinstance(asked, MoveAsked)
         it.led.say(asked)
-        it.led.say(PlaceFailed(wall_s=1.0, job=it.id, epoch=it.job.epoch, reason="no other host has room"))
+        it.led.say(PlaceFailed(wall_s=1.0, job=it.id, epoch=it.job.grant.epoch, reason="no other host has room"))
     (stopped,) = it.look(100.0)
     assert isinstance(stopped, TakenBack)
 

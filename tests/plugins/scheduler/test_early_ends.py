@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from covey.core import JobId
-from covey.wire import GoneRank, RanksHaveLeft
+from covey.core.ids import JobId
+from covey.wire.job import GoneRank, RanksHaveLeft
 from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain
 from plugins.scheduler.messages.commands import NotApplied, RanksDone
 from tests.plugins.scheduler.rack import FakeHost, Rack, on_a_rack, submit, until
@@ -38,7 +38,7 @@ async def apart(rack: Rack) -> list[FakeHost]:
     """A gang of four on two hosts, two ranks on each."""
     await submit(rack, workers=4)
     await until(lambda: rack.job("j1").state == "running")
-    places = rack.job("j1").places
+    places = rack.job("j1").start.places
     assert [len(place.ranks) for place in places] == [2, 2]
     await until(lambda: all((J1, 1) in rack.hosts[place.host].machine.ranks for place in places))
     return [rack.hosts[place.host] for place in places]
@@ -50,7 +50,7 @@ def test_a_rank_that_ended_before_the_others_is_named_to_all_of_them() -> None:
         beside, away = joined(one, 1), joined(other, 2, 3)
         one.publish(RankEndedHere(J1, 1, 0, 0))
         await until(lambda: all(peer.heard for peer in (*beside, *away)))
-        assert rack.job("j1").gone == {0: GoneRank(one.id, None)}
+        assert rack.job("j1").healing.gone == {0: GoneRank(one.id, None)}
         assert {repr(frame) for peer in (*beside, *away) for frame in peer.heard} == {
             repr(RanksHaveLeft({0: GoneRank(one.id, None)}))
         }, "each is told once"
@@ -76,7 +76,7 @@ def test_a_host_whose_ranks_all_ended_is_named_by_its_report_and_a_failed_rank_n
         one.publish(RankEndedHere(J1, 1, 1, 1))
         one.runner.end(J1, 1, {0: 0, 1: 0})
         await until(lambda: all(peer.heard for peer in away))
-        assert rack.job("j1").gone.keys() == {0, 1}
+        assert rack.job("j1").healing.gone.keys() == {0, 1}
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")
 
@@ -89,7 +89,7 @@ def test_of_ranks_that_end_a_moment_apart_nobody_is_told() -> None:
         away, entries = joined(other, 2, 3), len(rack.entries)
         one.publish(RankEndedHere(J1, 1, 0, 0))
         one.runner.end(J1, 1, {0: 0, 1: 0})
-        await until(lambda: bool(rack.job("j1", str(other.id)).gone))
+        await until(lambda: bool(rack.job("j1", str(other.id)).healing.gone))
         other.service.early.look([J1])
         other.service.early.second()
         other.publish(RankEndedHere(J1, 1, 2, 0))
@@ -106,12 +106,14 @@ def test_the_log_takes_no_rank_for_gone_that_a_host_does_not_have() -> None:
     told = Healing()
 
     def done(host: Any, **more: Any) -> Any:
-        of = {"wall_s": 1.0, "job": told.id, "epoch": told.job.epoch, "host": host, "steps": {0: 19}}
+        of = {"wall_s": 1.0, "job": told.id, "epoch": told.job.grant.epoch, "host": host, "steps": {0: 19}}
         return told.say(RanksDone(**{**of, **more}))
 
-    assert isinstance(done(H2), NotApplied) and isinstance(done(H1, epoch=9), NotApplied) and told.job.gone == {}
+    assert (
+        isinstance(done(H2), NotApplied) and isinstance(done(H1, epoch=9), NotApplied) and told.job.healing.gone == {}
+    )
     done(H1)
     done(H1, steps={0: 25})
-    assert told.job.gone == {0: GoneRank(H1, 19)}, "said twice"
+    assert told.job.healing.gone == {0: GoneRank(H1, 19)}, "said twice"
     told.lose(H1, H2)
     told.queue.check()

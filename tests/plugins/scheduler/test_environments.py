@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, JobId
-from covey.errors import Refused
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
 from covey.ports import Command, Env
 from plugins.scheduler.messages.wire import EnvAnswer, EnvOf, KeepEnv
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER
@@ -83,7 +83,7 @@ def test_a_secret_is_in_clear_only_where_the_job_runs_and_nowhere_after_its_end(
         rack.until(lambda: len(programs.found) == 2, 60, "both ranks run")
         assert {found["API_KEY"] for found in programs.found} == {SECRET}
         rack.run(5.0)
-        runs = sorted(place.host for place in job(rack, id).places)
+        runs = sorted(place.host for place in job(rack, id).start.places)
         assert {host: sorted(files) for host, files in files_with(rack, SECRET).items()} == {
             host: [f"jobs/{id}/1.start"] for host in runs
         }
@@ -116,7 +116,7 @@ def test_a_job_whose_environment_is_out_of_reach_waits_and_says_who_has_it() -> 
         fill(rack, 30)
         id = submit(rack, "h5")
         rack.hosts["h5"].power_off()
-        rack.until(lambda: job(rack, id).place_failures > 0, 240, "a coordinator looked for its environment")
+        rack.until(lambda: job(rack, id).tally.place_failures > 0, 240, "a coordinator looked for its environment")
         rack.until(lambda: state(rack, id) == "queued", 30, "it is in the queue again")
         view = rack.ask(rack.alive()[0], "scheduler.job", {"id": str(id)})
         assert "the environment it was submitted with is kept by h5 (gone)" in view.reason, view.reason
@@ -133,7 +133,7 @@ def test_hosts_that_ran_a_job_keep_its_environment_for_its_next_start() -> None:
         rack.start().settle()
         id = submit(rack, "h5", workers=1)
         rack.until(lambda: len(programs.found) == 1, 60, "it runs")
-        on = job(rack, id).places[0].host
+        on = job(rack, id).start.places[0].host
         away = "h5" if on != "h5" else None
         if away is not None:
             rack.hosts[away].power_off()
@@ -166,12 +166,12 @@ def test_only_hosts_of_the_job_are_given_its_environment() -> None:
         rack.until(lambda: state(rack, id) == "running", 60, "it runs")
         rack.run(3.0)
         known = job(rack, id)
-        runs = {place.host for place in known.places} | {known.coordinator}
+        runs = {place.host for place in known.start.places} | {known.grant.coordinator}
         stranger = next(name for name in rack.hosts if name not in runs and name != "h5")
         for name, epoch, given in (
             (stranger, 1, False),
-            (known.places[0].host, 1, True),
-            (known.places[0].host, 2, False),
+            (known.start.places[0].host, 1, True),
+            (known.start.places[0].host, 2, False),
         ):
             holder = next(host for host in known.env.holders if host != name)
             answer = asked(

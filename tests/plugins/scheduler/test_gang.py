@@ -6,8 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import Heard, HostId, JobId, Send, SetTimer, Undelivered
-from plugins.scheduler.machine.gang import (
+from covey.core.events import Heard, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.gang.gang import (
     Action,
     AttemptOver,
     Event,

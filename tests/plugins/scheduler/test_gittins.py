@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plugins.scheduler.policy.history import History, best_gittins_index, gittins_index
-from sim.engine import falling
+from sim.jobs.engine import falling
 
 TOTALS = st.lists(st.integers(1, 60), max_size=15)
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId, Send
+from covey.core.events import Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import HeartbeatHeard, RanksAwaited
-from plugins.scheduler.machine.hangs import NEXT_S, Hangs
-from plugins.scheduler.machine.rank_signs import RankSigns
+from plugins.scheduler.machine.gang.hangs import NEXT_S, Hangs
+from plugins.scheduler.machine.gang.rank_signs import RankSigns
 from plugins.scheduler.messages.wire import GangNowAnswer, GangStands, RankHangs, RankNow, StacksWanted
 from plugins.scheduler.policy.hang import StuckGang, StuckRank, judged, stuck
-from plugins.scheduler.service.hangs import STACKS_S
+from plugins.scheduler.service.ranks.hangs import STACKS_S
 from tests.plugins.scheduler.rack import Rack, until
 from tests.plugins.scheduler.test_replacing import Healing
 from tests.virtual_time import play
@@ -265,7 +266,7 @@ def test_a_gang_that_stands_still_is_ended_at_the_host_of_its_lowest_rank() -> N
 
 def test_ranks_of_a_host_that_reported_their_end_count_as_ended() -> None:
     it = Answering()
-    it.told.job.codes = {H2: {2: 0, 3: 0}}
+    it.told.job.ending.codes = {H2: {2: 0, 3: 0}}
     assert it.answer(waits(0, 400.0), waits(1, 400.0), but=H2) == [], "just now, as far as h1 knows"
     sends = it.answer(waits(0, 400.0), waits(1, 400.0), but=H2, after_s=31.0)
     assert [type(send.message) for send in sends] == [StacksWanted, GangStands]
@@ -278,11 +279,11 @@ def test_nothing_is_decided_of_a_gang_that_is_disturbed(disturbed: str) -> None:
     if disturbed == "moving":
         it.told.move(H2)
     elif disturbed == "beside":
-        job.demoted = 1
+        job.priority.demoted = 1
         job.spec = msgspec.structs.replace(job.spec, job_class="opportunistic")
-        job.places = tuple(msgspec.structs.replace(place, gpus=("G+1", "H+1")) for place in job.places)
+        job.start.places = tuple(msgspec.structs.replace(place, gpus=("G+1", "H+1")) for place in job.start.places)
     else:
-        job.epoch += 1
+        job.grant.epoch += 1
     assert it.answer(waits(0), waits(1), waits(2), says(3)) == []
 
 
@@ -339,7 +340,7 @@ def test_nothing_counts_from_before_what_disturbed_it(disturbed: str) -> None:
         it.now_s += 60.0
         it.pass_s(1)
     elif disturbed == "moved":
-        it.told.job.healed += 1
+        it.told.job.healing.healed += 1
         it.pass_s(1)
     elif disturbed == "new process":
         it.pids[0] = 200
@@ -389,7 +390,7 @@ def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
         asked = {"argv": ["train"], "workers": 2, "gpus_per_worker": 1, "hang_s": 20.0, **spec}
         await rack["h3"].call("submit", spec=asked)
         await until(lambda: rack["h1"].machine.ranks and rack["h2"].machine.ranks)
-        where = {rank: place.host for place in rack.job("j1").places for rank in place.ranks}
+        where = {rank: place.host for place in rack.job("j1").start.places for rank in place.ranks}
         for rank, host in where.items():
             if beats(rank, 0) is not None:
                 rack.hosts[host].peers = lambda job, rank=rank: [Peer(rank)]  # type: ignore[method-assign,misc]
@@ -408,7 +409,7 @@ def lived(beats: Any, s: float = 60.0, **spec: Any) -> Any:
 
 def test_a_rank_that_hangs_in_its_imports_is_ended() -> None:
     rack, _ = lived(lambda rank, s: (None, s, s) if rank == 0 else None, s=80.0)
-    host = rack.job("j1").places[1].host
+    host = rack.job("j1").start.places[1].host
     stacks, (*ended, why), *_ = rack.hosts[host].runner.stuck
     assert (
         stacks == (J1, 1)

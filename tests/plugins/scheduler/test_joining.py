@@ -2,11 +2,12 @@
 
 import pytest
 
-from covey.core import Heard, HostId, JobId
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
 from plugins.facts import JobPlaced, RanksEnded
 from plugins.scheduler.messages.commands import Attained, JobHeals, MoveAsked
 from plugins.scheduler.messages.wire import Reserve
-from plugins.scheduler.service.reports import with_late_ranks
+from plugins.scheduler.service.ranks.reports import with_late_ranks
 from tests.plugins.scheduler.rack import Rack, on_a_rack, refused, submit, until
 from tests.plugins.scheduler.test_replacing import H1, H2, Healing
 from tests.plugins.scheduler.test_service_faults import apply_slowly
@@ -19,8 +20,8 @@ async def spread(rack: Rack) -> tuple[HostId, HostId]:
     blocks = await submit(rack, workers=4, pack="apart")
     await until(lambda: rack.job(blocks.id).state == "running")
     await submit(rack, workers=2, gpus_per_worker=1)
-    await until(lambda: rack.job("j2").state == "running" and len(rack.job("j2").places) == 2)
-    one, other = [place.host for place in rack.job("j2").places]
+    await until(lambda: rack.job("j2").state == "running" and len(rack.job("j2").start.places) == 2)
+    one, other = [place.host for place in rack.job("j2").start.places]
     await until(lambda: all((JobId("j2"), 1) in rack.hosts[host].machine.ranks for host in (one, other)))
     rack.finish(blocks.id)
     await until(lambda: rack.job(blocks.id).state == "done")
@@ -87,8 +88,8 @@ def test_a_host_whose_supervisor_takes_no_more_says_so_and_the_gang_stays() -> N
         one, other = await spread(rack)
         rack.hosts[other].machine.takes_no_more = True
         said = await refused(rack.hosts[other].call("move", id="j2", what=str(one), to=str(other)))
-        assert "of an older version, and takes no more" in said.why
-        assert [place.host for place in rack.job("j2").places] == sorted([one, other])
+        assert "their supervisor is not there now" in said.why
+        assert [place.host for place in rack.job("j2").start.places] == sorted([one, other])
 
     on_a_rack(story)
 
@@ -99,12 +100,12 @@ def test_ranks_that_ended_before_others_joined_them_are_reported_with_these() ->
         leaves = rack.hosts[one].service.ranks
         leaves.may_leave = lambda job, place: False
         await move(rack, one, other)
-        await until(lambda: len(rack.job("j2").places) == 1)
+        await until(lambda: len(rack.job("j2").start.places) == 1)
         rack.hosts[other].runner.end(JobId("j2"), 1, {rack.hosts[other].machine.ranks[JobId("j2"), 1].ranks[0].rank: 0})
         leaves.may_leave = lambda job, place: True
         leaves.dirty[JobId("j2")] = None
-        await until(lambda: rack.job("j2").attempt == 2 and rack.job("j2").state == "running")
-        assert rack.job("j2").hosts_lost == 1
+        await until(lambda: rack.job("j2").tally.attempt == 2 and rack.job("j2").state == "running")
+        assert rack.job("j2").tally.hosts_lost == 1
 
     on_a_rack(story)
 
@@ -112,7 +113,7 @@ def test_ranks_that_ended_before_others_joined_them_are_reported_with_these() ->
 @pytest.mark.parametrize("since", [0, 1])
 def test_what_ended_is_told_once_more_only_where_more_came(since: int) -> None:
     told = Healing()
-    fact = RanksEnded(told.id, told.job.epoch, {2: 0, 3: -9}, "why", False, since)
+    fact = RanksEnded(told.id, told.job.grant.epoch, {2: 0, 3: -9}, "why", False, since)
     assert with_late_ranks(fact, told.job, H2) is None and with_late_ranks(fact, None, H2) is None
     told.move(H1, H2)
     told.replace(H1, H2, gpus=("x", "y"), joins=True)
@@ -120,7 +121,7 @@ def test_what_ended_is_told_once_more_only_where_more_came(since: int) -> None:
     if since:
         assert late is None
     else:
-        assert late == RanksEnded(told.id, told.job.epoch, {2: 0, 3: -9, 0: -15, 1: -15}, "why", True, 1)
+        assert late == RanksEnded(told.id, told.job.grant.epoch, {2: 0, 3: -9, 0: -15, 1: -15}, "why", True, 1)
     assert with_late_ranks(fact, told.job, H1) is None
 
 

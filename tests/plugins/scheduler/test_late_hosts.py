@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import LateHost, RanksAwaited
-from plugins.scheduler.machine.late_hosts import ENOUGH, WINDOW, LateHosts
+from plugins.scheduler.machine.gang.late_hosts import ENOUGH, WINDOW, LateHosts
 from plugins.scheduler.policy.hang import is_late
-from plugins.scheduler.service.hangs import GOSSIP_BYTES_MAX, LATE_MAX, StuckRanks
+from plugins.scheduler.service.ranks.hangs import GOSSIP_BYTES_MAX, LATE_MAX, StuckRanks
 from tests.plugins.scheduler.rack import Rack
 from tests.plugins.scheduler.test_replacing import Healing
 from tests.virtual_time import play

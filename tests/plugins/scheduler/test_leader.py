@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.leader import RETRY_S, Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import RETRY_S, Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -35,14 +36,14 @@ class Led:
     """A queue, its leader, and gangs that are placed as soon as they are granted."""
 
     def __init__(self, **settings: Any) -> None:
-        self.queue = Queue()
+        self.queue = JobTable()
         self.leader = Leader(self.queue, SchedulerSettings(**{"queue_thresholds_gpu_s": (10.0,), **settings}))
         self.plain = PlainLeader(self.queue, self.leader.settings)
         self.now_s = 100.0
         self.gpus = 0
 
     def say(self, command: Command) -> None:
-        result, _ = self.queue.apply(self.queue.index + 1, command)
+        result, _ = apply(self.queue, self.queue.index + 1, command)
         assert isinstance(result, Applied), result
 
     def submit(self, workers: int = 1, tenant: str = "alice", **more: Any) -> JobId:
@@ -80,7 +81,7 @@ class Led:
                 self.gpus += len(gpus)
                 places.append(Place(on, tuple(range(rank, rank + count)), gpus))
                 rank += count
-        self.say(Placed(wall_s=1.0, job=id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1))
+        self.say(Placed(wall_s=1.0, job=id, epoch=job.grant.epoch, places=tuple(places), master_addr="", master_port=1))
 
     def run(self, workers: int = 1, tenant: str = "alice", host: HostId = H1, **more: Any) -> JobId:
         id = self.submit(workers, tenant, **more)
@@ -198,7 +199,7 @@ def test_a_coordinator_that_is_gone_or_too_slow_loses_the_grant() -> None:
     id = led.submit()
     led.act()
     away = (RackHost(H1, 4, gone_s=4.0), RackHost(H2, 4))
-    assert taken(led.look(away)) == [(id, "home lost")]
+    assert taken(led.look(away)) == [(id, "coordinator lost")]
     assert led.look(after_s=50.0) == []
     assert taken(led.look(after_s=20.0)) == [(id, "placing took too long")]
 
@@ -215,7 +216,7 @@ def test_a_job_that_could_not_be_placed_pauses_longer_each_time_and_preempts_nob
         assert led.look(after_s=RETRY_S[failures - 1] * 0.9) == []
         led.now_s += RETRY_S[failures - 1] * 0.1
     big = led.queue.jobs[led.submit(6)]
-    big.place_failures = 1
+    big.tally.place_failures = 1
     led.look(after_s=0.01)
     assert taken(led.look(after_s=60.0)) == []
 

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.leases import LeaseAsked
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.leases import LeaseAsked
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -57,7 +58,7 @@ class Story:
             quotas=quotas,
             default_quota=dice.choice((None, None, None, 3)),
         )
-        self.queue = Queue()
+        self.queue = JobTable()
         self.leader, self.plain = Leader(self.queue, self.settings), PlainLeader(self.queue, self.settings)
         self.now_s = 100.0
         self.looks = self.confirmed = 0
@@ -65,7 +66,7 @@ class Story:
         """What the leaders proposed, by name, and why for what was taken back."""
 
     def say(self, command: Command) -> bool:
-        result, _ = self.queue.apply(self.queue.index + 1, command)
+        result, _ = apply(self.queue, self.queue.index + 1, command)
         return isinstance(result, Applied)
 
     def some(self, *states: str) -> Job | None:
@@ -104,7 +105,7 @@ class Story:
             "class": dice.choice(CLASSES),
             "skew": dice.choice((0.0, 0.9)),
             "pack": dice.choice(("few", "few", "host", "any", "apart")),
-            "on_lost": dice.choice(("stop", "stop", "stop", "keep")),
+            "on_lost": dice.choice(("heal", "heal", "heal", "keep")),
             "retries": dice.choice((0, 0, 1)),
         }
         if dice.random() < 0.1:
@@ -115,7 +116,9 @@ class Story:
     def do_renew(self) -> None:
         """A host asks for its ranks, and sometimes for some that are over."""
         host = self.dice.choice(list(self.gpus))
-        grants = [(job.id, job.epoch - (self.dice.random() < 0.1)) for job in self.queue.live() if job.awaits(host)]
+        grants = [
+            (job.id, job.grant.epoch - (self.dice.random() < 0.1)) for job in self.queue.live() if job.awaits(host)
+        ]
         (given,) = self.leader.leases.handle(LeaseAsked(host, tuple(grants)), self.now_s)
         assert list(given.grants) == self.plain.confirm(host, grants, self.now_s)
         self.confirmed += bool(given.grants)
@@ -140,31 +143,31 @@ class Story:
                 places.append(Place(host, tuple(range(rank, rank + count)), tuple(free[: count * each])))
                 rank += count
         if rank < job.spec.workers:
-            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no room"))
+            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, reason="no room"))
         else:
             at = tuple(places)
-            self.say(Placed(wall_s=1.0, job=job.id, epoch=job.epoch, places=at, master_addr="", master_port=1))
+            self.say(Placed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=at, master_addr="", master_port=1))
 
     def do_end(self) -> None:
         job = self.some("running", "stopping", "stopping")
         code = self.dice.choice((0, 0, 0, 1, 75, -15))
-        for place in job.places if job is not None else ():
+        for place in job.start.places if job is not None else ():
             if job is not None and job.awaits(place.host) and self.dice.random() < 0.9:
                 codes = dict.fromkeys(place.ranks, code)
-                told = {"job": job.id, "epoch": job.epoch, "host": place.host, "codes": codes, "asked": code < 0}
+                told = {"job": job.id, "epoch": job.grant.epoch, "host": place.host, "codes": codes, "asked": code < 0}
                 self.say(msgspec.convert({"wall_s": 1.0, **told}, RanksReported))
 
     def do_serve(self) -> None:
         job = self.some("running", "running", "queued")
-        if job is not None and job.places:
-            host = job.places[0].host
-            total = job.attained.get(host, 0.0) + self.dice.choice((3.0, 20.0, 90.0))
+        if job is not None and job.start.places:
+            host = job.start.places[0].host
+            total = job.measured.attained.get(host, 0.0) + self.dice.choice((3.0, 20.0, 90.0))
             self.say(Attained(wall_s=1.0, host=host, service_gpu_s={job.id: total}))
 
     def do_fail(self) -> None:
         job = self.some("placing")
         if job is not None:
-            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.epoch, reason="no"))
+            self.say(PlaceFailed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, reason="no"))
 
     def do_cancel(self) -> None:
         job = self.some()
@@ -196,9 +199,9 @@ class Story:
     def do_take(self) -> None:
         job = self.some("placing", "running")
         if job is not None:
-            lost = tuple(place.host for place in job.places if self.dice.random() < 0.3)
+            lost = tuple(place.host for place in job.start.places if self.dice.random() < 0.3)
             cause: Any = "host lost" if lost else "preempted"
-            self.say(TakenBack(wall_s=1.0, job=job.id, epoch=job.epoch, cause=cause, reason="r", lost=lost))
+            self.say(TakenBack(wall_s=1.0, job=job.id, epoch=job.grant.epoch, cause=cause, reason="r", lost=lost))
 
     def do_wild(self) -> None:
         """What another leader said."""
@@ -206,11 +209,14 @@ class Story:
         if job is None:
             return
         wild: list[Command] = [
-            Promoted(wall_s=1.0, job=job.id, epoch=job.epoch),
-            Demoted(wall_s=1.0, job=job.id, epoch=job.epoch, waited_s=1.0),
-            Upgraded(wall_s=1.0, job=job.id, epoch=job.epoch),
+            Promoted(wall_s=1.0, job=job.id, epoch=job.grant.epoch),
+            Demoted(wall_s=1.0, job=job.id, epoch=job.grant.epoch, waited_s=1.0),
+            Upgraded(wall_s=1.0, job=job.id, epoch=job.grant.epoch),
             Granted(
-                wall_s=1.0, job=job.id, epoch=job.epoch + 1, coordinator=self.dice.choice((*self.gpus, HostId("h9")))
+                wall_s=1.0,
+                job=job.id,
+                epoch=job.grant.epoch + 1,
+                coordinator=self.dice.choice((*self.gpus, HostId("h9"))),
             ),
         ]
         self.say(self.dice.choice(wild))
@@ -237,7 +243,7 @@ def agree(seed: int, looks: int) -> Story:
 
 ALL_KINDS = {
     "Demoted", "Elapsed", "GpusKept", "Granted", "Promoted", "QuotaSet", "TimeLimitReached", "Upgraded",
-    "home lost", "host lost", "placing took too long", "preempted",
+    "coordinator lost", "host lost", "placing took too long", "preempted",
 }  # fmt: skip
 
 

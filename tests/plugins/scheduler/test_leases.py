@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.rackworld import SimRack
-from covey.core import HostId, JobId
-from covey.errors import Refused
-from plugins.scheduler.machine.leader import RackHost
-from plugins.scheduler.machine.leases import LeaseAsked, over_there
-from plugins.scheduler.machine.queue import Queue
+from covey.core.errors import Refused
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.leader.leader import RackHost
+from plugins.scheduler.machine.leader.leases import LeaseAsked, over_there
+from plugins.scheduler.machine.log.job_table import JobTable
 from plugins.scheduler.messages.commands import Applied, Leads, NotApplied, PlacesLost, TakenBack, pack
 from plugins.scheduler.messages.wire import Leaderless, LeasesRenewed, RenewLeases
 from plugins.scheduler.policy.leases import DRIFT, RENEWALS, SLACK_S, terms
@@ -32,7 +32,7 @@ def gone(for_s: float) -> tuple[RackHost, ...]:
 
 
 def ask(led: Led, host: HostId, *jobs: JobId) -> list[JobId]:
-    grants = tuple((id, led.queue.jobs[id].epoch) for id in jobs)
+    grants = tuple((id, led.queue.jobs[id].grant.epoch) for id in jobs)
     (given,) = led.leader.leases.handle(LeaseAsked(host, grants), led.now_s)
     led.plain.confirm(host, grants, led.now_s)
     return [id for id, _ in given.grants]
@@ -85,7 +85,7 @@ def test_a_question_that_asks_for_nothing_of_ours_is_no_confirmation() -> None:
     assert ask(led, H2, id) == [id]
     until_s = led.now_s + OVER_S
     led.now_s += 10.0
-    epoch = led.queue.jobs[id].epoch
+    epoch = led.queue.jobs[id].grant.epoch
     for grants in ((), ((id, epoch - 1),), ((id, epoch + 1),), ((JobId("j99"), 1),)):
         (given,) = led.leader.leases.handle(LeaseAsked(H2, grants), led.now_s)
         assert given.grants == (), grants
@@ -117,7 +117,7 @@ def test_a_new_leader_takes_no_host_for_lost_before_earlier_leaders_leases_end()
 def test_a_new_leader_with_shorter_leases_waits_for_the_longer_ones_before_it() -> None:
     led = Led(host_lost_after_s=20.0)
     id = led.run(2, host=H2)
-    led.say(Leads(wall_s=1.0, term=3, leases_over_s=100.0))
+    led.say(Leads(wall_s=1.0, term=3, leases_over_s=100.0, pauses_over_s=5.0))
     led.leader.forget()
     led.plain.forget()
     assert taken(led.act(gone(500.0))) == [] and taken(led.act(gone(500.0), after_s=99.0)) == []
@@ -156,7 +156,7 @@ def test_only_ranks_that_the_log_still_awaits_on_that_host_are_confirmed() -> No
 
 
 def lost(told: Told, id: JobId, term: int = 0) -> Any:
-    epoch = told[id].epoch
+    epoch = told[id].grant.epoch
     return told.say(
         TakenBack(wall_s=5.0, job=id, epoch=epoch, cause="host lost", reason="gone", lost=(H1, H2), term=term)
     )
@@ -165,10 +165,10 @@ def lost(told: Told, id: JobId, term: int = 0) -> Any:
 def test_what_an_earlier_leader_judged_by_its_leases_is_void_once_another_one_leads() -> None:
     told = Told()
     id = told.run()
-    told.say(Leads(wall_s=1.0, term=4, leases_over_s=50.0))
-    assert isinstance(told.say(Leads(wall_s=1.0, term=3, leases_over_s=9.0)), NotApplied)
+    told.say(Leads(wall_s=1.0, term=4, leases_over_s=50.0, pauses_over_s=5.0))
+    assert isinstance(told.say(Leads(wall_s=1.0, term=3, leases_over_s=9.0, pauses_over_s=5.0)), NotApplied)
     assert isinstance(lost(told, id, 3), NotApplied) and told[id].state == "running"
-    again = Queue()
+    again = JobTable()
     again.restore(told.queue.snapshot())
     assert (again.leading_term, again.leases_over_s) == (4, 50.0)
     assert isinstance(lost(told, id, 4), Applied) and told[id].state == "queued"
@@ -181,10 +181,10 @@ def test_each_cause_of_another_start_has_a_count_and_a_limit_of_its_own() -> Non
     def start() -> None:
         assert told[id].state == "queued", told[id].reason
         told.grant(id)
-        told.place(id, *told[id].places)
+        told.place(id, *told[id].start.places)
 
     def taken_back(cause: Any, hosts: tuple[HostId, ...] = ()) -> None:
-        epoch = told[id].epoch
+        epoch = told[id].grant.epoch
         told.say(TakenBack(wall_s=5.0, job=id, epoch=epoch, cause=cause, reason="r", lost=hosts))
 
     for _ in range(6):
@@ -201,10 +201,16 @@ def test_each_cause_of_another_start_has_a_count_and_a_limit_of_its_own() -> Non
     told.report(id, H2, {1: -15}, asked=True)
     start()
     job = told[id]
-    assert (job.preemptions, job.requeues, job.hosts_lost, job.failures, job.attempt) == (6, 1, 1, 1, 10)
+    assert (job.tally.preemptions, job.tally.requeues, job.tally.hosts_lost, job.tally.failures, job.tally.attempt) == (
+        6,
+        1,
+        1,
+        1,
+        10,
+    )
     told.report(id, H1, {0: 255}, lost=True, reason="the machine restarted")
     told.report(id, H2, {1: -15}, asked=True)
-    assert (told[id].state, told[id].exit_code) == ("failed", 255)
+    assert (told[id].state, told[id].ending.exit_code) == ("failed", 255)
     assert told[id].reason.endswith("hosts lost it 2 times, and is started again 1 times at most for that")
 
 
@@ -213,7 +219,7 @@ def test_a_job_without_retries_fails_at_its_first_failure_and_says_only_that() -
     id = told.run()
     told.report(id, H1, {0: 3})
     told.report(id, H2, {1: -15}, asked=True)
-    assert (told[id].state, told[id].exit_code, told[id].reason) == ("failed", 3, "rank 0 on h1 exited with 3")
+    assert (told[id].state, told[id].ending.exit_code, told[id].reason) == ("failed", 3, "rank 0 on h1 exited with 3")
 
 
 def test_ranks_that_saved_and_exited_with_0_as_their_lease_ran_out_start_again() -> None:
@@ -221,7 +227,7 @@ def test_ranks_that_saved_and_exited_with_0_as_their_lease_ran_out_start_again()
     id = told.run()
     told.report(id, H1, {0: 0}, lost=True, reason="no leader has confirmed these ranks for 30 s")
     told.report(id, H2, {1: 0}, lost=True, reason="no leader has confirmed these ranks for 30 s")
-    assert (told[id].state, told[id].hosts_lost, told[id].failures) == ("queued", 1, 0)
+    assert (told[id].state, told[id].tally.hosts_lost, told[id].tally.failures) == ("queued", 1, 0)
 
 
 # ---- hosts -----------------------------------------------------------------------------------------------------------
@@ -235,7 +241,7 @@ def test_ranks_start_under_a_lease_that_is_renewed_while_they_run() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: at_work(rack) == 4)
-        host = rack.hosts[rack.job("j1").places[0].host]
+        host = rack.hosts[rack.job("j1").start.places[0].host]
         first = host.machine.ranks[JobId("j1"), 1].lease
         assert first is not None and (first.lease_s, first.grace_s) == (30.0, 15.0)
         await asyncio.sleep(100)
@@ -380,7 +386,7 @@ def test_while_nobody_leads_what_may_have_been_taken_back_is_not_confirmed(told_
 def test_what_is_over_on_a_host_by_one_copy_of_the_log() -> None:
     led = Led()
     id = led.run(2, host=H2)
-    jobs, epoch = led.queue.jobs, led.queue.jobs[id].epoch
+    jobs, epoch = led.queue.jobs, led.queue.jobs[id].grant.epoch
     assert over_there(jobs, (), H2, ((id, epoch),)) == ()
     assert over_there(jobs, (), H3, ((id, epoch),)) == ((id, epoch),), "its ranks are elsewhere by now"
     assert over_there(jobs, (), H2, ((id, epoch - 1),)) == ((id, epoch - 1),), "another grant has come"
@@ -407,15 +413,15 @@ def test_a_host_that_knows_too_little_of_the_log_does_not_make_a_loss_a_failure(
     async def story(rack: Rack) -> None:
         await submit(rack, workers=4)
         await until(lambda: at_work(rack) == 4)
-        place = rack.job("j1").places[0]
+        place = rack.job("j1").start.places[0]
         host = rack.hosts[place.host]
         host.service.queue.jobs[JobId("j1")].state = "placing"
         host.runner.end(JobId("j1"), 1, dict.fromkeys(place.ranks, 255), "the machine restarted", lost=True)
         other = next(name for name in rack.hosts if name != place.host)
-        await until(lambda: rack.job("j1", other).hosts_lost == 1)
-        assert rack.job("j1", other).failures == 0
+        await until(lambda: rack.job("j1", other).tally.hosts_lost == 1)
+        assert rack.job("j1", other).tally.failures == 0
         host.service.queue.jobs[JobId("j1")] = rack.job("j1", other)
-        await until(lambda: (rack.job("j1", other).attempt, rack.job("j1", other).state) == (2, "running"))
+        await until(lambda: (rack.job("j1", other).tally.attempt, rack.job("j1", other).state) == (2, "running"))
 
     async def alone() -> None:
         rack = Rack(FOUR)
@@ -454,7 +460,7 @@ def test_a_kept_job_waits_until_a_person_gives_its_host_up() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=7, on_lost="keep", gpus_per_worker=0)
         await until(lambda: at_work(rack) == 7)
-        name = str(rack.job("j1").places[-1].host)
+        name = str(rack.job("j1").start.places[-1].host)
         ask = next(str(host) for host in rack.hosts if host != name)
         rack.lead(ask)
         with pytest.raises(Refused, match="was not given up"):
@@ -469,7 +475,7 @@ def test_a_kept_job_waits_until_a_person_gives_its_host_up() -> None:
         rack.hosts[HostId(name)].machine.ranks.clear()
         (taken_back,) = await rack[ask].call("give_up", id=name, by="alice")
         assert taken_back.id == "j1" and taken_back.hosts_lost == 1
-        await until(lambda: (rack.job("j1", ask).attempt, rack.job("j1", ask).state) == (2, "running"))
-        assert name not in [place.host for place in rack.job("j1", ask).places]
+        await until(lambda: (rack.job("j1", ask).tally.attempt, rack.job("j1", ask).state) == (2, "running"))
+        assert name not in [place.host for place in rack.job("j1", ask).start.places]
 
     on_a_rack(story)

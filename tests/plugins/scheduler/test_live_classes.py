@@ -3,14 +3,14 @@
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from covey.core import HostId
-from plugins.scheduler.machine.capacity import fits_whole
-from plugins.scheduler.machine.leader import Leader
-from plugins.scheduler.machine.queue import Queue
+from covey.core.ids import HostId
+from plugins.scheduler.machine.leader.capacity import fits_whole
+from plugins.scheduler.machine.leader.leader import Leader
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,
@@ -48,7 +48,7 @@ def test_an_auto_job_is_demoted_runs_on_idle_gpus_of_others_yields_and_is_upgrad
     assert (job.state, job.job_class, rack.queue.used("red")) == ("running", "opportunistic", 4)
     first = rack.submit(4, "blue")
     assert ("TakenBack", late) in kinds(rack.settle()), "blue's quota is a promise"
-    assert (rack.state(first), rack.state(late), job.preemptions) == ("running", "queued", 1)
+    assert (rack.state(first), rack.state(late), job.tally.preemptions) == ("running", "queued", 1)
     rack.end(rack.queue.jobs[first])
     rack.settle()
     assert (rack.state(late), job.job_class) == ("running", "opportunistic"), "red's quota is in use"
@@ -214,7 +214,7 @@ def test_jobs_found_due_together_are_promoted_in_the_order_in_which_they_became_
     assert [rack.state(job) for job in waiting] == ["queued", "queued"]
     first, second = waiting
     assert kinds(rack.look(1000.0))[:2] == [("Promoted", second), ("Promoted", first)], "due after 200 and 400 s"
-    assert rack.queue.jobs[second].promoted == (rack.queue.jobs[first].promoted or 0) - 1
+    assert rack.queue.jobs[second].priority.promoted == (rack.queue.jobs[first].priority.promoted or 0) - 1
 
 
 def test_a_gang_that_waits_for_a_job_to_stop_keeps_no_gpus_that_it_does_not_need() -> None:
@@ -244,7 +244,7 @@ def test_whoever_is_promoted_comes_before_whoever_would_have_started() -> None:
     rack.end(rack.queue.jobs[first])
     rack.settle()
     assert [rack.state(job) for job in (starving, narrow)] == ["running", "queued"]
-    assert rack.queue.jobs[narrow].attempt == 0, "it did not start in between"
+    assert rack.queue.jobs[narrow].tally.attempt == 0, "it did not start in between"
 
 
 def test_without_preemption_nobody_waits_for_a_job_that_needs_another_to_stop() -> None:
@@ -287,24 +287,20 @@ def test_the_log_refuses_what_a_leader_that_was_cut_off_says_too_late() -> None:
     rack.look(20.0)
     rack.settle()
     job = rack.queue.jobs[b]
-    assert job.state == "running" and isinstance(rack.say(Upgraded(wall_s=1.0, job=b, epoch=job.epoch)), NotApplied)
+    assert job.state == "running" and isinstance(
+        rack.say(Upgraded(wall_s=1.0, job=b, epoch=job.grant.epoch)), NotApplied
+    )
 
 
-def test_a_state_that_knew_no_classes_is_read() -> None:
-    """The snapshot of an older agent: version 1, without the newer fields."""
+def test_a_snapshot_of_another_version_is_refused_and_changes_nothing() -> None:
     rack = Little([4], {"red": 2})
     rack.submit(2, "red", "auto")
     rack.settle()
-    old = msgspec.msgpack.decode(rack.queue.snapshot())
-    newer = ("clock_s", "reserving", "reserved", "tensors", "steps")
-    old = {name: value for name, value in old.items() if name not in newer} | {"version": 1}
-    for job in old["jobs"]:
-        for name in ("demoted", "upgraded", "queued_s", "waited_s", "step_s", "tensors"):
-            del job[name]
-    queue = Queue()
-    queue.restore(msgspec.msgpack.encode(old))
-    queue.check()
-    assert queue.snapshot() == rack.queue.snapshot()
+    before = rack.queue.snapshot()
+    for other in (msgspec.msgpack.decode(before) | {"version": 2}, {"version": 2}):
+        with pytest.raises(ValueError, match="snapshot has version 2; this agent reads 1"):
+            rack.queue.restore(msgspec.msgpack.encode(other))
+    assert rack.queue.snapshot() == before
 
 
 def test_a_quota_that_was_lowered_under_what_several_jobs_hold_is_restored_as_it_was() -> None:
@@ -387,7 +383,7 @@ class AnyLife(RuleBasedStateMachine):
     def wild(self, at: int, what: str) -> None:
         """What no leader would say now; the log refuses it or stays sound."""
         jobs = self.rack.queue.live()
-        id, epoch = jobs[at % len(jobs)].id, jobs[at % len(jobs)].epoch
+        id, epoch = jobs[at % len(jobs)].id, jobs[at % len(jobs)].grant.epoch
         commands: dict[str, Command] = {
             "demote": Demoted(wall_s=1.0, job=id, epoch=epoch, waited_s=1.0),
             "upgrade": Upgraded(wall_s=1.0, job=id, epoch=epoch),
@@ -421,7 +417,7 @@ class AnyLife(RuleBasedStateMachine):
         queue, ground = self.rack.queue, self.rack.capacity()
         for job in self.rack.jobs("queued"):
             free = queue.free_quota(job.spec.tenant)
-            promised = job.counts and free is not None and job.spec.gpus <= free and not job.place_failures
+            promised = job.counts and free is not None and job.spec.gpus <= free and not job.tally.place_failures
             if promised and queue.keeper in (None, job.id) and self._first_of_tenant(job):
                 assert not fits_whole(job, ground.open), f"{job.id} is kept out by opportunistic jobs"
                 assert not any(ground.open.values()) or queue.keeper is not None or job.spec.gpus_per_worker > 1
@@ -442,7 +438,9 @@ class AnyLife(RuleBasedStateMachine):
         self.rack.queue.check()
         for job in self.rack.queue.live():
             if job.placed:
-                assert sorted(rank for place in job.places for rank in place.ranks) == list(range(job.spec.workers))
+                assert sorted(rank for place in job.start.places for rank in place.ranks) == list(
+                    range(job.spec.workers)
+                )
         asked = {job.id for job in self.rack.queue.live() if job.spec.job_class == "opportunistic"}
         assert not any(self.rack.queue.jobs[id].counts for id in asked), "who asked to be opportunistic stays so"
 

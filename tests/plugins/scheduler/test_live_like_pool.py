@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.commands import Demoted, GpusKept, Granted, TakenBack, Upgraded
 from tests.plugins.scheduler.little import Little
 from tests.plugins.scheduler.plain_pool import (

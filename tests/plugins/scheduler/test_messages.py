@@ -7,16 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.envelope import ENVELOPE_BYTES_MAX
 from agent.raft.messages import COMMAND_BYTES_MAX
-from covey.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
-from covey.core import HostId, JobId
+from agent.rpc.envelope import ENVELOPE_BYTES_MAX
+from covey.core.carried import ARGV_BYTES_MAX, ENV_BYTES_MAX, VARIABLES_MAX
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.parts import Hold
 from plugins.scheduler.messages import commands, wire
 from plugins.scheduler.messages.commands import Submitted
-from plugins.scheduler.messages.spec import EXPECTED, JobSpec, SealedEnv, SpecError, name_of
+from plugins.scheduler.messages.options import OPTIONS
+from plugins.scheduler.messages.spec import JobSpec, SealedEnv, SpecError, name_of
 from plugins.scheduler.messages.wire import SEALED_BYTES_MAX
 
 GOOD: dict[str, Any] = {
@@ -44,6 +43,9 @@ GOOD: dict[str, Any] = {
     "bind_gpus": True,
     "attach": False,
 }
+
+
+EXPECTED = {option.field: option.expected for option in OPTIONS}
 
 
 def test_a_full_job_is_taken_as_given() -> None:
@@ -221,8 +223,8 @@ def test_each_message_comes_back_as_it_went_in(message: wire.Talk) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"type": "Granted", "wall_s": 1.0, "job": "j1", "epoch": -1, "home": "h"},
-        {"type": "Granted", "wall_s": float("nan"), "job": "j1", "epoch": 1, "home": "h"},
+        {"type": "Granted", "wall_s": 1.0, "job": "j1", "epoch": -1, "coordinator": "h"},
+        {"type": "Granted", "wall_s": float("nan"), "job": "j1", "epoch": 1, "coordinator": "h"},
         {"type": "QuotaSet", "wall_s": 1.0, "tenant": "A B", "gpus": 1},
         {"type": "QuotaSet", "wall_s": 1.0, "tenant": "a", "gpus": -1},
         {"type": "Attained", "wall_s": 1.0, "host": "h", "service_gpu_s": {"j1": -1.0}},
@@ -276,9 +278,3 @@ def test_random_and_mutated_messages_are_decoded_or_refused(data: bytes) -> None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return
     assert wire.decoder.decode(msgspec.msgpack.encode(message)) == message
-
-
-@pytest.mark.parametrize("kind", [commands.Granted, Job, Hold])
-def test_a_coordinator_is_called_home_in_logs_snapshots_and_files(kind: type[msgspec.Struct]) -> None:
-    """As they were written before it was called so here."""
-    assert [field.encode_name for field in msgspec.structs.fields(kind) if field.name == "coordinator"] == ["home"]

@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
-from plugins.scheduler.machine.order_book import JOB_BITS, JOB_MASK, OrderBook
+from covey.core.ids import JobId
+from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.machine.leader.run_queues import RunQueues
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import row_of
+from plugins.scheduler.machine.log.queue import apply
+from plugins.scheduler.messages.commands import Submitted
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy import order
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.order import Row, ordered, queue_of, select
 from plugins.scheduler.policy.rules import Discipline, OrderRules
-from sim.engine import Engine, Outcome, SimJob
+from plugins.scheduler.policy.settings import SchedulerSettings
+from sim.jobs.engine import Engine, Outcome, SimJob
 from tests.plugins.scheduler.plain import Plain, PlainJob
 
 WALKS = [name for name in get_args(Discipline) if name not in ("backfill", "gandiva")]
@@ -171,3 +179,25 @@ def test_the_book_decides_what_the_agents_walk_decides(
     there = {row.id for row in rows if row.running}
     assert [f"j{job}" for job in start] == [id for id in chosen.run if id not in there]
     assert {f"j{job}" for job in stop} == set(chosen.preempt)
+
+
+def test_who_comes_first_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another order inside a queue reaches the leader's books and the sorted order of those who explain waits."""
+    urgent = {5: 0, 2: 1}
+
+    def inside(row: Row, narrow_first: bool) -> tuple[float, float, float]:
+        return urgent.get(row.number, 9), 0, row.submitted
+
+    monkeypatch.setattr(order, "inside", inside)
+    queue, settings = JobTable(), SchedulerSettings()
+    books = RunQueues(settings)
+    for number in range(1, 7):
+        spec = JobSpec.parse({"argv": ["x"], "gpus_per_worker": 1})
+        told = Submitted(wall_s=1.0, key=f"key-{number:05}", spec=spec)
+        apply(queue, number, told)
+    for job in queue.live():
+        books.put(job, has_quota=False)
+    expected = ["j5", "j2", "j1", "j3", "j4", "j6"]
+    assert books.choose(6, lambda tenant: 0).start == expected
+    rows = [row_of(job, settings.queue_thresholds_gpu_s) for job in queue.live()]
+    assert [row.id for row in ordered(rows, settings.queue_thresholds_gpu_s, {})] == expected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.facts import Place
 from plugins.scheduler.messages.commands import GpusKept, NotApplied, Placed
 from plugins.scheduler.messages.spec import Pack
@@ -23,7 +23,7 @@ def fill(rack: Little, *gpus: str) -> list[str]:
 
 
 def hosts_of(rack: Little, id: str) -> list[HostId]:
-    return [place.host for job in rack.jobs("running") if job.id == id for place in job.places]
+    return [place.host for job in rack.jobs("running") if job.id == id for place in job.start.places]
 
 
 def test_a_gang_for_one_host_waits_for_one_and_keeps_gpus_of_no_other() -> None:
@@ -38,7 +38,7 @@ def test_a_gang_for_one_host_waits_for_one_and_keeps_gpus_of_no_other() -> None:
     standing = views.QueueSnapshot(rack.queue, rack.settings, rack.totals)
     assert "1 of 2 GPUs kept: h1 1" in standing.reason(rack.queue.jobs[gang])
     for job in rack.jobs("running"):
-        if job.places[0].host == H1:
+        if job.start.places[0].host == H1:
             rack.end(job)
     rack.settle()
     assert hosts_of(rack, gang) == [H1]
@@ -74,9 +74,9 @@ def test_agents_put_an_unknown_gang_on_the_idle_host_and_not_into_three_gaps() -
         await until(lambda: all(rack.job(f"j{number}").state == "running" for number in (1, 2, 3)))
         await submit(rack, workers=2)
         await until(lambda: rack.job("j4").state == "running")
-        assert len(rack.job("j4").places) == 1
+        assert len(rack.job("j4").start.places) == 1
         await submit(rack, workers=2, pack="apart", name="nodes")
         await until(lambda: rack.job("j5").state == "running")
-        assert sorted(len(place.ranks) for place in rack.job("j5").places) == [1, 1]
+        assert sorted(len(place.ranks) for place in rack.job("j5").start.places) == [1, 1]
 
     on_a_rack(story)

@@ -8,9 +8,9 @@ import pytest
 
 from plugins.scheduler.policy.history import History
 from plugins.scheduler.policy.rules import Discipline, OrderRules
-from sim import jobs as simulator
-from sim.engine import Engine, Outcome, SimJob
-from sim.trace import Trace, read_trace
+from sim.jobs import jobs as simulator
+from sim.jobs.engine import Engine, Outcome, SimJob
+from sim.jobs.trace import Trace, read_trace
 
 TRACES = Path(__file__).parents[3] / "bench" / "traces"
 THREE = [SimJob(1, 0, 2, 2), SimJob(2, 0, 1, 8), SimJob(3, 0, 2, 6)]

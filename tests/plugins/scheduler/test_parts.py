@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.parts import Hold, Wish, choice
-from plugins.scheduler.machine.reservations import GrantNews, HeldReservations, RanksGone, Reservations
-from plugins.scheduler.machine.shared_capacity import Sharing
+from plugins.scheduler.machine.host.parts import Hold, Wish, choice
+from plugins.scheduler.machine.host.reservations import GrantNews, HeldReservations, RanksGone, Reservations
+from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.policy.shared import device_of, is_part
 
 GPUS = ("a", "b", "c")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
-from plugins.scheduler.policy.explain import waits_for
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.policy.explain import OrderInForce, waits_for
 from plugins.scheduler.policy.order import Row, ordered, select
 from plugins.scheduler.policy.packing import PACKLIMIT, SpreadLoss, cost, refit, skew
 from plugins.scheduler.policy.place import place
@@ -139,6 +139,8 @@ def test_the_agent_orders_by_the_rules_that_the_simulator_calls_covey() -> None:
 
 def test_a_job_that_is_passed_by_a_narrower_one_is_told_why() -> None:
     rows = ordered([row(1, gpus=8), row(2, gpus=2), row(3, gpus=7, running=True)], (3200.0,), {}, None, True)
-    said = waits_for(JobId("j1"), QueuePositions(rows), select(rows, 8, {}).over_quota, 8, (3200.0,), {}, None)
+    said = waits_for(
+        JobId("j1"), QueuePositions(rows), select(rows, 8, {}).over_quota, 8, OrderInForce((3200.0,), {}, None)
+    )
     assert "ahead: j2 (t, 2 GPUs), as gangs of fewer GPUs go first" in said
     assert said.startswith("2nd of those waiting, in queue 0") and "it starts when enough of j3 (t, 7 GPUs) end" in said

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec, Pack
 from plugins.scheduler.policy import explain, order
 from plugins.scheduler.policy.order import Row, gittins, ordered, queue_of, select
@@ -281,7 +281,9 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
         (10.0,),
         {},
     )
-    said = explain.waits_for(JobId("j3"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, (10.0,), {}, None)
+    said = explain.waits_for(
+        JobId("j3"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, explain.OrderInForce((10.0,), {}, None)
+    )
     assert said == (
         "2nd of those waiting, in queue 0; it needs 2 GPUs and 0 are free; ahead: j2 (alice, 3 GPUs); "
         "it starts when enough of j1 (bob, 4 GPUs) end"
@@ -289,11 +291,10 @@ def test_a_waiting_job_hears_its_place_who_is_ahead_and_what_would_let_it_start(
 
 
 def test_a_job_is_told_who_sinks_below_it_soon_and_is_stopped_for_it_then() -> None:
-    def said(*others: order.Row, mine: order.Row, **more: Any) -> str:
+    def said(*others: order.Row, mine: order.Row, preempts: bool = True) -> str:
         rows = order.ordered([*others, mine], (3200.0,), {})
-        return explain.waits_for(
-            mine.id, QueuePositions(rows), select(rows, 4, {}).over_quota, 4, (3200.0,), {}, None, **more
-        )
+        in_force = explain.OrderInForce((3200.0,), {}, None, preempts)
+        return explain.waits_for(mine.id, QueuePositions(rows), select(rows, 4, {}).over_quota, 4, in_force)
 
     young, wide = row(2, gpus=2), row(1, gpus=4, running=True, first=1.0, attained_gpu_s=3160.0)
     assert said(wide, mine=young).endswith("(t, 4 GPUs) end, or when j1 sinks below it in about 10 s of running")
@@ -309,14 +310,20 @@ def test_a_job_is_told_who_sinks_below_it_soon_and_is_stopped_for_it_then() -> N
 
 def test_a_job_larger_than_what_is_alive_waits_for_hosts() -> None:
     rows = [row(1, gpus=9)]
-    said = explain.waits_for(JobId("j1"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, (10.0,), {}, None)
+    said = explain.waits_for(
+        JobId("j1"), QueuePositions(rows), select(rows, 4, {}).over_quota, 4, explain.OrderInForce((10.0,), {}, None)
+    )
     assert "the hosts that are alive have 4: it starts when more join" in said
 
 
 def test_a_job_whose_quota_was_lowered_under_it_is_told_so() -> None:
     rows = [row(1, gpus=3)]
     said = explain.waits_for(
-        JobId("j1"), QueuePositions(rows), select(rows, 8, {"t": 2}).over_quota, 8, (10.0,), {"t": 2}, None
+        JobId("j1"),
+        QueuePositions(rows),
+        select(rows, 8, {"t": 2}).over_quota,
+        8,
+        explain.OrderInForce((10.0,), {"t": 2}, None),
     )
     assert "the quota of tenant t is now 2: raise it, or cancel the job" in said
 

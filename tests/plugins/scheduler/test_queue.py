@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place, StepTiming
-from plugins.scheduler.machine import job_endings
-from plugins.scheduler.machine import queue as queue_module
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log import job_endings, job_starts
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -37,11 +37,11 @@ class Told:
     """A queue and what was said to it."""
 
     def __init__(self) -> None:
-        self.queue = Queue()
+        self.queue = JobTable()
         self.notes: list[tuple[str, str]] = []
 
     def say(self, command: Command) -> Result:
-        result, notes = self.queue.apply(self.queue.index + 1, command)
+        result, notes = apply(self.queue, self.queue.index + 1, command)
         self.notes += [(note.subject, note.event) for note in notes]
         self.queue.check()
         return result
@@ -53,14 +53,14 @@ class Told:
         return result.job
 
     def grant(self, id: JobId, coordinator: HostId = H1) -> Result:
-        return self.say(Granted(wall_s=2.0, job=id, epoch=self[id].epoch + 1, coordinator=coordinator))
+        return self.say(Granted(wall_s=2.0, job=id, epoch=self[id].grant.epoch + 1, coordinator=coordinator))
 
     def place(self, id: JobId, *places: Place, epoch: int | None = None) -> Result:
         return self.say(
             Placed(
                 wall_s=3.0,
                 job=id,
-                epoch=self[id].epoch if epoch is None else epoch,
+                epoch=self[id].grant.epoch if epoch is None else epoch,
                 places=places,
                 master_addr="10.0.0.1",
                 master_port=20_000,
@@ -75,7 +75,7 @@ class Told:
         return id
 
     def report(self, id: JobId, host: HostId, codes: dict[int, int], **more: Any) -> Result:
-        return self.say(RanksReported(wall_s=9.0, job=id, epoch=self[id].epoch, host=host, codes=codes, **more))
+        return self.say(RanksReported(wall_s=9.0, job=id, epoch=self[id].grant.epoch, host=host, codes=codes, **more))
 
     def __getitem__(self, id: str) -> Job:
         return self.queue.jobs[JobId(id)]
@@ -102,7 +102,7 @@ def test_a_job_goes_from_queued_to_done_and_its_story_is_told() -> None:
     assert told[id].state == "running"
     told.report(id, H2, {1: 0})
     job = told[id]
-    assert (job.state, job.exit_code, job.ended_wall_s) == ("done", 0, 9.0)
+    assert (job.state, job.ending.exit_code, job.times.ended_wall_s) == ("done", 0, 9.0)
     assert told.queue.used("alice") == 0 and told.queue.holders == {}
     assert job.spec.env == {}, "an ended job carries no environment"
     assert [event for _, event in told.notes] == [
@@ -178,7 +178,7 @@ def test_commands_of_another_epoch_change_nothing() -> None:
     ]
     index = told.queue.index
     for command in stale:
-        refusal(told.queue.apply(index, command)[0])
+        refusal(apply(told.queue, index, command)[0])
     assert told.queue.snapshot() == before
 
 
@@ -206,7 +206,7 @@ def test_placed_said_twice_is_one_start() -> None:
     told = Told()
     id = told.run()
     assert isinstance(told.place(id, *halves(2)), Applied)
-    assert told[id].attempt == 1
+    assert told[id].tally.attempt == 1
     refusal(told.place(id, Place(H3, (0, 1), ("g0", "g1"))))
 
 
@@ -214,10 +214,10 @@ def test_the_first_failure_decides_and_the_exit_code_is_its() -> None:
     told = Told()
     id = told.run(4)
     told.report(id, H2, {3: -15, 2: -9})
-    assert (told[id].state, told[id].after) == ("stopping", "failed")
+    assert (told[id].state, told[id].ending.after) == ("stopping", "failed")
     told.report(id, H1, {0: 1, 1: -15}, asked=True)
     job = told[id]
-    assert (job.state, job.exit_code, job.reason) == ("failed", 137, "rank 2 on h2 was killed by SIGKILL (9)")
+    assert (job.state, job.ending.exit_code, job.reason) == ("failed", 137, "rank 2 on h2 was killed by SIGKILL (9)")
 
 
 def test_why_ranks_could_not_start_is_said() -> None:
@@ -233,10 +233,10 @@ def test_exit_75_queues_the_job_again_whatever_the_others_say() -> None:
     told.report(id, H1, {0: 75})
     told.report(id, H2, {1: -9}, asked=True)
     job = told[id]
-    assert (job.state, job.requeues, job.exit_code, job.preemptions) == ("queued", 1, None, 0)
+    assert (job.state, job.tally.requeues, job.ending.exit_code, job.tally.preemptions) == ("queued", 1, None, 0)
     told.grant(id)
     told.place(id, *halves(2))
-    assert (job.epoch, job.attempt) == (2, 2)
+    assert (job.grant.epoch, job.tally.attempt) == (2, 2)
 
 
 def test_a_preempted_gang_waits_for_each_of_its_hosts_and_any_exit_queues_it_again() -> None:
@@ -247,7 +247,7 @@ def test_a_preempted_gang_waits_for_each_of_its_hosts_and_any_exit_queues_it_aga
     told.report(id, H1, {0: 0}, asked=True)
     assert told[id].state == "stopping"
     told.report(id, H2, {1: 3}, asked=True)
-    assert (told[id].state, told[id].preemptions, told.queue.used("alice")) == ("queued", 1, 0)
+    assert (told[id].state, told[id].tally.preemptions, told.queue.used("alice")) == ("queued", 1, 0)
 
 
 def test_ranks_that_end_with_0_because_they_were_told_to_are_not_done() -> None:
@@ -269,7 +269,7 @@ def test_a_gang_that_finished_before_it_was_told_to_stop_is_done() -> None:
         told.say(command)
         told.report(id, H1, {0: 0})
         told.report(id, H2, {1: 0})
-        assert (told[id].state, told[id].exit_code) == ("done", 0)
+        assert (told[id].state, told[id].ending.exit_code) == ("done", 0)
 
 
 def test_a_failure_beside_a_host_that_did_not_answer_counts_as_a_lost_host() -> None:
@@ -277,10 +277,10 @@ def test_a_failure_beside_a_host_that_did_not_answer_counts_as_a_lost_host() -> 
     id = told.run(2)
     told.report(id, H1, {0: 1}, unreachable=(H2,))
     job = told[id]
-    assert (job.state, job.after, job.hosts_lost, job.failures) == ("stopping", "queued", 1, 0)
+    assert (job.state, job.ending.after, job.tally.hosts_lost, job.tally.failures) == ("stopping", "queued", 1, 0)
     assert "exit" in job.reason and "h2 did not answer h1 then" in job.reason
     told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="host lost", reason="h2 is gone", lost=(H2,)))
-    assert (job.state, job.hosts_lost) == ("queued", 1), "counted once"
+    assert (job.state, job.tally.hosts_lost) == ("queued", 1), "counted once"
 
 
 @pytest.mark.parametrize("unreachable", [(H1,), (H3,), ()])
@@ -288,14 +288,14 @@ def test_a_failure_is_one_when_every_other_host_of_the_gang_answered(unreachable
     told = Told()
     id = told.run(2)
     told.report(id, H1, {0: 1}, unreachable=unreachable)
-    assert (told[id].after, told[id].hosts_lost, told[id].failures) == ("failed", 0, 1)
+    assert (told[id].ending.after, told[id].tally.hosts_lost, told[id].tally.failures) == ("failed", 0, 1)
 
 
 def test_nobody_waits_for_a_lost_host_and_what_it_says_later_changes_nothing() -> None:
     told = Told()
     id = told.run(2)
     told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="host lost", reason="h2 is gone", lost=(H2, H3)))
-    assert (told[id].state, told[id].lost) == ("stopping", (H2,))
+    assert (told[id].state, told[id].ending.lost) == ("stopping", (H2,))
     told.report(id, H1, {0: -15}, asked=True)
     assert told[id].state == "queued"
     refusal(told.report(id, H2, {1: 0}))
@@ -310,7 +310,7 @@ def test_a_stopping_gang_ends_when_its_last_host_is_lost() -> None:
     id = told.run(2)
     told.report(id, H1, {0: 2})
     told.say(TakenBack(wall_s=5.0, job=id, epoch=1, cause="host lost", reason="h2 is gone", lost=(H2,)))
-    assert (told[id].state, told[id].exit_code) == ("failed", 2)
+    assert (told[id].state, told[id].ending.exit_code) == ("failed", 2)
 
 
 @pytest.mark.parametrize("state", ["queued", "placing", "running", "stopping"])
@@ -328,7 +328,7 @@ def test_a_job_can_be_cancelled_in_every_state(state: str) -> None:
         told.report(id, H1, {0: -15}, asked=True)
         told.report(id, H2, {1: -15}, asked=True)
     job = told[id]
-    assert (job.state, job.exit_code) == ("cancelled", 143) and "by bob" in job.reason
+    assert (job.state, job.ending.exit_code) == ("cancelled", 143) and "by bob" in job.reason
     assert told.queue.used("alice") == 0
     assert told.say(CancelAsked(wall_s=6.0, job=id)) == Applied(id)
 
@@ -352,13 +352,13 @@ def test_attained_service_only_grows_and_is_summed_over_hosts() -> None:
 def test_steps_of_a_running_job_are_known_by_host_and_forgotten_at_its_next_start() -> None:
     told = Told()
     id = told.run(2)
-    epoch = told[id].epoch
+    epoch = told[id].grant.epoch
     for host, step, step_s in ((H1, 5, 0.2), (H2, 4, 0.3), (HostId("h9"), 99, 9.0)):
         steps = {id: JobSteps(epoch, step, StepTiming(step_s)), JobId("j99"): JobSteps(1, 1, StepTiming(1.0))}
         told.say(Attained(wall_s=1.0, host=host, service_gpu_s={}, steps=steps))
-    assert (told[id].step, told[id].timings) == (5, {H1: StepTiming(0.2), H2: StepTiming(0.3)})
+    assert (told[id].start.step, told[id].start.timings) == (5, {H1: StepTiming(0.2), H2: StepTiming(0.3)})
     told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={}, steps={id: JobSteps(epoch - 1, 50, StepTiming(1.0))}))
-    assert told[id].step == 5, "an older start's"
+    assert told[id].start.step == 5, "an older start's"
 
 
 def test_the_newest_step_and_its_metrics_are_kept_with_the_end() -> None:
@@ -366,7 +366,7 @@ def test_the_newest_step_and_its_metrics_are_kept_with_the_end() -> None:
     id = told.run(2)
     told.report(id, H1, {0: 0}, step=10, metrics={"accuracy": 0.95})
     told.report(id, H2, {1: 0}, step=9, metrics={"accuracy": 0.5})
-    assert (told[id].step, told[id].metrics) == (10, {"accuracy": 0.95})
+    assert (told[id].start.step, told[id].start.metrics) == (10, {"accuracy": 0.95})
 
 
 def test_ended_jobs_are_kept_up_to_a_bound_and_their_keys_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def test_ended_jobs_are_kept_up_to_a_bound_and_their_keys_with_them(monkeypatch:
 
 
 def test_a_full_queue_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "LIVE_MAX", 2)
+    monkeypatch.setattr(job_starts, "LIVE_MAX", 2)
     told = Told()
     told.submit()
     told.submit()
@@ -393,13 +393,13 @@ def test_a_full_queue_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_jobs_that_are_large_together_are_refused_before_their_snapshot_is_too_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_module, "LIVE_BYTES_MAX", 100_000)
+    monkeypatch.setattr(job_starts, "LIVE_BYTES_MAX", 100_000)
     told = Told()
     large = JobSpec.parse({"argv": ["train", *["x" * 1000] * 45]})
     ids = [told.say(Submitted(wall_s=1.0, key=f"{n:08}", spec=large)) for n in range(2)]
     refused = refusal(told.say(Submitted(wall_s=1.0, key="00000009", spec=large)))
     assert refused.code == 4 and "100000" in refused.why and "--no-env" in refused.next
-    copy = Queue()
+    copy = JobTable()
     copy.restore(told.queue.snapshot())
     assert copy.kept_bytes.live == told.queue.kept_bytes.live > 90_000
     told.say(CancelAsked(wall_s=1.0, job=JobId("j1")))
@@ -424,7 +424,7 @@ def test_a_promotion_forgets_the_service_attained_so_far() -> None:
     id = told.submit()
     told.say(Attained(wall_s=1.0, host=H1, service_gpu_s={id: 50.0}))
     told.say(Promoted(wall_s=1.0, job=id, epoch=0))
-    assert (told[id].base_gpu_s, told[id].promoted) == (50.0, told.queue.index)
+    assert (told[id].priority.base_gpu_s, told[id].priority.promoted) == (50.0, told.queue.index)
 
 
 def test_a_snapshot_of_another_version_or_a_damaged_one_is_refused() -> None:
@@ -432,8 +432,8 @@ def test_a_snapshot_of_another_version_or_a_damaged_one_is_refused() -> None:
     told.run()
     data = told.queue.snapshot()
     with pytest.raises(ValueError):
-        Queue().restore(data[:-3])
+        JobTable().restore(data[:-3])
     other = bytearray(data)
     other[data.index(b"version") + len(b"version")] = 9
     with pytest.raises(ValueError, match="version 9"):
-        Queue().restore(bytes(other))
+        JobTable().restore(bytes(other))

@@ -6,10 +6,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.jobs import HOLDING
-from plugins.scheduler.machine.queue import Queue
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import HOLDING
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -43,7 +44,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue, self.copy = Queue(), Queue()
+        self.queue, self.copy = JobTable(), JobTable()
         self.index = 0
         self.epochs: dict[JobId, int] = {}
         self.past: list[Command] = []
@@ -52,8 +53,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.index += 1
         self.past.append(command)
         before = {tenant: self.queue.used(tenant) for tenant in TENANTS}
-        result, notes = self.queue.apply(self.index, command)
-        again, noted = self.copy.apply(self.index, command)
+        result, notes = apply(self.queue, self.index, command)
+        again, noted = apply(self.copy, self.index, command)
         assert (again, list(noted)) == (result, list(notes))
         for tenant in TENANTS:
             quota, used = self.queue.quota(tenant), self.queue.used(tenant)
@@ -77,7 +78,9 @@ class AnyOrder(RuleBasedStateMachine):
     def grant(self, number: int, skip: int, coordinator: HostId) -> None:
         job = self.queue.jobs.get(self.some(number))
         self.say(
-            Granted(wall_s=1.0, job=self.some(number), epoch=(job.epoch if job else 0) + skip, coordinator=coordinator)
+            Granted(
+                wall_s=1.0, job=self.some(number), epoch=(job.grant.epoch if job else 0) + skip, coordinator=coordinator
+            )
         )
 
     @rule(number=st.integers(1, 6), split=st.integers(0, 4), gpu=st.integers(0, 3), stale=st.integers(0, 1))
@@ -86,7 +89,7 @@ class AnyOrder(RuleBasedStateMachine):
         workers = job.spec.workers if job else 2
         parts = [(H1, range(min(split, workers))), (H2, range(min(split, workers), workers))]
         places = tuple(Place(h, tuple(r), tuple(f"g{gpu + n}" for n in r)) for h, r in parts if r)
-        epoch = max(0, (job.epoch if job else 1) - stale)
+        epoch = max(0, (job.grant.epoch if job else 1) - stale)
         self.say(Placed(wall_s=1.0, job=self.some(number), epoch=epoch, places=places, master_addr="", master_port=1))
 
     @rule(
@@ -100,7 +103,7 @@ class AnyOrder(RuleBasedStateMachine):
         job = self.queue.jobs.get(self.some(number))
         place = (job.left_on(host) or job.place_on(host)) if job else None
         codes = dict.fromkeys(place.ranks if place else (0,), code)
-        epoch = max(0, (job.epoch if job else 1) - stale)
+        epoch = max(0, (job.grant.epoch if job else 1) - stale)
         said: dict[str, Any] = {
             "job": self.some(number),
             "epoch": epoch,
@@ -117,29 +120,29 @@ class AnyOrder(RuleBasedStateMachine):
         job = self.queue.jobs.get(said.job) if isinstance(said, Applied) and said.job is not None else None
         if job is None:
             return
-        self.say(Granted(wall_s=1.0, job=job.id, epoch=job.epoch + 1, coordinator=H1))
+        self.say(Granted(wall_s=1.0, job=job.id, epoch=job.grant.epoch + 1, coordinator=H1))
         places = tuple(Place(host, (n,), (f"g{key}",)) for n, host in enumerate(hosts[:workers]))
-        self.say(Placed(wall_s=1.0, job=job.id, epoch=job.epoch, places=places, master_addr="", master_port=1))
+        self.say(Placed(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=places, master_addr="", master_port=1))
         self.heal(job.number, True)
 
     @rule(number=st.integers(1, 6), may=st.sampled_from([True, True, True, False]))
     def heal(self, number: int, may: bool) -> None:
         job = self.queue.jobs.get(self.some(number))
-        for place in job.places if job else ():
-            said = {self.some(number): JobHeals(job.epoch if job else 0, place.since, may)}
+        for place in job.start.places if job else ():
+            said = {self.some(number): JobHeals(job.grant.epoch if job else 0, place.since, may)}
             self.say(Attained(wall_s=1.0, host=place.host, service_gpu_s={}, heals=said))
 
     @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS), max_size=2), stale=st.sampled_from([0, 0, 1]))
     def lose(self, number: int, lost: set[HostId], stale: int) -> None:
         job = self.queue.jobs.get(self.some(number))
-        epoch, hosts = max(0, (job.epoch if job else 1) - stale), tuple(sorted(lost))
+        epoch, hosts = max(0, (job.grant.epoch if job else 1) - stale), tuple(sorted(lost))
         said: dict[str, Any] = {"job": self.some(number), "epoch": epoch, "coordinator": H1, "reason": "r", "term": 0}
         self.say(PlacesLost(wall_s=1.0, hosts=hosts, **said))
 
     @rule(number=st.integers(1, 6), host=st.sampled_from(HOSTS), to=st.sampled_from([None, *HOSTS]))
     def move(self, number: int, host: HostId, to: HostId | None) -> None:
         job = self.queue.jobs.get(self.some(number))
-        epoch = job.epoch if job else 1
+        epoch = job.grant.epoch if job else 1
         self.say(MoveAsked(wall_s=1.0, job=self.some(number), epoch=epoch, host=host, to=to, coordinator=H1))
 
     @rule(host=st.sampled_from(HOSTS), drained=st.booleans(), stop=st.booleans())
@@ -152,15 +155,15 @@ class AnyOrder(RuleBasedStateMachine):
         job = self.queue.jobs.get(self.some(number))
         if job is None or not job.seeks:
             return
-        left = [place for place in job.places if place.host in (*job.missing, *job.moving)]
-        taken = () if wild else [place.host for place in (*job.places, *job.leaving)]
-        hosts, since = [host for host in to if host not in taken], job.healed + 1
+        left = [place for place in job.start.places if place.host in (*job.healing.missing, *job.healing.moving)]
+        taken = () if wild else [place.host for place in (*job.start.places, *job.healing.leaving)]
+        hosts, since = [host for host in to if host not in taken], job.healing.healed + 1
         places = {
             place.host: Place(host, place.ranks, tuple(f"g{gpu}.{n}" for n in place.ranks), since)
             for place, host in zip(left, hosts, strict=False)
         }
         if places:
-            self.say(Replaced(wall_s=1.0, job=job.id, epoch=job.epoch, places=places))
+            self.say(Replaced(wall_s=1.0, job=job.id, epoch=job.grant.epoch, places=places))
 
     @rule(lost=st.sampled_from(HOSTS), move=st.booleans())
     def lose_or_leave(self, lost: HostId, move: bool) -> None:
@@ -174,7 +177,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(1, 6), lost=st.sets(st.sampled_from(HOSTS)), stale=st.sampled_from([0, 0, 1]))
     def take_back(self, number: int, lost: set[HostId], stale: int) -> None:
         job = self.queue.jobs.get(self.some(number))
-        epoch = max(0, (job.epoch if job else 1) - stale)
+        epoch = max(0, (job.grant.epoch if job else 1) - stale)
         cause: Any = "host lost" if lost else "preempted"
         self.say(
             TakenBack(wall_s=1.0, job=self.some(number), epoch=epoch, cause=cause, reason="r", lost=tuple(sorted(lost)))
@@ -183,7 +186,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(1, 6), what=st.sampled_from(["cancel", "fail", "time", "promote"]))
     def other(self, number: int, what: str) -> None:
         id, job = self.some(number), self.queue.jobs.get(self.some(number))
-        epoch = job.epoch if job else 1
+        epoch = job.grant.epoch if job else 1
         commands: dict[str, Command] = {
             "cancel": CancelAsked(wall_s=1.0, job=id),
             "fail": PlaceFailed(wall_s=1.0, job=id, epoch=epoch, reason="r"),
@@ -211,7 +214,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def restore(self) -> None:
-        restored = Queue()
+        restored = JobTable()
         restored.restore(self.copy.snapshot())
         assert restored.snapshot() == self.copy.snapshot()
         self.copy = restored
@@ -222,12 +225,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.copy.check()
         assert self.queue.snapshot() == self.copy.snapshot()
         for job in self.queue.jobs.values():
-            assert job.epoch >= self.epochs.get(job.id, 0), "an epoch fell"
-            self.epochs[job.id] = job.epoch
+            assert job.grant.epoch >= self.epochs.get(job.id, 0), "an epoch fell"
+            self.epochs[job.id] = job.grant.epoch
             if job.placed:
-                assert sorted(rank for place in job.places for rank in place.ranks) == list(range(job.spec.workers))
+                assert sorted(rank for place in job.start.places for rank in place.ranks) == list(
+                    range(job.spec.workers)
+                )
                 assert job.awaited, "a gang of which nothing is left"
-            assert job.state not in HOLDING or job.epoch > 0
+            assert job.state not in HOLDING or job.grant.epoch > 0
 
 
 AnyOrder.TestCase.settings = hypothesis_settings(max_examples=120, stateful_step_count=50, deadline=None)

@@ -6,13 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import Heard, HostId, JobId
+from covey.core.events import Heard
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.gang import ATTEMPTS, Action, GrantSeen, PlacementProposed, PlacesSought
-from plugins.scheduler.machine.leader import RackHost, ScheduleTick
-from plugins.scheduler.machine.leases import LeaseAsked
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.replacing import LOSSES_MAX, joinable, refused_move, taken_over, waits_for, why_not
+from plugins.scheduler.machine.gang.gang import ATTEMPTS, Action, GrantSeen, PlacementProposed, PlacesSought
+from plugins.scheduler.machine.leader.leader import RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.leases import LeaseAsked
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import JobHealing
+from plugins.scheduler.machine.log.replacing import LOSSES_MAX, joinable, refused_move, taken_over, waits_for, why_not
 from plugins.scheduler.messages.commands import (
     Applied,
     Attained,
@@ -56,11 +58,11 @@ class Healing(Told):
 
     def heals(self, host: HostId, may: bool = True, since: int | None = None) -> None:
         place = self.job.place_on(host)
-        said = JobHeals(self.job.epoch, place.since if since is None else since, may)
+        said = JobHeals(self.job.grant.epoch, place.since if since is None else since, may)
         self.say(Attained(wall_s=1.0, host=host, service_gpu_s={}, heals={self.id: said}))
 
     def lose(self, *hosts: HostId, term: int = TERM, coordinator: HostId = H1) -> Result:
-        epoch = self.job.epoch
+        epoch = self.job.grant.epoch
         return self.say(
             PlacesLost(
                 wall_s=1.0, job=self.id, epoch=epoch, hosts=hosts, coordinator=coordinator, reason="gone", term=term
@@ -68,20 +70,20 @@ class Healing(Told):
         )
 
     def move(self, host: HostId, to: HostId | None = None) -> Result:
-        epoch = self.job.epoch
+        epoch = self.job.grant.epoch
         return self.say(MoveAsked(wall_s=1.0, job=self.id, epoch=epoch, host=host, to=to, coordinator=H1))
 
     def replace(self, old: HostId, new: HostId, **more: Any) -> Result:
         before = self.job.place_on(old)
         gpus = more.pop("gpus", tuple(f"{new}-{n}" for n in range(len(before.gpus))))
-        place = Place(new, more.pop("ranks", before.ranks), gpus, more.pop("since", self.job.healed + 1))
+        place = Place(new, more.pop("ranks", before.ranks), gpus, more.pop("since", self.job.healing.healed + 1))
         if more.pop("joins", False):
             place = taken_over(place, self.job.place_on(new))
-        return self.say(Replaced(wall_s=1.0, job=self.id, epoch=self.job.epoch, places={old: place}, **more))
+        return self.say(Replaced(wall_s=1.0, job=self.id, epoch=self.job.grant.epoch, places={old: place}, **more))
 
     @property
     def hosts(self) -> list[HostId]:
-        return [place.host for place in self.job.places]
+        return [place.host for place in self.job.start.places]
 
 
 # ---- the log ---------------------------------------------------------------------------------------------------------
@@ -89,28 +91,28 @@ class Healing(Told):
 
 def test_a_gang_that_lost_a_host_goes_on_under_its_grant_on_another_one() -> None:
     told = Healing()
-    epoch, attempt = told.job.epoch, told.job.attempt
+    epoch, attempt = told.job.grant.epoch, told.job.tally.attempt
     assert isinstance(told.lose(H2), Applied)
-    assert told.job.state == "running" and told.job.missing == (H2,) and not told.job.awaits(H2)
+    assert told.job.state == "running" and told.job.healing.missing == (H2,) and not told.job.awaits(H2)
     assert H2 not in told.queue.holders, "its GPUs are nobody's"
     assert isinstance(told.replace(H2, H3), Applied)
-    assert told.hosts == [H1, H3] and told.job.missing == () and not told.job.seeks
-    assert (told.job.epoch, told.job.attempt, told.job.state) == (epoch, attempt, "running")
+    assert told.hosts == [H1, H3] and told.job.healing.missing == () and not told.job.seeks
+    assert (told.job.grant.epoch, told.job.tally.attempt, told.job.state) == (epoch, attempt, "running")
     assert told.queue.used("alice") == 4 and set(told.queue.holders[H3].values()) == {told.id}
     assert told.job.place_on(H3) == Place(H3, (2, 3), ("h3-0", "h3-1"), 1)
     again = Replaced(wall_s=2.0, job=told.id, epoch=epoch, places={H2: told.job.place_on(H3)})
-    assert isinstance(told.say(again), Applied) and told.job.healed == 1, "said twice"
+    assert isinstance(told.say(again), Applied) and told.job.healing.healed == 1, "said twice"
 
 
 def test_a_gang_has_as_many_tables_as_it_started_on_hosts_whatever_it_lies_on_later() -> None:
     told = Healing()
-    assert told.job.tables == 2
+    assert told.job.start.tables == 2
     told.lose(H2)
     told.replace(H2, H1, gpus=("h1-2", "h1-3"), joins=True)
-    assert told.hosts == [H1] and told.job.tables == 2
-    copy = Queue()
+    assert told.hosts == [H1] and told.job.start.tables == 2
+    copy = JobTable()
     copy.restore(told.queue.snapshot())
-    assert copy.jobs[told.id].tables == 2, "a host that learns of it by a snapshot knows the same"
+    assert copy.jobs[told.id].start.tables == 2, "a host that learns of it by a snapshot knows the same"
 
 
 def test_ranks_that_took_over_may_be_lost_before_they_have_the_state() -> None:
@@ -121,7 +123,7 @@ def test_ranks_that_took_over_may_be_lost_before_they_have_the_state() -> None:
     assert not told.job.heals_without((H1,)) and isinstance(told.move(H1), NotApplied)
     assert "yet to get what they need" in why_not(told.job)
     told.lose(H3)
-    assert told.job.state == "running" and told.job.missing == (H3,)
+    assert told.job.state == "running" and told.job.healing.missing == (H3,)
     told.replace(H3, H4)
     told.heals(H4)
     assert told.job.heals_without((H1,)) and isinstance(told.move(H1), Applied)
@@ -154,7 +156,7 @@ def test_a_gang_whose_other_hosts_are_not_ready_is_taken_back_whole() -> None:
     told = Healing()
     told.heals(H1, may=False)
     told.lose(H2)
-    assert told.job.state == "stopping" and told.job.after == "queued" and told.job.hosts_lost == 1
+    assert told.job.state == "stopping" and told.job.ending.after == "queued" and told.job.tally.hosts_lost == 1
     assert "h1 have not said that they may be lost" in told.job.reason
     told.report(told.id, H1, {0: -15, 1: -15})
     assert told.job.state == "queued"
@@ -170,22 +172,22 @@ def test_a_job_that_was_submitted_not_to_heal_does_not(spec: dict[str, Any]) -> 
 def test_a_gang_that_lost_all_its_hosts_begins_again() -> None:
     told = Healing()
     told.lose(H1, H2)
-    assert told.job.state == "queued" and told.job.hosts_lost == 1 and not told.queue.holders
+    assert told.job.state == "queued" and told.job.tally.hosts_lost == 1 and not told.queue.holders
 
 
 def test_no_host_has_been_lost_by_the_word_of_a_leader_before_this_one() -> None:
     told = Healing()
-    assert isinstance(told.lose(H2, term=TERM - 1), NotApplied) and told.job.missing == ()
+    assert isinstance(told.lose(H2, term=TERM - 1), NotApplied) and told.job.healing.missing == ()
 
 
 def test_without_a_place_the_whole_gang_begins_again() -> None:
     told = Healing()
     told.lose(H2)
-    failed = PlaceFailed(wall_s=1.0, job=told.id, epoch=told.job.epoch, reason="no other host has room")
+    failed = PlaceFailed(wall_s=1.0, job=told.id, epoch=told.job.grant.epoch, reason="no other host has room")
     assert isinstance(told.say(failed), Applied)
-    assert told.job.state == "stopping" and told.job.missing == () and told.job.lost == (H2,)
+    assert told.job.state == "stopping" and told.job.healing.missing == () and told.job.ending.lost == (H2,)
     told.report(told.id, H1, {0: -15, 1: -15})
-    assert told.job.state == "queued" and told.job.healing == ()
+    assert told.job.state == "queued" and told.job.healing.may_be_lost == ()
 
 
 def test_hosts_that_are_lost_one_after_the_other_without_a_step_are_the_jobs_fault() -> None:
@@ -206,12 +208,12 @@ def test_losses_with_steps_between_them_are_not() -> None:
     host = H2
     for step in range(3 * LOSSES_MAX):
         told.lose(host)
-        told.job.step = step
+        told.job.start.step = step
         other = H3 if host != H3 else H4
         assert isinstance(told.replace(host, other), Applied)
         told.heals(other)
         host = other
-    assert told.job.state == "running" and told.job.healed == 3 * LOSSES_MAX
+    assert told.job.state == "running" and told.job.healing.healed == 3 * LOSSES_MAX
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_only_a_place_like_the_one_that_was_lost_takes_over(new: HostId, more: d
     told = Healing()
     told.lose(H2)
     result = told.replace(H2, new, **more)
-    assert isinstance(result, NotApplied) and why in result.why and told.job.missing == (H2,)
+    assert isinstance(result, NotApplied) and why in result.why and told.job.healing.missing == (H2,)
 
 
 def test_nothing_takes_over_what_was_not_lost_or_belongs_to_others() -> None:
@@ -248,7 +250,7 @@ def test_rank_0_takes_its_address_along() -> None:
     told = Healing()
     told.lose(H1, coordinator=H2)
     told.replace(H1, H3, master_addr="10.0.0.3", master_port=99)
-    assert (told.job.master_addr, told.job.master_port) == ("10.0.0.3", 99) and told.hosts == [H3, H2]
+    assert (told.job.start.master_addr, told.job.start.master_port) == ("10.0.0.3", 99) and told.hosts == [H3, H2]
 
 
 def test_ranks_that_move_end_before_their_successors_start() -> None:
@@ -268,7 +270,7 @@ def test_ranks_that_end_before_they_move_go_nowhere_and_nobody_waits_for_them() 
     told.report(told.id, H2, {2: 0, 3: 0})
     assert not told.job.seeks
     refused = told.replace(H2, H4)
-    assert isinstance(refused, NotApplied) and told.hosts == [H1, H2] and told.job.leaving == ()
+    assert isinstance(refused, NotApplied) and told.hosts == [H1, H2] and told.job.healing.leaving == ()
     told.report(told.id, H1, {0: 0, 1: 0})
     assert told.job.state == "done"
 
@@ -286,13 +288,13 @@ def test_a_host_that_dies_while_its_ranks_leave_it_holds_nobody_up() -> None:
     told.replace(H2, H4)
     told.heals(H4)
     told.lose(H2)
-    assert told.job.leaving == () and told.job.missing == () and told.job.state == "running"
+    assert told.job.healing.leaving == () and told.job.healing.missing == () and told.job.state == "running"
 
 
 def test_a_move_that_finds_no_place_changes_nothing() -> None:
     told = Healing()
     told.move(H2)
-    told.say(PlaceFailed(wall_s=1.0, job=told.id, epoch=told.job.epoch, reason="no other host has room"))
+    told.say(PlaceFailed(wall_s=1.0, job=told.id, epoch=told.job.grant.epoch, reason="no other host has room"))
     assert told.job.state == "running" and told.hosts == [H1, H2] and not told.job.seeks
     assert (told.id, "not moved") in told.notes
 
@@ -314,9 +316,9 @@ def test_ranks_that_move_to_a_host_of_their_gang_join_those_that_run_there() -> 
     assert isinstance(told.move(H1, H2), Applied) and told.job.awaits(H1)
     assert isinstance(told.replace(H1, H2, gpus=("x", "y"), joins=True, master_addr="10.0.0.2", master_port=7), Applied)
     grown = Place(H2, (2, 3, 0, 1), ("g2", "g3", "x", "y"), 1)
-    assert told.job.places == (grown,), "those that were there keep their numbers and GPUs"
-    assert (told.job.master_addr, told.job.master_port) == ("10.0.0.2", 7), "rank 0 came along"
-    assert waits_for(told.job, grown) == H1 and told.job.healing == ()
+    assert told.job.start.places == (grown,), "those that were there keep their numbers and GPUs"
+    assert (told.job.start.master_addr, told.job.start.master_port) == ("10.0.0.2", 7), "rank 0 came along"
+    assert waits_for(told.job, grown) == H1 and told.job.healing.may_be_lost == ()
     told.queue.check()
     told.report(told.id, H1, {0: -9, 1: -9}, asked=True)
     assert waits_for(told.job, grown) is None and set(told.queue.holders) == {H2}
@@ -329,8 +331,8 @@ def test_ranks_of_a_lost_host_may_join_others_and_the_rest_takes_a_host_too() ->
     told = Healing()
     told.lose(H2)
     assert isinstance(told.replace(H2, H1, gpus=("x", "y"), joins=True), Applied)
-    assert told.job.places == (Place(H1, (0, 1, 2, 3), ("g0", "g1", "x", "y"), 1),)
-    assert told.job.missing == () and told.job.leaving == () and told.job.state == "running"
+    assert told.job.start.places == (Place(H1, (0, 1, 2, 3), ("g0", "g1", "x", "y"), 1),)
+    assert told.job.healing.missing == () and told.job.healing.leaving == () and told.job.state == "running"
     told.heals(H1)
     assert "nobody would have what they need" in why_not(told.job), "a gang on one host"
 
@@ -347,10 +349,11 @@ def test_ranks_join_no_others_that_leave_or_want_hosts_of_their_own(
 ) -> None:
     told = Healing()
     hosts = (H1, H2, H3, H4)
-    job = msgspec.structs.replace(told.job, healing=hosts, moving=dict(others))
-    job.places = tuple(Place(host, (n,), (f"{host}-0",)) for n, host in enumerate(hosts))
+    job = told.job
+    job.healing = JobHealing(may_be_lost=hosts, moving=dict(others))
+    job.start.places = tuple(Place(host, (n,), (f"{host}-0",)) for n, host in enumerate(hosts))
     job.spec = msgspec.structs.replace(job.spec, **spec)
-    asked = MoveAsked(wall_s=1.0, job=job.id, epoch=job.epoch, host=H2, to=H1, coordinator=H3)
+    asked = MoveAsked(wall_s=1.0, job=job.id, epoch=job.grant.epoch, host=H2, to=H1, coordinator=H3)
     result = refused_move(job, asked, {})
     assert result is not None and why in result.why
 
@@ -388,7 +391,7 @@ def test_it_is_said_whether_a_job_goes_on_without_any_one_of_its_hosts() -> None
     alone = told.submit(1)
     told.grant(alone)
     told.place(alone, Place(H3, (0,), ("h3-0",)))
-    told.say(Attained(wall_s=1.0, host=H3, service_gpu_s={}, heals={alone: JobHeals(told[alone].epoch, 0, True)}))
+    told.say(Attained(wall_s=1.0, host=H3, service_gpu_s={}, heals={alone: JobHeals(told[alone].grant.epoch, 0, True)}))
     assert not views.heals(told[alone]) and why_not(told[alone]).startswith("all its ranks are on one host")
 
 
@@ -396,7 +399,7 @@ def test_a_snapshot_keeps_what_is_missing_and_who_may_be_lost() -> None:
     told = Healing()
     told.move(H1)
     told.lose(H2)
-    copy = Queue()
+    copy = JobTable()
     copy.restore(told.queue.snapshot())
     copy.check()
     assert copy.jobs[told.id] == told.job and copy.pauses_over_s == 5.0
@@ -410,9 +413,9 @@ class LedHealing:
         self.led = Led()
         self.id = self.led.run(2, host=H2)
         self.job = self.led.queue.jobs[self.id]
-        self.job.places = (Place(H1, (0,), ("h1-0",)), Place(H2, (1,), ("h2-0",)))
-        self.led.queue._rebuild()
-        self.job.healing = (H1, H2)
+        self.job.start.places = (Place(H1, (0,), ("h1-0",)), Place(H2, (1,), ("h2-0",)))
+        self.led.queue.rebuild()
+        self.job.healing.may_be_lost = (H1, H2)
         self.led.leader.forget()
 
     def look(self, **gone: Any) -> list[Command]:
@@ -430,14 +433,14 @@ def test_a_host_is_lost_to_a_gang_that_heals_once_its_ranks_stand_still() -> Non
     it.led.now_s += 100.0
     it.look()
     it.led.now_s += 100.0
-    it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.epoch),)), it.led.now_s)
+    it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.grant.epoch),)), it.led.now_s)
     paused_s = terms(60.0).paused_s
     it.led.now_s += paused_s - 0.1
     assert it.lost() == []
     it.led.now_s += 0.2
     (lost,) = it.lost()
     assert isinstance(lost, PlacesLost) and (lost.hosts, lost.coordinator) == ((H2,), H1)
-    (given,) = it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.epoch),)), it.led.now_s)
+    (given,) = it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.grant.epoch),)), it.led.now_s)
     assert given.grants == (), "it is confirmed no more"
 
 
@@ -454,7 +457,7 @@ def test_a_host_that_is_only_suspected_is_lost_once_its_ranks_stand_still() -> N
     suspect = (RackHost(H1, 4), RackHost(H2, 4, suspect=True), RackHost(H3, 4))
     it.look_at(suspect)
     it.led.now_s += 100.0
-    it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.epoch),)), it.led.now_s)
+    it.led.leader.leases.handle(LeaseAsked(H2, ((it.id, it.job.grant.epoch),)), it.led.now_s)
     paused_s = terms(60.0).paused_s
     assert it.led.leader.still_in_s(it.led.now_s) == pytest.approx(paused_s), "when its leader looks next"
     it.led.now_s += paused_s - 0.1
@@ -468,34 +471,37 @@ def test_a_host_that_is_only_suspected_is_lost_once_its_ranks_stand_still() -> N
 
 def test_a_suspected_host_is_asked_last_to_look_for_others() -> None:
     it = LedHealing()
-    it.job.places = (*it.job.places, Place(H3, (2,), ("h3-0",)))
-    it.job.healing = (H1, H2, H3)
-    it.led.queue._rebuild()
+    it.job.start.places = (*it.job.start.places, Place(H3, (2,), ("h3-0",)))
+    it.job.healing.may_be_lost = (H1, H2, H3)
+    it.led.queue.rebuild()
     it.led.leader.forget()
     it.look()
     it.led.now_s += 30.0
-    it.led.leader.leases.handle(LeaseAsked(H1, ((it.id, it.job.epoch),)), it.led.now_s)
+    it.led.leader.leases.handle(LeaseAsked(H1, ((it.id, it.job.grant.epoch),)), it.led.now_s)
     (lost,) = it.look_at((RackHost(H1, 4, suspect=True), RackHost(H2, 4, gone_s=9.0), RackHost(H3, 4)))
     assert isinstance(lost, PlacesLost) and (lost.hosts, lost.coordinator) == ((H2,), H3)
 
 
 def test_a_host_that_ranks_are_leaving_is_lost_before_their_successors_run() -> None:
     it = LedHealing()
-    it.job.leaving, it.job.places = (it.job.places[1],), (it.job.places[0], Place(H3, (1,), ("h3-0",), 1))
-    it.led.queue._rebuild()
-    it.job.healing = (H1,)
+    it.job.healing.leaving, it.job.start.places = (
+        (it.job.start.places[1],),
+        (it.job.start.places[0], Place(H3, (1,), ("h3-0",), 1)),
+    )
+    it.led.queue.rebuild()
+    it.job.healing.may_be_lost = (H1,)
     it.led.leader.forget()
     it.look()
     it.led.now_s += 30.0
     (lost,) = it.lost()
     assert isinstance(lost, PlacesLost) and lost.hosts == (H2,)
     it.led.say(lost)
-    assert it.job.state == "running" and not it.led.queue.jobs[it.id].leaving and not it.job.seeks
+    assert it.job.state == "running" and not it.led.queue.jobs[it.id].healing.leaving and not it.job.seeks
 
 
 def test_a_gang_that_does_not_heal_waits_until_its_ranks_are_gone() -> None:
     it = LedHealing()
-    it.job.healing = (H1,)
+    it.job.healing.may_be_lost = (H1,)
     it.look()
     it.led.now_s += 30.0
     assert it.lost() == []
@@ -518,19 +524,10 @@ def test_a_new_leader_waits_for_the_pauses_that_leaders_before_it_gave() -> None
     assert len(it.lost()) == 1
 
 
-def test_after_leaders_that_gave_no_pauses_it_waits_for_their_leases() -> None:
-    it = LedHealing()
-    it.led.say(Leads(wall_s=1.0, term=3, leases_over_s=50.0))
-    it.led.leader.forget()
-    it.look()
-    it.led.now_s += 49.0
-    assert it.lost() == []
-
-
 def test_another_host_looks_when_the_one_that_did_is_gone() -> None:
     it = LedHealing()
-    it.job.missing, it.job.coordinator, it.job.sought = (H1,), H3, 1
-    it.job.healing = (H2,)
+    it.job.healing.missing, it.job.grant.coordinator, it.job.healing.sought = (H1,), H3, 1
+    it.job.healing.may_be_lost = (H2,)
     it.led.leader.forget()
     rack = (RackHost(H1, 4, gone_s=9.0), RackHost(H2, 4), RackHost(H3, 4, gone_s=9.0))
     said = [action.command for action in it.led.leader.handle(ScheduleTick(rack, 1.0), it.led.now_s)]

@@ -8,9 +8,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse
-from plugins.scheduler.machine.reservations import (
+from plugins.scheduler.machine.host.reservations import (
     RELEASED_MAX,
     Action,
     Event,
@@ -26,7 +27,7 @@ from plugins.scheduler.machine.reservations import (
     Starting,
     UseSeen,
 )
-from plugins.scheduler.machine.shared_capacity import Sharing
+from plugins.scheduler.machine.leader.shared_capacity import Sharing
 from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved
 
 J1, J2 = JobId("j1"), JobId("j2")

@@ -5,11 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpusNow, JobPlaced, JobUnplaced, StepTimed
 from plugins.scheduler.messages.commands import Attained, open_command
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
+from plugins.scheduler.service.metrics import GPUS_OUT
 from tests.plugins.scheduler.rack import FOUR, Rack, on_a_rack, refused, submit, until
 
 
@@ -98,13 +99,13 @@ def test_a_killed_rank_fails_its_job_with_128_plus_the_signal_and_stops_the_othe
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        place = rack.job("j1").places[1]
+        place = rack.job("j1").start.places[1]
         rack[place.host].runner.end(JobId("j1"), 1, {2: -9, 3: -15}, "rank 2 was killed")
         await until(lambda: rack.job("j1").state == "failed")
         view = await rack["gpu1"].call("job", id="j1")
         assert view.exit_code == 137
         assert f"rank 2 on {place.host} was killed by SIGKILL (9)" in view.reason
-        other = rack[rack.job("j1").places[0].host]
+        other = rack[rack.job("j1").start.places[0].host]
         assert other.runner.stops and "SIGKILL" in other.runner.stops[0][2]
         assert [rank.code for rank in view.ranks] == [-15, -15, -9, -15]
 
@@ -202,12 +203,12 @@ def test_a_short_job_of_a_higher_queue_preempts_a_long_one_which_then_starts_aga
         await submit(rack, workers=2)
         await until(lambda: rack.job("j2").state == "running")
         job = rack.job("j1")
-        assert job.state == "queued" and job.preemptions == 1
+        assert job.state == "queued" and job.tally.preemptions == 1
         view = await rack["gpu3"].call("job", id="j1")
         assert view.queue == 1 and "preempted" in view.reason and "j2 (default, 2 GPUs)" in view.reason
         rack.finish("j2")
         await until(lambda: rack.job("j1").state == "running")
-        assert rack.job("j1").attempt == 2 and rack.job("j1").attained_gpu_s >= 100
+        assert rack.job("j1").tally.attempt == 2 and rack.job("j1").attained_gpu_s >= 100
 
     on_a_rack(story, settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,)))
 
@@ -228,8 +229,8 @@ def test_exit_75_starts_the_job_again_and_counts_the_attempt() -> None:
         await submit(rack, workers=1)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 1)
         rack.finish("j1", {0: 75})
-        await until(lambda: rack.job("j1").attempt == 2)
-        assert rack.job("j1").state == "running" and rack.job("j1").epoch == 2
+        await until(lambda: rack.job("j1").tally.attempt == 2)
+        assert rack.job("j1").state == "running" and rack.job("j1").grant.epoch == 2
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")
 
@@ -241,7 +242,7 @@ def test_a_job_past_its_time_limit_is_stopped_and_failed() -> None:
         await submit(rack, workers=2, time_limit_s=20)
         await until(lambda: rack.job("j1").state == "failed")
         assert rack.job("j1").reason == "it reached its time limit of 20 s"
-        assert rack.job("j1").exit_code == 143
+        assert rack.job("j1").ending.exit_code == 143
 
     on_a_rack(story)
 
@@ -265,7 +266,7 @@ def test_steps_and_accuracy_are_seen_on_any_host_while_the_job_runs_and_afterwar
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        host = rack[rack.job("j1").places[0].host]
+        host = rack[rack.job("j1").start.places[0].host]
         host.publish(StepTimed(JobId("j1"), 1, 0, 40, 0.1, 0.05, 0.05, {"accuracy": 0.9, "loss": 0.4}))
         host.publish(StepTimed(JobId("j1"), 1, 0, 41, 0.1, 0.05, 0.05, {"loss": 0.3}))
         for name in FOUR:
@@ -283,7 +284,7 @@ def test_the_output_of_a_rank_is_read_through_any_host() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        place = rack.job("j1").places[1]
+        place = rack.job("j1").start.places[1]
         rack[place.host].machine.outputs[JobId("j1"), 2] = b"x" * 100_000 + b"end\n"
         other = next(name for name in FOUR if name != place.host)
         part = await rack[other].call("logs", id="j1", rank=2, offset=0)
@@ -310,7 +311,7 @@ def test_two_jobs_at_once_never_share_a_gpu_and_both_run_when_they_fit() -> None
         await asyncio.gather(submit(rack, on="gpu1", workers=4), submit(rack, on="gpu2", workers=4))
         await until(lambda: all(rack.job(id).state == "running" for id in ("j1", "j2")))
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) >= 4)
-        given = [gpu for id in ("j1", "j2") for place in rack.job(id).places for gpu in place.gpus]
+        given = [gpu for id in ("j1", "j2") for place in rack.job(id).start.places for gpu in place.gpus]
         assert len(given) == len(set(given)) == 8
 
     on_a_rack(story)
@@ -320,7 +321,7 @@ def test_a_job_without_gpus_is_spread_over_the_hosts() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=4, gpus_per_worker=0)
         await until(lambda: rack.job("j1").state == "running")
-        assert [len(place.ranks) for place in rack.job("j1").places] == [1, 1, 1, 1]
+        assert [len(place.ranks) for place in rack.job("j1").start.places] == [1, 1, 1, 1]
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")
 
@@ -361,7 +362,7 @@ def test_the_story_of_a_job_is_told_once_per_event_whatever_the_number_of_hosts(
 def test_a_number_that_no_message_can_carry_is_refused() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1)
-        await until(lambda: bool(rack.job("j1").places))
+        await until(lambda: bool(rack.job("j1").start.places))
         for number in (10**30, -(10**30), float("inf")):
             no = await refused(rack[next(iter(FOUR))].call("logs", id="j1", offset=number))
             assert no.code == 2 and "offset" in no.what
@@ -375,8 +376,8 @@ def test_output_that_a_sick_disk_does_not_give_stops_nothing_but_the_question(mo
 
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1)
-        await until(lambda: bool(rack.job("j1").places))
-        (place,) = rack.job("j1").places
+        await until(lambda: bool(rack.job("j1").start.places))
+        (place,) = rack.job("j1").start.places
         monkeypatch.setattr(rack[place.host].runner, "read_log", sick)
         for name in FOUR:
             no = await refused(rack[name].call("logs", id="j1"))
@@ -400,7 +401,7 @@ def test_a_job_waits_for_gpus_that_are_sick_and_is_told_so() -> None:
         assert sick in rack["gpu2"].service.notes()[0]
         probes._gpus = well
         await until(lambda: rack.job("j1").state == "running")
-        assert rack["gpu2"].service.notes() == [] and rack["gpu2"].service.metrics()["covey_gpus_out"] == 0
+        assert rack["gpu2"].service.notes() == [] and rack["gpu2"].service.metrics()[GPUS_OUT.of()] == 0
 
     on_a_rack(story)
 
@@ -431,7 +432,7 @@ def test_what_the_log_knows_to_be_held_is_not_planned_with() -> None:
         for name in FOUR:
             rack[name].spread("gpus", stale)
         free = views.free_of(host.hosts(), host.service.queue)
-        held = {place.host: len(place.gpus) for place in rack.job("j1").places}
+        held = {place.host: len(place.gpus) for place in rack.job("j1").start.places}
         assert free == {name: 2 - held.get(name, 0) for name in free}
         rack.gone("gpu3")
         assert "gpu3" not in views.free_of(host.hosts(), host.service.queue)
@@ -460,7 +461,7 @@ def test_a_gang_being_placed_makes_way_for_gpus_that_are_kept_since_its_grant() 
         await until(lambda: coordinator.service.queue.keeper == "j8")
         assert coordinator.service.queue.kept == {"gpu2": 1}, "the leader thinks that j7 takes the GPU of gpu1"
         await until(lambda: rack.job("j7").state == "running")
-        assert [place.host for place in rack.job("j7").places] == ["gpu3"]
-        assert rack.job("j7").place_failures == 0 and coordinator.service.queue.kept == {"gpu2": 1}
+        assert [place.host for place in rack.job("j7").start.places] == ["gpu3"]
+        assert rack.job("j7").tally.place_failures == 0 and coordinator.service.queue.kept == {"gpu2": 1}
 
     on_a_rack(story, gpus={"gpu1": 2, "gpu2": 2, "gpu3": 2})

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.facts import JobPlaced, JobUnplaced
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service.journal import FILE
@@ -33,7 +33,7 @@ def test_ranks_live_on_while_their_agent_restarts_and_are_found_again() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        name = str(rack.job("j1").places[0].host)
+        name = str(rack.job("j1").start.places[0].host)
         rack[name].die()
         rack.gone(name)
         await asyncio.sleep(10)
@@ -44,7 +44,7 @@ def test_ranks_live_on_while_their_agent_restarts_and_are_found_again() -> None:
         assert len(new.service.ranks.reservations.free()) == 0, "its GPUs are still held"
         rack.finish("j1")
         await until(lambda: rack.job("j1", "gpu2").state == "done")
-        assert rack.job("j1", name).attempt == 1
+        assert rack.job("j1", name).tally.attempt == 1
 
     on_a_rack(story)
 
@@ -53,7 +53,7 @@ def test_an_end_while_the_agent_was_away_is_reported_when_it_is_back() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        name = str(rack.job("j1").places[1].host)
+        name = str(rack.job("j1").start.places[1].host)
         rack[name].die()
         rack.finish("j1")
         await asyncio.sleep(10)
@@ -69,15 +69,19 @@ def test_jobs_of_a_host_gone_for_a_minute_start_elsewhere_under_a_higher_epoch()
     async def story(rack: Rack) -> None:
         await submit(rack, workers=4)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        lost = rack.job("j1").places[1].host
+        lost = rack.job("j1").start.places[1].host
         survivor = next(str(host) for host in sorted(rack.hosts) if host != lost)
         rack.lead(survivor)
         rack.cut_off(str(lost))
         await asyncio.sleep(50)
-        assert rack.job("j1", survivor).epoch == 1, "not before a minute has passed"
-        await until(lambda: rack.job("j1", survivor).epoch == 2 and rack.job("j1", survivor).state == "running")
+        assert rack.job("j1", survivor).grant.epoch == 1, "not before a minute has passed"
+        await until(lambda: rack.job("j1", survivor).grant.epoch == 2 and rack.job("j1", survivor).state == "running")
         job = rack.job("j1", survivor)
-        assert lost not in [place.host for place in job.places] and job.attempt == 2 and job.preemptions == 0
+        assert (
+            lost not in [place.host for place in job.start.places]
+            and job.tally.attempt == 2
+            and job.tally.preemptions == 0
+        )
         rack.heal(str(lost))
         await until(lambda: not rack.hosts[lost].machine.ranks)
         await asyncio.sleep(3)
@@ -96,23 +100,23 @@ def test_ranks_that_fail_because_their_peers_are_cut_off_are_started_again(cut: 
     async def story(rack: Rack) -> None:
         await submit(rack, workers=4)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        here, there = (place.host for place in rack.job("j1").places)
+        here, there = (place.host for place in rack.job("j1").start.places)
         survivor = next(str(host) for host in sorted(rack.hosts) if host != there)
         rack.lead(survivor)
         if cut:
             rack.cut.add(there)
         (spec,) = rack.hosts[here].machine.ranks.values()
         rack.hosts[here].runner.end(JobId("j1"), 1, {rank.rank: 1 for rank in spec.ranks})
-        await until(lambda: bool(rack.job("j1", survivor).hosts_lost + rack.job("j1", survivor).failures))
+        await until(lambda: bool(rack.job("j1", survivor).tally.hosts_lost + rack.job("j1", survivor).tally.failures))
         job = rack.job("j1", survivor)
-        assert (job.hosts_lost, job.failures) == ((1, 0) if cut else (0, 1))
+        assert (job.tally.hosts_lost, job.tally.failures) == ((1, 0) if cut else (0, 1))
         if not cut:
             await until(lambda: rack.job("j1", survivor).state == "failed")
             return
         assert f"{there} did not answer {here} then" in job.reason
         rack.gone(str(there))
-        await until(lambda: rack.job("j1", survivor).epoch == 2 and rack.job("j1", survivor).state == "running")
-        assert rack.job("j1", survivor).hosts_lost == 1, "counted once"
+        await until(lambda: rack.job("j1", survivor).grant.epoch == 2 and rack.job("j1", survivor).state == "running")
+        assert rack.job("j1", survivor).tally.hosts_lost == 1, "counted once"
         rack.heal(str(there))
         await until(lambda: not any(epoch == 1 for _, epoch in rack.hosts[there].machine.ranks))
         rack.finish("j1")
@@ -128,15 +132,15 @@ def test_a_coordinator_that_dies_before_it_placed_a_gang_is_replaced() -> None:
         rack.delay_s = 1.0
         await submit(rack, on="gpu2", workers=6)
         await until(lambda: rack.job("j1", "gpu4").state == "placing")
-        coordinator = str(rack.job("j1", "gpu4").coordinator)
+        coordinator = str(rack.job("j1", "gpu4").grant.coordinator)
         assert coordinator == "gpu1"
         rack[coordinator].die()
         rack.gone(coordinator)
         rack.delay_s = 0.005
         await until(lambda: rack.job("j1", "gpu4").state == "running")
         job = rack.job("j1", "gpu4")
-        assert job.coordinator != coordinator and job.epoch >= 2
-        assert coordinator not in [place.host for place in job.places]
+        assert job.grant.coordinator != coordinator and job.grant.epoch >= 2
+        assert coordinator not in [place.host for place in job.start.places]
 
     on_a_rack(story)
 
@@ -146,7 +150,7 @@ def test_a_host_with_a_sick_disk_promises_nothing_and_the_gang_goes_elsewhere() 
         rack["gpu1"].machine.disk.sick = True
         await submit(rack, on="gpu2", workers=4)
         await until(lambda: rack.job("j1", "gpu2").state == "running")
-        assert "gpu1" not in [place.host for place in rack.job("j1", "gpu2").places]
+        assert "gpu1" not in [place.host for place in rack.job("j1", "gpu2").start.places]
 
     on_a_rack(story)
 
@@ -189,7 +193,7 @@ def test_a_log_that_is_replayed_slowly_starts_and_tells_nothing_of_the_past() ->
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: rack.job("j1").state == "running")
-        name = str(rack.job("j1").places[1].host)
+        name = str(rack.job("j1").start.places[1].host)
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")
         await asyncio.sleep(3)
@@ -212,10 +216,10 @@ def test_a_coordinator_whose_copy_was_old_still_sees_its_grant_later() -> None:
         coordinator.service.queue_log._caught_up = False
         await submit(rack, on="gpu2")
         await asyncio.sleep(3)
-        assert rack.job("j1").coordinator == "gpu1" and rack.job("j1").state == "placing"
+        assert rack.job("j1").grant.coordinator == "gpu1" and rack.job("j1").state == "placing"
         coordinator.service.queue_log._caught_up = True
         await until(lambda: rack.job("j1").state == "running")
-        assert rack.job("j1").epoch == 1
+        assert rack.job("j1").grant.epoch == 1
 
     on_a_rack(story)
 
@@ -224,7 +228,7 @@ def test_a_host_whose_copy_of_the_log_lags_behind_its_report_leaks_nothing() -> 
     async def story(rack: Rack) -> None:
         await submit(rack)
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
-        name = str(rack.job("j1").places[1].host)
+        name = str(rack.job("j1").start.places[1].host)
         rack.slow[rack[name].id] = 0
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")
@@ -261,7 +265,7 @@ def test_ranks_that_save_and_exit_with_0_when_preempted_run_again() -> None:
         await asyncio.sleep(30)
         await submit(rack, workers=2)
         await until(lambda: rack.job("j2").state == "running")
-        assert rack.job("j1").state == "queued" and rack.job("j1").preemptions == 1
+        assert rack.job("j1").state == "queued" and rack.job("j1").tally.preemptions == 1
 
     on_a_rack(story, settings=SchedulerSettings(queue_thresholds_gpu_s=(100.0,)))
 
@@ -270,7 +274,7 @@ def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=2, gpus_per_worker=1, skew=0.9)
         await until(lambda: rack.job("j1").state == "running")
-        name = str(rack.job("j1").places[0].host)
+        name = str(rack.job("j1").start.places[0].host)
         await asyncio.sleep(2)
         new = await rack.restart(name)
         assert new.service.ranks.fences == {"j1": 1}
@@ -287,8 +291,8 @@ def test_the_fence_on_disk_keeps_an_older_grant_from_starting() -> None:
 def lose_ranks(rack: Rack) -> None:
     """The machine of the first place restarted: nobody knows how its ranks ended."""
     job = rack.job("j1")
-    place = job.places[0]
-    rack[place.host].runner.end(JobId("j1"), job.epoch, dict.fromkeys(place.ranks, 255), "lost", lost=True)
+    place = job.start.places[0]
+    rack[place.host].runner.end(JobId("j1"), job.grant.epoch, dict.fromkeys(place.ranks, 255), "lost", lost=True)
 
 
 def test_a_job_whose_ranks_a_host_lost_is_placed_again_and_not_failed() -> None:
@@ -298,11 +302,11 @@ def test_a_job_whose_ranks_a_host_lost_is_placed_again_and_not_failed() -> None:
             lambda: rack.job("j1").state == "running" and sum(len(h.machine.ranks) for h in rack.hosts.values()) == 2
         )
         lose_ranks(rack)
-        await until(lambda: (rack.job("j1").attempt, rack.job("j1").state) == (2, "running"))
+        await until(lambda: (rack.job("j1").tally.attempt, rack.job("j1").state) == (2, "running"))
         await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")
-        assert rack.job("j1").exit_code == 0
+        assert rack.job("j1").ending.exit_code == 0
 
     on_a_rack(story)
 
@@ -311,11 +315,11 @@ def test_a_job_whose_ranks_are_lost_again_and_again_fails_in_the_end() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, retries_lost=3)
         for attempt in range(1, 5):
-            await until(lambda now=attempt: (rack.job("j1").attempt, rack.job("j1").state) == (now, "running"))  # type: ignore[misc]
+            await until(lambda now=attempt: (rack.job("j1").tally.attempt, rack.job("j1").state) == (now, "running"))  # type: ignore[misc]
             await until(lambda: sum(len(host.machine.ranks) for host in rack.hosts.values()) == 2)
             lose_ranks(rack)
-        await until(lambda: rack.job("j1").ended_wall_s is not None)
-        assert (rack.job("j1").state, rack.job("j1").exit_code) == ("failed", 255)
+        await until(lambda: rack.job("j1").times.ended_wall_s is not None)
+        assert (rack.job("j1").state, rack.job("j1").ending.exit_code) == ("failed", 255)
 
     on_a_rack(story)
 
@@ -326,14 +330,14 @@ def test_a_damaged_record_of_who_holds_which_gpu_is_not_believed_what_runs_is_as
         await submit(rack, workers=2, gpus_per_worker=1, skew=0.9)
         await until(lambda: rack.job("j1").state == "running")
         await asyncio.sleep(3)
-        name = str(rack.job("j1").places[0].host)
+        name = str(rack.job("j1").start.places[0].host)
         rack[name].die()
         whole = bytearray(rack[name].machine.disk.files[FILE])
         whole[at] ^= 1
         rack[name].machine.disk.files[FILE] = bytes(whole)
         new = await rack.restart(name)
         held = new.service.ranks.reservations.owners()
-        assert held == dict.fromkeys(rack.job("j1").places[0].gpus, "j1"), "before anything is asked of it"
+        assert held == dict.fromkeys(rack.job("j1").start.places[0].gpus, "j1"), "before anything is asked of it"
         assert new.service.ranks.fences == {"j1": 1}
         await asyncio.sleep(10)
         assert new.machine.starts == [("j1", 1)], "nothing started twice"
@@ -374,7 +378,7 @@ def test_gpus_of_ended_ranks_are_free_after_a_restart_though_the_disk_was_sick()
     async def story(rack: Rack) -> None:
         await submit(rack, workers=1)
         await until(lambda: rack.job("j1").state == "running")
-        name = str(rack.job("j1").places[0].host)
+        name = str(rack.job("j1").start.places[0].host)
         rack[name].machine.disk.sick = True
         rack.finish("j1")
         await until(lambda: rack.job("j1").state == "done")

@@ -2,15 +2,16 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.models import HARMED_MAX, PAIR_S, PAIRS_MAX, Models
-from plugins.scheduler.machine.queue import HARMS_MAX, Queue
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing, host_of
+from plugins.scheduler.machine.log.job_endings import HARMS_MAX
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.models import HARMED_MAX, PAIR_S, PAIRS_MAX, Models
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     Command,
@@ -33,11 +34,11 @@ H1, H2 = HostId("h1"), HostId("h2")
 
 class Log:
     def __init__(self) -> None:
-        self.queue = Queue()
+        self.queue = JobTable()
         self.notes: list[tuple[str, str, str]] = []
 
     def say(self, command: Command) -> Any:
-        result, notes = self.queue.apply(self.queue.index + 1, command)
+        result, notes = apply(self.queue, self.queue.index + 1, command)
         self.notes += [(note.subject, note.event, note.reason) for note in notes]
         self.queue.check()
         return result
@@ -45,13 +46,13 @@ class Log:
     def place(self, id: str, gpus: dict[HostId, tuple[str, ...]]) -> Any:
         """Grant it, and say that its hosts gave these."""
         job = self.queue.jobs[JobId(id)]
-        assert isinstance(self.say(Granted(wall_s=0.0, job=job.id, epoch=job.epoch + 1, coordinator=H1)), Applied)
+        assert isinstance(self.say(Granted(wall_s=0.0, job=job.id, epoch=job.grant.epoch + 1, coordinator=H1)), Applied)
         places, rank = [], 0
         for host, held in gpus.items():
             places.append(Place(host, tuple(range(rank, rank + len(held))), held))
             rank += len(held)
         return self.say(
-            Placed(wall_s=0.0, job=job.id, epoch=job.epoch, places=tuple(places), master_addr="", master_port=1)
+            Placed(wall_s=0.0, job=job.id, epoch=job.grant.epoch, places=tuple(places), master_addr="", master_port=1)
         )
 
     def submit(self, kind: Any, workers: int = 1, name: str = "x", wall_s: float = 0.0) -> str:
@@ -70,7 +71,7 @@ class Log:
 
     def upgrade(self, id: str) -> Any:
         job = self.queue.jobs[JobId(id)]
-        return self.say(Upgraded(wall_s=0.0, job=job.id, epoch=job.epoch))
+        return self.say(Upgraded(wall_s=0.0, job=job.id, epoch=job.grant.epoch))
 
 
 def test_all_ranks_are_upgraded_or_none() -> None:
@@ -158,16 +159,19 @@ def test_what_it_harms_is_remembered_in_log_and_snapshots_up_to_so_many() -> Non
     id = log.submit("opportunistic")
     for number in range(HARMS_MAX + 2):
         log.place(id, {H1: ("a+1",)})
-        epoch, other = log.queue.jobs[JobId(id)].epoch, JobId(f"j{100 + number}")
+        epoch, other = log.queue.jobs[JobId(id)].grant.epoch, JobId(f"j{100 + number}")
         why = f"beside {other} it makes that one slower"
         log.say(TakenBack(wall_s=0.0, job=JobId(id), epoch=epoch, cause="unfit", reason=why, harms=other))
         log.say(RanksReported(wall_s=0.0, job=JobId(id), epoch=epoch, host=H1, codes={0: -15}, asked=True))
     job = log.queue.jobs[JobId(id)]
-    assert (job.state, job.unfit, len(job.harms)) == ("queued", HARMS_MAX + 2, HARMS_MAX)
-    again = Queue()
+    assert (job.state, job.tally.unfit, len(job.measured.harms)) == ("queued", HARMS_MAX + 2, HARMS_MAX)
+    again = JobTable()
     again.restore(log.queue.snapshot())
     again.check()
-    assert again.snapshot() == log.queue.snapshot() and again.jobs[JobId(id)].harms[-1] == f"j{100 + HARMS_MAX + 1}"
+    assert (
+        again.snapshot() == log.queue.snapshot()
+        and again.jobs[JobId(id)].measured.harms[-1] == f"j{100 + HARMS_MAX + 1}"
+    )
 
 
 class Harm(Log):
@@ -182,7 +186,7 @@ class Harm(Log):
 
     def harms(self, guest: str, job: str, wall_s: float) -> None:
         self.place(guest, {H1: ("a+1",)})
-        id, epoch = JobId(guest), self.queue.jobs[JobId(guest)].epoch
+        id, epoch = JobId(guest), self.queue.jobs[JobId(guest)].grant.epoch
         why = f"beside {job} it makes that one slower"
         self.say(TakenBack(wall_s=wall_s, job=id, epoch=epoch, cause="unfit", reason=why, harms=JobId(job)))
         self.say(RanksReported(wall_s=wall_s, job=id, epoch=epoch, host=H1, codes={0: -15}, asked=True))
@@ -210,7 +214,7 @@ def test_a_script_that_is_submitted_again_does_not_meet_the_one_it_harmed() -> N
 
 def test_pairs_are_kept_in_snapshots_for_a_day_and_only_so_many() -> None:
     log = Harm()
-    restored = Queue()
+    restored = JobTable()
     restored.restore(log.queue.snapshot())
     assert restored.models.pairs == log.queue.models.pairs == {"red/guest.py": {"red/train.py": 1000.0}}
     assert restored.snapshot() == log.queue.snapshot()
@@ -233,15 +237,3 @@ def test_quotas_count_guaranteed_jobs_and_an_upgrade_needs_room_in_one() -> None
     assert isinstance(log.upgrade(id), NotApplied), "it needs two"
     log.say(QuotaSet(wall_s=0.0, tenant="red", gpus=2))
     assert isinstance(log.upgrade(id), Applied) and log.queue.used("red") == 2
-
-
-def test_a_job_of_a_snapshot_of_before_harms_nobody() -> None:
-    log = Log()
-    log.submit("guaranteed")
-    old = msgspec.msgpack.decode(log.queue.snapshot())
-    old["version"] = 3
-    for job in old["jobs"]:
-        del job["unfit"], job["harms"]
-    again = Queue()
-    again.restore(msgspec.msgpack.encode(old))
-    assert again.jobs[JobId("j1")].harms == () and again.jobs[JobId("j1")].unfit == 0

@@ -10,12 +10,10 @@ from collections import Counter
 
 import pytest
 
-from covey.core import Heard, HostId, JobId, Send
+from covey.core.events import Heard, Send
+from covey.core.ids import HostId, JobId
 from plugins.facts import GpuUse, Place
-from plugins.scheduler.machine.jobs import Job
-from plugins.scheduler.machine.leader import Leader, RackHost, ScheduleTick
-from plugins.scheduler.machine.queue import Queue
-from plugins.scheduler.machine.reservations import (
+from plugins.scheduler.machine.host.reservations import (
     GpusSeen,
     GrantNews,
     HeldReservations,
@@ -25,7 +23,11 @@ from plugins.scheduler.machine.reservations import (
     Starting,
     UseSeen,
 )
-from plugins.scheduler.machine.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.leader.shared_capacity import SharedCapacity, SharedGpus, Sharing
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import (
     Applied,
     CancelAsked,
@@ -62,7 +64,7 @@ class SharedRack:
         self.sharing = Sharing(beside=self.beside, busy=0.8)
         self.now_s = 0.0
         settings = SchedulerSettings(demote_after_s=20.0, quotas=QUOTAS, beside=self.beside, starve_limit_s=None)
-        self.queue = Queue()
+        self.queue = JobTable()
         self.leader = Leader(self.queue, settings, self.sharing)
         self.gpus: dict[HostId, list[str]] = {}
         self.hosts: dict[HostId, Reservations] = {}
@@ -124,7 +126,7 @@ class SharedRack:
             return
         for place in list(job.awaited):
             codes = dict.fromkeys(place.ranks, 0)
-            self.say(RanksReported(wall_s=0.0, job=job.id, epoch=job.epoch, host=place.host, codes=codes))
+            self.say(RanksReported(wall_s=0.0, job=job.id, epoch=job.grant.epoch, host=place.host, codes=codes))
             if job.state != "running" or self.dice.random() < 0.3:
                 break
 
@@ -132,7 +134,9 @@ class SharedRack:
         """It cannot stay, with or without harm done; its hosts say that its ranks ended, some later."""
         others = [other.id for other in self.queue.live() if other.counts and other.state == "running"]
         harms = self.dice.choice(others) if others and not job.counts else None
-        told = TakenBack(wall_s=0.0, job=job.id, epoch=job.epoch, cause="unfit", reason="it does not fit", harms=harms)
+        told = TakenBack(
+            wall_s=0.0, job=job.id, epoch=job.grant.epoch, cause="unfit", reason="it does not fit", harms=harms
+        )
         self.say(told)
 
     def lose_or_find_a_gpu(self) -> None:
@@ -158,7 +162,7 @@ class SharedRack:
 
     def say(self, command: Command) -> bool:
         """Whether it was applied. Hosts look at the log after it."""
-        result, notes = self.queue.apply(self.queue.index + 1, command)
+        result, notes = apply(self.queue, self.queue.index + 1, command)
         self.upgrades += any(note.event == "upgraded" for note in notes)
         if isinstance(result, NotApplied):
             self.refused[f"{type(command).__name__}: {result.why.split(' on ')[0][:12]}"] += 1
@@ -193,7 +197,7 @@ class SharedRack:
         rank = 0
         for host, workers in sorted(plan.items()):
             apart = tuple(self.queue.apart_from(job))
-            ask = Reserve(job.id, job.epoch, 1, workers, each, not places, LEASE_S, not job.counts, 0, apart)
+            ask = Reserve(job.id, job.grant.epoch, 1, workers, each, not places, LEASE_S, not job.counts, 0, apart)
             said = list(self.hosts[host].handle(Heard(HOME, ask), self.now_s))[-1]
             answer = said.reserved if isinstance(said, KeepPort) else said.message if isinstance(said, Send) else None
             if not isinstance(answer, Reserved):
@@ -201,11 +205,11 @@ class SharedRack:
             places.append(Place(host, tuple(range(rank, rank + workers)), answer.gpus))
             rank += workers
         if rank == job.spec.workers:
-            self.pending.append((job.id, job.epoch, places))
+            self.pending.append((job.id, job.grant.epoch, places))
             return
         for place in places:
-            self.hosts[place.host].handle(Heard(HOME, Release(job.id, job.epoch, 1)), self.now_s)
-        self.say(PlaceFailed(wall_s=0.0, job=job.id, epoch=job.epoch, reason="no room"))
+            self.hosts[place.host].handle(Heard(HOME, Release(job.id, job.grant.epoch, 1)), self.now_s)
+        self.say(PlaceFailed(wall_s=0.0, job=job.id, epoch=job.grant.epoch, reason="no room"))
 
     def place(self) -> None:
         if not self.pending:
@@ -222,7 +226,7 @@ class SharedRack:
         for host, reservations in self.hosts.items():
             for hold in reservations.all():
                 job = self.queue.jobs.get(hold.job)
-                mine = job if job is not None and job.epoch == hold.epoch else None
+                mine = job if job is not None and job.grant.epoch == hold.epoch else None
                 live = mine is not None and (mine.state == "placing" or mine.awaits(host))
                 over = not live and self.queue.over(hold.job, hold.epoch)
                 elsewhere = mine is not None and mine.placed and mine.place_on(host) is None
@@ -234,7 +238,7 @@ class SharedRack:
             for job in self.queue.live():
                 place = job.place_on(host)
                 if place is not None and job.awaits(host):
-                    reservations.handle(Starting(job.id, job.epoch, place.gpus, job.counts), self.now_s)
+                    reservations.handle(Starting(job.id, job.grant.epoch, place.gpus, job.counts), self.now_s)
             reservations.check()
 
     # ---- what must be ----
@@ -287,6 +291,8 @@ def test_a_gpu_has_one_guaranteed_job_and_so_many_others_whatever_happens(first:
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         seen["upgrades"] += rack.upgrades
-        seen["parts"] += sum(is_part(gpu) for job in rack.queue.jobs.values() for p in job.places for gpu in p.gpus)
+        seen["parts"] += sum(
+            is_part(gpu) for job in rack.queue.jobs.values() for p in job.start.places for gpu in p.gpus
+        )
         seen += rack.refused
     assert seen["upgrades"] > 10 and seen["parts"] > 120, seen

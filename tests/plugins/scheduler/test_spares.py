@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import Place
-from plugins.scheduler.machine.gang import GrantSeen
-from plugins.scheduler.machine.spares import ASK_S, KEEP_S, MOVE_WAITS_S, SparesOfOthers, destination
+from plugins.scheduler.machine.gang.gang import GrantSeen
+from plugins.scheduler.machine.gang.spares import ASK_S, KEEP_S, MOVE_WAITS_S, SparesOfOthers, destination
 from plugins.scheduler.messages.spec import JobSpec, SpecError
 from plugins.scheduler.messages.wire import SparesWarm
 from plugins.scheduler.service.coordinated_gangs import sought_places
@@ -26,8 +26,8 @@ def moved() -> tuple[Any, Place]:
     """The same, whose ranks on h2 go on on h3, and what it had on h2."""
     job = gang()
     before = job.place_on(H2)
-    job.leaving = (before,)
-    job.places = (job.places[0], Place(H3, before.ranks, before.gpus, 1))
+    job.healing.leaving = (before,)
+    job.start.places = (job.start.places[0], Place(H3, before.ranks, before.gpus, 1))
     return job, before
 
 
@@ -37,7 +37,7 @@ def moved() -> tuple[Any, Place]:
 def test_the_first_host_of_a_job_with_spares_asks_for_more_elsewhere() -> None:
     job = gang()
     assert SparesOfOthers(H1).chooses(job) and not SparesOfOthers(H2).chooses(job)
-    job.missing = (H1,)
+    job.healing.missing = (H1,)
     assert SparesOfOthers(H2).chooses(job), "it is the first that is left, and looks for another one now"
     assert not SparesOfOthers(H1).chooses(gang(spares=0))
 
@@ -70,9 +70,9 @@ def test_ranks_that_move_run_on_until_what_takes_their_place_has_started() -> No
     leaves = SparesOfOthers(H2)
     assert destination(job, before) == H3
     assert not leaves.may_leave(job, before, MODULES, 0.0)
-    leaves.heard(H3, SparesWarm(job.id, job.epoch, 1))
+    leaves.heard(H3, SparesWarm(job.id, job.grant.epoch, 1))
     assert not leaves.may_leave(job, before, MODULES, 1.0), "there are two of them"
-    leaves.heard(H3, SparesWarm(job.id, job.epoch, 2))
+    leaves.heard(H3, SparesWarm(job.id, job.grant.epoch, 2))
     assert leaves.may_leave(job, before, MODULES, 1.0)
 
 
@@ -82,9 +82,9 @@ def test_ranks_that_move_do_not_wait_for_what_does_not_help(why: str) -> None:
     leaves = SparesOfOthers(H2)
     assert not leaves.may_leave(job, before, MODULES, 0.0)
     if why == "says why not":
-        leaves.heard(H3, SparesWarm(job.id, job.epoch, 0, "no memory"))
+        leaves.heard(H3, SparesWarm(job.id, job.grant.epoch, 0, "no memory"))
     if why == "waits anyway":
-        job.missing = (H1,)
+        job.healing.missing = (H1,)
     modules = () if why == "nothing to import" else MODULES
     assert leaves.may_leave(job, before, modules, MOVE_WAITS_S + 0.1 if why == "too long" else 1.0)
 
@@ -94,7 +94,7 @@ def test_ranks_that_move_do_not_wait_for_what_does_not_help(why: str) -> None:
 
 def test_what_nobody_asks_for_again_goes() -> None:
     keeps, job = SparesOfOthers(H3), gang()
-    key, jobs = (job.id, job.epoch), {job.id: job}
+    key, jobs = (job.id, job.grant.epoch), {job.id: job}
     keeps.keep(H1, key, 1, MODULES, 0.0)
     assert keeps.over(jobs, KEEP_S - 1) == []
     keeps.keep(H1, key, 1, MODULES, KEEP_S - 1)
@@ -105,19 +105,19 @@ def test_what_nobody_asks_for_again_goes() -> None:
 
 def test_what_was_kept_for_a_grant_that_is_over_goes_at_once() -> None:
     keeps, job = SparesOfOthers(H3), gang()
-    keeps.keep(H1, (job.id, job.epoch - 1), 1, MODULES, 0.0)
-    assert keeps.over({job.id: job}, 0.1) == [(job.id, job.epoch - 1)]
-    keeps.heard(H4, SparesWarm(job.id, job.epoch, 1))
+    keeps.keep(H1, (job.id, job.grant.epoch - 1), 1, MODULES, 0.0)
+    assert keeps.over({job.id: job}, 0.1) == [(job.id, job.grant.epoch - 1)]
+    keeps.heard(H4, SparesWarm(job.id, job.grant.epoch, 1))
     assert keeps.kept_by(job) == H4
     assert keeps.over({}, 0.1) == [] and keeps.kept_by(job) is None, "its job is over"
 
 
 def test_a_host_that_has_ranks_of_the_job_by_now_is_no_other_host() -> None:
     knows, job = SparesOfOthers(H1), gang()
-    knows.heard(H2, SparesWarm(job.id, job.epoch, 1))
-    knows.heard(H3, SparesWarm(job.id, job.epoch, 0))
+    knows.heard(H2, SparesWarm(job.id, job.grant.epoch, 1))
+    knows.heard(H3, SparesWarm(job.id, job.grant.epoch, 0))
     assert knows.kept_by(job) is None
-    knows.heard(H3, SparesWarm(job.id, job.epoch, 1))
+    knows.heard(H3, SparesWarm(job.id, job.grant.epoch, 1))
     assert knows.kept_by(job) == H3
 
 
@@ -127,11 +127,11 @@ def test_a_host_that_has_ranks_of_the_job_by_now_is_no_other_host() -> None:
 @pytest.mark.parametrize(("free", "found"), [({H3: 2, H4: 4}, H4), ({H3: 2, H4: 1}, H3)])
 def test_a_coordinator_takes_the_host_where_processes_wait_if_it_has_room(free: dict[HostId, int], found: str) -> None:
     healing = Healing(spares=1)
-    healing.job.missing = (H2,)
+    healing.job.healing.missing = (H2,)
     sought = sought_places(healing.job, H4)
     assert sought.prefer == H4
     job = healing.job
-    actions = Coordinator(free).dispatch(GrantSeen(job.id, job.epoch, job.spec, sought=sought))
+    actions = Coordinator(free).dispatch(GrantSeen(job.id, job.grant.epoch, job.spec, sought=sought))
     assert list(asks(actions)) == [found]
 
 

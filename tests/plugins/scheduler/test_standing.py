@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId
-from plugins.scheduler.machine.queue import Queue
+from covey.core.ids import HostId, JobId
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.queue import apply
 from plugins.scheduler.messages.commands import Granted, QuotaSet, Submitted
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy.order import Row
@@ -50,14 +51,14 @@ def test_one_walk_says_what_looking_at_everybody_says(given: list[tuple[int, boo
 
 
 def test_a_standing_holds_until_the_log_or_the_rack_changes() -> None:
-    queue, totals = Queue(), {HostId("h1"): 4}
+    queue, totals = JobTable(), {HostId("h1"): 4}
     spec = JobSpec.parse({"argv": ["x"], "workers": 2})
-    queue.apply(1, Submitted(wall_s=1.0, key="key00001", spec=spec))
+    apply(queue, 1, Submitted(wall_s=1.0, key="key00001", spec=spec))
     standing = views.QueueSnapshot(queue, SchedulerSettings(), totals)
     assert standing.holds(dict(totals))
     assert not standing.holds({HostId("h1"): 8}), "a host has more GPUs now"
     assert not standing.holds({**totals, HostId("h2"): 0}), "a host came"
-    queue.apply(2, QuotaSet(wall_s=1.0, tenant="*", gpus=3))
+    apply(queue, 2, QuotaSet(wall_s=1.0, tenant="*", gpus=3))
     assert not standing.holds(totals)
 
 
@@ -84,13 +85,13 @@ def test_reads_between_two_changes_share_one_order_and_a_change_is_seen_at_once(
 
 
 def test_a_quota_view_counts_each_tenants_jobs_once() -> None:
-    queue = Queue()
-    queue.apply(1, QuotaSet(wall_s=1.0, tenant="red", gpus=4))
+    queue = JobTable()
+    apply(queue, 1, QuotaSet(wall_s=1.0, tenant="red", gpus=4))
     kinds = [("red", "guaranteed"), ("red", "opportunistic"), ("red", "guaranteed"), ("blue", "opportunistic")]
     for number, (tenant, kind) in enumerate(kinds, 1):
         spec = JobSpec.parse({"argv": ["x"], "workers": number, "tenant": tenant, "class": kind})
-        queue.apply(queue.index + 1, Submitted(wall_s=1.0, key=f"key{number:05}", spec=spec))
+        apply(queue, queue.index + 1, Submitted(wall_s=1.0, key=f"key{number:05}", spec=spec))
     for id in ("j1", "j2"):
-        queue.apply(queue.index + 1, Granted(wall_s=1.0, job=JobId(id), epoch=1, coordinator=HostId("h1")))
+        apply(queue, queue.index + 1, Granted(wall_s=1.0, job=JobId(id), epoch=1, coordinator=HostId("h1")))
     found = [(v.tenant, v.gpus, v.used, v.queued_jobs, v.opportunistic) for v in views.quota_views(queue)]
     assert found == [("blue", None, 0, 1, 0), ("red", 4, 1, 1, 2)]

@@ -7,13 +7,13 @@ from typing import get_args
 
 import pytest
 
-from covey.core import JobId
-from covey.tones import TONES
-from plugins.scheduler.machine.jobs import HOLDING, OVER, STATES, After, Job, State
+from covey.core.ids import JobId
+from covey.core.tones import TONES
+from plugins.scheduler.machine.log.jobs import HOLDING, OVER, STATES, After, Job, JobTimes, State
 from plugins.scheduler.messages.spec import JobSpec
 
 ROOT = Path(__file__).parents[3]
-PLACE = ROOT / "plugins/scheduler/machine/jobs.py"
+PLACE = ROOT / "plugins/scheduler/machine/log/jobs.py"
 PACKAGES = ("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos", "bench")
 
 
@@ -36,7 +36,7 @@ def test_every_state_waits_holds_or_is_over() -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_a_job_is_over_in_the_states_that_it_never_leaves(state: State) -> None:
     spec = JobSpec.parse({"argv": ["true"], "cwd": "/"})
-    job = Job(id=JobId("j1"), number=1, key="k", spec=spec, submitted_wall_s=0.0, state=state)
+    job = Job(id=JobId("j1"), number=1, key="k", spec=spec, times=JobTimes(0.0), state=state)
     assert job.over == (state not in ("queued", *HOLDING))
 
 

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from agent.jobs.jobs_socket import BOUNDARY_MAX, PROBLEM_MAX, SECONDS_MAX, STEP_MAX
-from covey.core import HostId, JobId
+from agent.jobs.socket.jobs_socket import BOUNDARY_MAX, PROBLEM_MAX, SECONDS_MAX, STEP_MAX
+from covey.core.ids import HostId, JobId
 from plugins.facts import JobAttached, StepTimed, StepTiming
 from plugins.scheduler.messages.commands import Attained, Command, RanksReported
 from plugins.scheduler.messages.wire import JobNowAnswer
-from plugins.scheduler.service import step_times
-from plugins.scheduler.service.step_times import STEPS_ENOUGH, StepTimes
+from plugins.scheduler.service.ranks import step_times
+from plugins.scheduler.service.ranks.step_times import STEPS_ENOUGH, StepTimes
 
 J1 = JobId("j1")
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from covey.errors import Refused
+from covey.core.errors import Refused
 from plugins.scheduler.policy.settings import SchedulerSettings
 from tests.plugins.scheduler.rack import Rack, until
 from tests.virtual_time import play

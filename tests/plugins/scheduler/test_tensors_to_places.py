@@ -3,7 +3,7 @@
 from typing import Any
 
 from chaos.rackworld import SimRack
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.aggregator.plugin import PLUGIN as AGGREGATOR
 from plugins.scheduler.plugin import PLUGIN as SCHEDULER
 
@@ -34,8 +34,10 @@ def test_tensors_that_were_summed_tell_every_host_how_skewed_models_of_that_name
         rack.until(lambda: job(rack, filler) is not None and job(rack, filler).state == "running", 60, "a filler runs")
         first = run_once(rack, "bert-run-1")
         assert first.state == "done"
-        assert first.tensors in ((4096, 4096), (4096, 4100)), "one tensor; at the end there is a word of four bytes too"
-        assert len(first.places) == 1, "nothing was known of it: it is packed"
+        assert first.measured.tensors in ((4096, 4096), (4096, 4100)), (
+            "one tensor; at the end there is a word of four bytes too"
+        )
+        assert len(first.start.places) == 1, "nothing was known of it: it is packed"
         assert not rack.wrong
         rack.run(2.0)
         for name in rack.alive():

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.messages.spec import JobSpec
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.order import Row
@@ -24,7 +24,7 @@ def row(number: int, gpus: int = 1, running: bool = False, attained_gpu_s: float
 
 
 def waits(rows: list[Row], job: str, capacity: int, thresholds: tuple[float, ...] = (1000.0,)) -> str:
-    return explain.waits_for(JobId(job), QueuePositions(rows), (), capacity, thresholds, {}, None)
+    return explain.waits_for(JobId(job), QueuePositions(rows), (), capacity, explain.OrderInForce(thresholds, {}, None))
 
 
 def test_three_jobs_are_named_and_a_fourth_becomes_a_number() -> None:
@@ -91,9 +91,9 @@ def test_the_whole_of_what_a_waiting_job_is_told() -> None:
     assert waits([running, first, second], "j3", 4) == f"{place} 1 are free; {ahead}; {until}"
     alone = "1st of those waiting, in queue 0; it needs 4 GPUs and 1 are free"
     assert waits([running, first], "j2", 4) == f"{alone}; {until}"
-    assert explain.waits_for(JobId("j2"), QueuePositions([running, first]), (), 4, (1000.0,), {}, None, "because") == (
-        f"{alone}; {until}; because"
-    )
+    assert explain.waits_for(
+        JobId("j2"), QueuePositions([running, first]), (), 4, explain.OrderInForce((1000.0,), {}, None), "because"
+    ) == (f"{alone}; {until}; because")
 
 
 def test_only_jobs_of_its_own_order_sink_below_a_job() -> None:
@@ -102,13 +102,13 @@ def test_only_jobs_of_its_own_order_sink_below_a_job() -> None:
     order = QueuePositions([mine, other, row(3)])
 
     def sooner(quotas: dict[str, int | None]) -> str:
-        said = explain.waits_for(JobId("j3"), order, (), 2, (1000.0,), quotas, None)
+        said = explain.waits_for(JobId("j3"), order, (), 2, explain.OrderInForce((1000.0,), quotas, None))
         return said.partition("end, or when ")[2]
 
     assert sooner({"t": 4}) == sooner({"u": 4}) == sooner({}) == "j1 sinks below it in about 10 s of running"
     order = QueuePositions([other, row(3)])
     assert sooner({"t": 4, "u": 4}) == sooner({"t": 4}) == sooner({"u": 4}) == ""
-    said = explain.waits_for(JobId("j3"), order, (), 1, (1000.0,), {}, None)
+    said = explain.waits_for(JobId("j3"), order, (), 1, explain.OrderInForce((1000.0,), {}, None))
     assert said.endswith("j2 sinks below it in about 20 s of running"), "tenants without a quota share one order"
 
 
@@ -116,7 +116,11 @@ def test_nothing_is_said_of_jobs_that_sink_when_they_are_too_few() -> None:
     soon, never = row(1, running=True, attained_gpu_s=990.0), row(2, gpus=3, running=True)
     never = msgspec.structs.replace(never, tenant="u")
     said = explain.waits_for(
-        JobId("j3"), QueuePositions([soon, never, row(3, gpus=4)]), (), 4, (1000.0,), {"u": 4}, None
+        JobId("j3"),
+        QueuePositions([soon, never, row(3, gpus=4)]),
+        (),
+        4,
+        explain.OrderInForce((1000.0,), {"u": 4}, None),
     )
     assert said.endswith("enough of j1 (t, 1 GPU), j2 (u, 3 GPUs) end")
 

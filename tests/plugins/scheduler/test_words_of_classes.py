@@ -2,7 +2,7 @@
 
 import asyncio
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.facts import JobJoined, StepTimed, TensorsAssigned, TensorsSeen
 from plugins.scheduler.policy.settings import SchedulerSettings
 from plugins.scheduler.service import views
@@ -88,10 +88,10 @@ def test_a_new_start_begins_with_no_step() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=2)
         await until(lambda: rack.job("j1").state == "running")
-        place = rack.job("j1").places[0]
+        place = rack.job("j1").start.places[0]
         rack[place.host].publish(StepTimed(rack.job("j1").id, 1, 0, 70, 0.1, 0.1, 0.0, {"loss": 0.5}))
         rack.finish("j1", {0: 75, 1: 75})
-        await until(lambda: rack.job("j1").attempt == 2)
+        await until(lambda: rack.job("j1").tally.attempt == 2)
         view = await rack["gpu1"].call("job", id="j1")
         assert (view.step, view.metrics) == (None, {})
 
@@ -105,13 +105,13 @@ def test_gangs_of_a_name_are_spread_once_tensors_and_steps_show_they_do_not_mind
         """On how many hosts it was."""
         await submit(rack, workers=2, name="resnet", **more)
         await until(lambda: rack.job(id).state == "running")
-        places = rack.job(id).places
+        places = rack.job(id).start.places
         host = rack[places[0].host]
         host.publish(TensorsSeen(rack.job(id).id, 1, 10, 100))
         host.publish(TensorsAssigned(rack.job(id).id, 1, 3, HostId("gpu4")))
         for step in range(20):
             host.publish(StepTimed(rack.job(id).id, 1, 0, step, step_s, step_s, 0.0, {}))
-        await until(lambda: rack.job(id).tensors == (10, 100))
+        await until(lambda: rack.job(id).measured.tensors == (10, 100))
         assert (await rack["gpu4"].call("job", id=id)).aggregator == "gpu4"
         rack.finish(id)
         await until(lambda: rack.job(id).state == "done")
@@ -132,12 +132,12 @@ def test_a_job_whose_ranks_found_unlike_kernels_is_told_which() -> None:
     async def story(rack: Rack) -> None:
         await submit(rack, workers=3)
         await until(lambda: rack.job("j1").state == "running")
-        assert len(rack.job("j1").places) == 2
-        for place in rack.job("j1").places:
+        assert len(rack.job("j1").start.places) == 2
+        for place in rack.job("j1").start.places:
             for rank in place.ranks:
                 rack[place.host].publish(JobJoined(JobId("j1"), 1, rank, "numpy 2.1.0 OpenBLAS Haswell"))
         assert (await rack["gpu1"].call("job", id="j1")).unlike == ""
-        last = rack.job("j1").places[-1]
+        last = rack.job("j1").start.places[-1]
         rack[last.host].publish(JobJoined(JobId("j1"), 1, 2, "numpy 2.1.0 OpenBLAS SkylakeX"))
         assert (await rack["gpu1"].call("job", id="j1")).unlike == (
             "ranks 0, 1: numpy 2.1.0 OpenBLAS Haswell; rank 2: numpy 2.1.0 OpenBLAS SkylakeX "

@@ -5,7 +5,7 @@ import signal
 
 import msgspec
 
-from covey.core import HostId, JobId
+from covey.core.ids import HostId, JobId
 from plugins.scheduler.policy import explain
 from plugins.scheduler.policy.order import Row
 from plugins.scheduler.policy.queue_positions import QueuePositions
@@ -56,7 +56,9 @@ def test_what_is_reserved_is_said_by_host_and_that_nothing_is() -> None:
 
 
 def told(order: QueuePositions, job: str, quota: int, over: tuple[str, ...] = ()) -> str:
-    return explain.waits_for(JobId(job), order, [JobId(id) for id in over], 8, (1000.0,), {"t": quota}, None)
+    return explain.waits_for(
+        JobId(job), order, [JobId(id) for id in over], 8, explain.OrderInForce((1000.0,), {"t": quota}, None)
+    )
 
 
 def test_a_job_that_waits_for_its_quota_is_told_who_uses_it() -> None:
@@ -98,14 +100,18 @@ def test_the_numbers_of_signals_are_those_of_linux() -> None:
 
 
 def test_a_job_wider_than_the_hosts_that_are_alive_is_told_that_it_needs_more() -> None:
-    said = explain.waits_for(JobId("j1"), QueuePositions([row(1, gpus=5)]), (), 4, (1000.0,), {}, None)
+    said = explain.waits_for(
+        JobId("j1"), QueuePositions([row(1, gpus=5)]), (), 4, explain.OrderInForce((1000.0,), {}, None)
+    )
     more = "it needs 5 GPUs and the hosts that are alive have 4: it starts when more join"
     assert said == f"1st of those waiting, in queue 0; {more}"
 
 
 def test_a_job_that_fits_is_told_what_hinders_it_if_something_does() -> None:
     def said(hindrance: str) -> str:
-        return explain.waits_for(JobId("j1"), QueuePositions([row(1)]), (), 1, (1000.0,), {}, None, hindrance)
+        return explain.waits_for(
+            JobId("j1"), QueuePositions([row(1)]), (), 1, explain.OrderInForce((1000.0,), {}, None), hindrance
+        )
 
     place = "1st of those waiting, in queue 0"
     assert said("") == f"{place}; 1 GPU is free, and it is about to be placed"
@@ -117,7 +123,7 @@ def test_jobs_are_said_to_sink_soonest_first_and_only_where_it_would_stop_somebo
     order = QueuePositions([late, soon, row(3), row(4)])
 
     def said(job: str, preempts: bool = True) -> str:
-        return explain.waits_for(JobId(job), order, (), 2, (1000.0,), {}, None, "", preempts)
+        return explain.waits_for(JobId(job), order, (), 2, explain.OrderInForce((1000.0,), {}, None, preempts))
 
     assert said("j3").endswith("or when j2 sinks below it in about 10 s of running")
     assert "sinks" not in said("j3", preempts=False), "nobody is stopped"
@@ -132,7 +138,7 @@ def test_the_promoted_the_lowest_queue_and_those_without_gpus_do_not_sink_away()
     waiting, lowest = row(3), row(3, attained_gpu_s=1000.0)
 
     def said(*rows: Row) -> str:
-        return explain.waits_for(JobId("j3"), QueuePositions(rows), (), 1, (1000.0,), {}, None)
+        return explain.waits_for(JobId("j3"), QueuePositions(rows), (), 1, explain.OrderInForce((1000.0,), {}, None))
 
     assert said(bare, running, waiting).endswith("end, or when j1 sinks below it in about 10 s of running")
     assert said(promoted, waiting).endswith("enough of j1 (t, 1 GPU) end")

@@ -3,8 +3,9 @@
 import random
 from typing import Any
 
-from covey.core import JobId, LogEvent
-from covey.units import GIB
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.sharing.machine.events import GpuEvent, RankArrived, Reported, SetLimits
 from plugins.sharing.machine.gpu import SharedGpu
 from plugins.sharing.messages import Kind, Limits, Report

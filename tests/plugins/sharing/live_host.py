@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
-from agent.jobs.jobs_socket import JobSocket
-from covey import attach
-from covey.core import Fact, JobId
+from agent.jobs.socket.jobs_socket import JobSocket
+from covey import hooks as attach
+from covey.core.events import Fact
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from covey.ports import Device, DeviceHealth, DeviceProcess, DeviceSample
-from covey.units import GIB
-from covey.wire import Frame, Stopping
+from covey.wire.job import Frame, Stopping
 from plugins.base import JobPeer, RankSpec, RanksSpec
 from plugins.facts import (
     GpusMeasured,

@@ -1,7 +1,8 @@
 """Who may come to a GPU, who may become guaranteed there, and what the story says of it."""
 
-from covey.core import JobId, LogEvent
-from covey.units import GIB
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.sharing.machine.events import (
     DeviceDraining,
     DeviceLost,

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from tests.agent.here import until
-from tests.covey.attach.torch_jobs import HEAD, NEEDS_TORCH, SATURATED
+from tests.covey.hooks.torch_jobs import HEAD, NEEDS_TORCH, SATURATED
 from tests.plugins.sharing.live_host import LiveHost, live_host
 
 pytestmark = NEEDS_TORCH

@@ -1,7 +1,7 @@
 """Jobs that keep the memory they took at their start (JAX): given room, never tried, gone only where it is needed."""
 
-from covey.core import JobId
-from covey.units import GIB
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.sharing.machine.events import (
     HardLimit,
     Kill,

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import JobId, LogEvent
-from covey.units import GIB
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.sharing.machine.events import (
     DeviceDraining,
     DeviceLost,

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from covey.core import JobId
-from covey.pages import MiniBatch, RankLimits, RankReport, rates_at
+from covey.core.ids import JobId
+from covey.core.units import GIB
+from covey.kernel.pages import MiniBatch, RankLimits, RankReport, rates_at
 from covey.ports import Condition
-from covey.units import GIB
 from plugins.facts import JobKind
 from plugins.sharing.machine.events import HardLimited, Suspended
 from plugins.sharing.machine.host import FOUND_S, HostSharing

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from agent.jobs.rank_pages import HeldPages
-from covey.core import JobId
-from covey.pages import FlagReader
-from covey.units import GIB, MIB
+from agent.jobs.socket.rank_pages import HeldPages
+from covey.core.ids import JobId
+from covey.core.units import GIB, MIB
+from covey.kernel.pages import FlagReader
 from plugins.sharing.machine.gpu import SharedGpu
 from plugins.sharing.machine.ladder import Ladder
 from plugins.sharing.machine.rivals import Flag, Naive
 from tests.agent.here import until
-from tests.covey.attach.jax_jobs import NEEDS_JAX, TRAIN
-from tests.covey.attach.torch_jobs import NEEDS_TORCH, gate_folder
+from tests.covey.hooks.jax_jobs import NEEDS_JAX, TRAIN
+from tests.covey.hooks.torch_jobs import NEEDS_TORCH, gate_folder
 from tests.plugins.sharing.live_host import LiveHost, live_host
 from tests.plugins.sharing.ruled import rule, ruled
 

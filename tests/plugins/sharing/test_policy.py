@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
-from covey.units import GIB, MIB
+from covey.core.ids import JobId
+from covey.core.units import GIB, MIB
 from plugins.sharing.messages import Limits
 from plugins.sharing.policy import interference, ladder, lease, memory
 from plugins.sharing.policy.interference import Slowdown, StepSamples

@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Any
 
-from covey.core import JobId
-from covey.units import GIB
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.sharing.machine.events import (
     Freed,
     HardLimit,

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from covey.client import JobClient
-from covey.core import JobId
-from covey.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
+from covey.core.ids import JobId
+from covey.core.units import GIB, MIB
+from covey.job.client import JobClient
+from covey.kernel.pages import FlagWriter, LimitsReader, MiniBatch, RankLimits, RankReport, ReportWriter, rates_at
 from covey.ports import DeviceHealth, DeviceSample
-from covey.units import GIB, MIB
-from covey.wire import AskPages
+from covey.wire.job import AskPages
 from plugins.base import PluginService
 from plugins.sharing.plugin import PLUGIN
+from plugins.sharing.service.metrics import GPU_JOBS
 from tests.agent.here import until
 from tests.plugins.sharing.live_host import LiveHost, live_host
 
@@ -23,7 +24,7 @@ MS = 1_000_000
 
 
 class Obedient:
-    """A rank in this process: goes by its pages as `covey.attach` does, at a pace that the test sets."""
+    """A rank in this process: goes by its pages as `covey.hooks` does, at a pace that the test sets."""
 
     def __init__(self, host: LiveHost, job: str) -> None:
         self.host, self.job = host, job
@@ -281,7 +282,7 @@ async def test_people_see_who_shares_and_what_it_costs() -> None:
         assert row.beside == ("o",) and row.baseline_s == pytest.approx(0.01) and row.audits == 1
         assert await host.service.commands()["interference"]({"job": "o"}) == []
         metrics = host.service.metrics()
-        assert metrics['covey_gpu_jobs{gpu="0"}'] == 2
+        assert metrics[GPU_JOBS.of("0")] == 2
         await guaranteed.close()
         await other.close()
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covey.core import JobId
+from covey.core.ids import JobId
 from plugins.sharing.machine.share_ledger import ShareLedger
 
 

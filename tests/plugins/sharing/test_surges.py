@@ -1,6 +1,6 @@
 """A guaranteed job that lacks memory: the others stop and give way, the largest first (AntMan §3.3, figure 7a)."""
 
-from covey.units import GIB
+from covey.core.units import GIB
 from plugins.sharing.machine.events import TimePassed
 from tests.plugins.sharing.gpu_rack import Rack, said, state
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from covey.core import JobId, LogEvent
-from covey.units import GIB
+from covey.core.events import LogEvent
+from covey.core.ids import JobId
+from covey.core.units import GIB
 from plugins.sharing.machine.events import Freed, RankEnded, Retagged, TimePassed
 from tests.plugins.sharing.gpu_rack import Rack, said, state
 

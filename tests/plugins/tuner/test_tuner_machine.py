@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId, JobId, LogEvent
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
 from plugins.tuner.machine import (
     Available,
     BatchReported,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covey.core import HostId
+from covey.core.ids import HostId
 from plugins.tuner.messages import Add, Delete, Move, Role, Start, Step, Stop, Switch
 from plugins.tuner.policy import blocks, cost, plan, search
 from plugins.tuner.policy.cost import HostCosts, Load

@@ -13,17 +13,17 @@ from typing import Protocol
 
 import pytest
 
-from agent.ports import procfs
 from agent.ports.devices import cpu, sim
 from agent.ports.devices.backend import Backend
-from agent.ports.devices.checkpoints import Checkpoints
 from agent.ports.devices.cpu import CpuDevices
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.guards.checkpoints import Checkpoints
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.devices.settings import CpuDevice, usable_cores
 from agent.ports.devices.sim import DeviceFault, SimDevices, simulated_devices
+from agent.ports.processes import procfs
 from agent.program import JsonLog
-from covey.core import HostId
-from covey.units import GIB, MIB
+from covey.core.ids import HostId
+from covey.core.units import GIB, MIB
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, StandIn, beneath_pynvml
 

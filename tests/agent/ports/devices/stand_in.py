@@ -15,7 +15,7 @@ from typing import Any
 
 import pynvml
 
-from covey.units import GIB
+from covey.core.units import GIB
 
 HIDDEN = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE: what a driver says instead of a process's memory."""

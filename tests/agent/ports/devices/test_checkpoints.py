@@ -1,6 +1,6 @@
-"""Ranks that are moved out of their GPU by CUDA's checkpoint (`agent/ports/devices/checkpoints.py`), over a libcuda
-that is played: for each process that uses a GPU there is a file with its state. On a real one:
-`tests/covey/attach/test_gpu.py`."""
+"""Ranks that are moved out of their GPU by CUDA's checkpoint (`agent/ports/devices/guards/checkpoints.py`), over a
+libcuda that is played: for each process that uses a GPU there is a file with its state. On a real one:
+`tests/covey/hooks/test_gpu.py`."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.ports.devices import checkpoint_guard
-from agent.ports.devices.checkpoints import Checkpoints
-from agent.ports.procfs import stat
+from agent.ports.devices.guards import checkpoint_guard
+from agent.ports.devices.guards.checkpoints import Checkpoints
+from agent.ports.processes.procfs import stat
 from covey.ports import ProcessId
 from tests.agent.here import until
 

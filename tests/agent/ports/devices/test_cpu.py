@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.ports import procfs
-from agent.ports.devices import suspend_guard, suspensions
 from agent.ports.devices.cpu import CpuDevices
+from agent.ports.devices.guards import suspend_guard, suspensions
 from agent.ports.devices.rank_trees import RankTrees, queueing_s
 from agent.ports.devices.settings import CpuDevice, usable_cores
 from agent.ports.probes import RealProbes
-from agent.ports.shims import DetachedProcess
+from agent.ports.processes import procfs
+from agent.ports.processes.shims import DetachedProcess
 from plugins.base import RankSpec
 from plugins.facts import RanksEnded, RanksStarted
 from tests.agent.here import here, ranks, until

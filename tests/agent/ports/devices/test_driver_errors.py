@@ -12,14 +12,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.ports.devices import nvml_reads, xid_events
 from agent.ports.devices.inventory import Inventory, KnownDevice, Unread, shown
-from agent.ports.devices.nvml import NvmlDevices
-from agent.ports.devices.nvml_driver import LISTEN_S, NO_DRIVER_S, DriverSaid, NvmlDriver, nvidia_gpus
-from agent.ports.devices.xid_events import XidEvents
+from agent.ports.devices.nvidia import nvml_reads, xid_events
+from agent.ports.devices.nvidia.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml_driver import LISTEN_S, NO_DRIVER_S, DriverSaid, NvmlDriver, nvidia_gpus
+from agent.ports.devices.nvidia.xid_events import XidEvents
 from agent.program import JsonLog
+from covey.core.units import GIB
 from covey.ports import Gpu, ProcessId
-from covey.units import GIB
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import Board, Part, StandIn, beneath_pynvml, in_parts
 
@@ -362,7 +362,7 @@ def test_answers_that_cannot_be_are_a_silence_too(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_list_that_could_not_be_read_is_not_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.ports.devices.nvml.REFRESH_S", 0.0)
+    monkeypatch.setattr("agent.ports.devices.nvidia.nvml.REFRESH_S", 0.0)
     with beneath_pynvml(StandIn(*boards())):
         devices = NvmlDevices(JsonLog(Lines()))  # type: ignore[arg-type]
         await devices.start_up()

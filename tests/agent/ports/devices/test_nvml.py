@@ -10,12 +10,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.ports.devices import nvml as nvml_module
-from agent.ports.devices import nvml_driver, nvml_reads
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia import nvml as nvml_module
+from agent.ports.devices.nvidia import nvml_driver, nvml_reads
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.program import JsonLog
+from covey.core.units import GIB
 from covey.ports import DeviceProcess, Gpu
-from covey.units import GIB
 from tests.agent.here import Lines, until
 from tests.agent.ports.devices.stand_in import HIDDEN, NEWER, RECORDED, Board, StandIn, beneath_pynvml, in_parts
 

@@ -8,12 +8,12 @@ import pytest
 from agent.config import ConfigError, parse
 from agent.ports.devices.choice import backend
 from agent.ports.devices.cpu import CpuDevices, devices_of
-from agent.ports.devices.nvml import NvmlDevices
+from agent.ports.devices.nvidia.nvml import NvmlDevices
 from agent.ports.devices.settings import CpuDevice, GpuSettings, trouble, usable_cores
 from agent.ports.devices.sim import SimDevices
 from agent.program import JsonLog
-from covey.core import HostId
-from covey.units import GIB
+from covey.core.ids import HostId
+from covey.core.units import GIB
 from tests.agent.here import Lines
 
 CORE = min(usable_cores())

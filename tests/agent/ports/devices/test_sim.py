@@ -6,9 +6,9 @@ import pytest
 
 from agent.ports.devices.sim import DeviceFault, SimDevices, simulated_devices
 from chaos.rackworld import SimRack
-from covey.core import HostId
+from covey.core.ids import HostId
+from covey.core.units import GIB
 from covey.ports import DeviceHealth
-from covey.units import GIB
 
 DEVICE, OTHER = "GPU-sim-h1-0", "GPU-sim-h1-1"
 

@@ -1,0 +1,1 @@
+"""Processes that have started ahead, to become ranks."""

@@ -1,0 +1,92 @@
+"""The frames at the socket of a job's spares (`agent/jobs/spares/spares.py`), and which command a spare can become."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from covey.core.ids import JobId
+from covey.ports import Address, Command
+
+SPARES_MAX = 64
+"""On one host, of one job."""
+OF_ONE_RANK = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "PET_NODE_RANK"),
+        *("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "PET_NPROC_PER_NODE"),
+        *("MASTER_ADDR", "MASTER_PORT", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"),
+        *("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+    )
+)
+"""Variables that a program reads when it begins its work, not when a module is imported. All COVEY_* are such too."""
+KNOWN_EARLIER = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
+"""Of these, what a spare has all the same: by them it is found and ended with the ranks of its epoch."""
+
+
+class SparesConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host keeps of one job and epoch."""
+
+    job: JobId
+    epoch: int
+    command: Command
+    """Of any of its ranks: what a spare has in common with them."""
+    modules: tuple[str, ...]
+    """What it imports."""
+    socket: Address
+
+
+class SpareFrame(msgspec.Struct, frozen=True, tag=True):
+    """A frame on that socket."""
+
+
+class KeepSpares(SpareFrame, frozen=True):
+    """Agent -> keeper: so many are to wait. 0: none any more, and the keeper ends."""
+
+    count: int
+
+
+class SparesStatus(SpareFrame, frozen=True):
+    """Keeper -> agent, whenever it changes."""
+
+    warm: int
+    why: str = ""
+    """Why there are none, or fewer, for good."""
+
+
+class TakeSpare(SpareFrame, frozen=True):
+    """Supervisor -> keeper: one is to become this command, which is not started otherwise before the answer."""
+
+    command: Command
+
+
+class SpareTaken(SpareFrame, frozen=True):
+    """Keeper -> supervisor: one has. `Processes.resume` finds it."""
+
+
+class NoSpare(SpareFrame, frozen=True):
+    """Keeper -> supervisor: none has, or will."""
+
+    why: str
+
+
+Frame = KeepSpares | SparesStatus | TakeSpare | SpareTaken | NoSpare
+decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+
+
+def common(env: Mapping[str, str]) -> dict[str, str]:
+    """Of a rank's environment what all of its job have."""
+    return {name: value for name, value in env.items() if name in KNOWN_EARLIER or not _is_of_one_rank(name)}
+
+
+def _is_of_one_rank(name: str) -> bool:
+    return name in OF_ONE_RANK or name.startswith("COVEY_")
+
+
+def unlike(kept: Command, wanted: Command) -> str:
+    """Why a spare of `kept` cannot become `wanted`; empty: it can. What modules may have read when they were imported
+    must be the same."""
+    if (kept.argv, kept.cwd) != (wanted.argv, wanted.cwd):
+        return "another program, or another directory"
+    before, now = common(kept.env), common(wanted.env)
+    differ = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    return f"it began with another {', '.join(differ[:4])}" if differ else ""

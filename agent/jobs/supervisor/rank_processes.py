@@ -1,0 +1,72 @@
+"""How a supervisor starts the processes of ranks, and ends what ranks leave behind."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from agent.jobs.spares.taking import AnswerLost, take
+from agent.jobs.supervision import Adopting, SupervisorConfig, end_marked
+from covey.ports import Command, Env, Process, ProcessId
+
+STRAYS_GRACE_S = 0.5
+"""Seconds between SIGTERM and SIGKILL for what ranks left behind."""
+LOOK_S = 0.1
+"""Between two looks for processes left of a rank whose main process ended while the rank was being stopped."""
+
+
+class SpareEnded(Exception):
+    """A spare had become the rank, perhaps, when its keeper died: it is ended, and its number is used up."""
+
+
+class RankProcesses:
+    """Of one epoch."""
+
+    def __init__(self, env: Env, config: SupervisorConfig) -> None:
+        self._env, self._config = env, config
+
+    def adopt(self) -> None:
+        if isinstance(self._env.processes, Adopting):
+            self._env.processes.adopt()
+
+    async def start(self, command: Command, living: Iterable[Process]) -> Process:
+        """In a spare if there is one. `living`: those of the other ranks here. OSError when it cannot be started,
+        SpareEnded when another process has to be started in place of this one."""
+        if self._config.spares:
+            try:
+                found = await take(self._env, self._config.spares, command)
+            except AnswerLost as lost:
+                self._env.log.warning("spares are ended", why=str(lost))
+                await self.end_unknown([process.id for process in living])
+                if self._env.processes.resume(command) is not None:
+                    raise SpareEnded(str(lost)) from lost
+            else:
+                if found is not None:
+                    self._env.log.info("a rank begins in a spare", pid=found.id.pid)
+                    return found
+        return await self._env.processes.start(command)
+
+    async def ask_strays(self, left_s: Callable[[], float]) -> None:
+        """While ranks are being stopped: processes that an ended main process left running get SIGTERM too, and the
+        rest of the grace."""
+        processes = self._env.processes
+        while left_s() > 0:
+            if not isinstance(processes, Adopting) or not processes.ask_strays():
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def end_strays(self, left_s: Callable[[], float], are_stopped: bool) -> None:
+        if isinstance(self._env.processes, Adopting):
+            await self.ask_strays(left_s)
+            strays = await self._env.processes.end_strays(0.0 if are_stopped else STRAYS_GRACE_S)
+            if strays:
+                self._env.log.info("ended what ranks left behind", processes=strays)
+
+    async def end_rest_of(self, lost: ProcessId | None) -> None:
+        """Of what a rank's lost process left running nothing goes on."""
+        if lost is not None and isinstance(self._env.processes, Adopting):
+            await self._env.processes.end_rest_of(lost)
+
+    async def end_unknown(self, spare: Sequence[ProcessId] = ()) -> None:
+        """Whatever has the marks of this epoch, and is none of these."""
+        variables = self._config.ranks[0].command.env if self._config.ranks else {}
+        if unknown := await end_marked(self._env, variables, spare):
+            self._env.log.warning("ended processes without a record", processes=unknown)

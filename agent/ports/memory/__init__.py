@@ -1,0 +1,1 @@
+"""Memory of this host: how much there is, and pages that processes share."""

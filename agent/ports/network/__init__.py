@@ -1,0 +1,1 @@
+"""Datagrams, control links, streams and RDMA."""

@@ -1,0 +1,258 @@
+"""Control links between hosts: ZeroMQ with CURVE, every peer known by its key.
+
+Each host binds one ROUTER and connects one DEALER to every peer; bytes flow from DEALER to ROUTER only, so there is no
+routing id to forge and no handover to lose. The sender is the one that the CURVE handshake proved (the ZAP user id),
+never a name in the message. Keys are new at every start, kept in memory, and sent by sealed gossip: a host without the
+gossip key can neither learn nor announce one. A forgotten key is refused at once, also on an open connection. A
+connection that shows no key is counted and, beyond a limit, closed (`agent.ports.network.handshake_limit`).
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import parse_monitor_message
+
+from agent import metrics
+from agent.ports.network.handshake_limit import HANDSHAKE_S, HandshakeLimit, Kind
+from covey.core.ids import HostId
+from covey.core.metrics import MetricSeries
+from covey.ports import Address, Logger
+from covey.ports.addresses import is_v6
+
+DOMAIN = "covey"
+MESSAGE_BYTES_MAX = (1 << 20) + 4096
+OUTBOX_MESSAGES_MAX = 1000
+HEARTBEAT_MS = 1000
+"""Both ends ping: with only one end, a partition can leave a black hole."""
+
+
+EVENTS: Mapping[int, Kind] = {
+    zmq.EVENT_ACCEPTED: "accepted",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "proven",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "failed",
+    zmq.EVENT_DISCONNECTED: "ended",
+}
+"""The events of the router's monitor that are used. Refused keys are counted where they are refused."""
+RECONNECT_S = (0.25, 2.0)
+"""A refused handshake ends a ZeroMQ connection for good; we wait this long before we open a new one, at first and at
+most. A peer refuses us until gossip has brought it our key."""
+
+
+@dataclass
+class LinkPeer:
+    """The outgoing connection to a peer, and when it was last made or last took a message."""
+
+    address: Address
+    public_key: bytes
+    dealer: "zmq.Socket[bytes]"
+    good_s: float
+    pause_s: float = RECONNECT_S[0]
+
+
+class ZmqLinks:
+    """`covey.ports.Links` over ZeroMQ."""
+
+    def __init__(self, log: Logger) -> None:
+        self._log = log
+        self._public, self._secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._peers: dict[HostId, LinkPeer] = {}
+        self._names: dict[bytes, HostId] = {}
+        self._router: zmq.asyncio.Socket | None = None
+        self._authenticator: AsyncioAuthenticator | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._address = ""
+        self._monitor: zmq.asyncio.Socket | None = None
+        self._doorkeeper: asyncio.Task[None] | None = None
+        self.counters: Counter[str] = Counter()
+        self.visitors = HandshakeLimit(self.counters)
+
+    @property
+    def address(self) -> Address:
+        return self._address
+
+    @property
+    def public_key(self) -> bytes:
+        return self._public
+
+    async def open(self, bind: Address, heard: Callable[[HostId, bytes], None]) -> None:
+        """OSError when the address cannot be bound."""
+        shadow = zmq.asyncio.Context.shadow(self._context.underlying)
+        self._authenticator = AsyncioAuthenticator(shadow)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
+        self._router = router = shadow.socket(zmq.ROUTER)
+        self._harden(router)
+        router.setsockopt(zmq.IPV6, int(is_v6(bind)))
+        router.curve_server = True
+        router.curve_secretkey = self._secret
+        router.curve_publickey = self._public
+        router.zap_domain = DOMAIN.encode()
+        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # while nobody answers whether a key is known, none is
+        self._monitor = monitor = router.get_monitor_socket(sum(EVENTS))
+        try:
+            router.bind(f"tcp://{bind}")
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot bind the control link to {bind}: {error}") from error
+        endpoint = router.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self._address = endpoint.decode().rstrip("\0").removeprefix("tcp://")
+        self._reader = asyncio.create_task(self._read(router, heard), name="links")
+        self._doorkeeper = asyncio.create_task(self._watch(monitor), name="links: visitors")
+
+    def callback(self, _domain: str, key: bytes | str) -> bool:
+        """ZAP asks whether this client key is allowed."""
+        known = (key.encode() if isinstance(key, str) else key) in self._names
+        self.counters["allowed" if known else "refused_key"] += 1
+        return known
+
+    async def _read(self, router: zmq.asyncio.Socket, heard: Callable[[HostId, bytes], None]) -> None:
+        while True:
+            frames = await router.recv_multipart(copy=False)
+            last = frames[-1]
+            sender = self._names.get(_user_id(last))
+            if sender is None or len(frames) != 2:
+                self.counters["dropped"] += 1
+                continue
+            self.counters["received"] += 1
+            heard(sender, last.bytes)
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            told = parse_monitor_message(await monitor.recv_multipart())
+            kind = EVENTS.get(told["event"])
+            if kind is not None and self.visitors.heard(kind, told["value"], time.monotonic()):
+                _turn_away(told["value"], self._address)
+
+    def metrics(self) -> Mapping[MetricSeries, float]:
+        unproven = self.visitors.unproven(time.monotonic())
+        return {
+            metrics.CONTROL_CONNECTIONS.of("shown"): float(self.visitors.open - unproven),
+            metrics.CONTROL_CONNECTIONS.of("not_shown"): float(unproven),
+            **metrics.LINKS.of(self.counters),
+        }
+
+    def know(self, host: HostId, address: Address, public_key: bytes) -> None:
+        known = self._peers.get(host)
+        if known and (known.address, known.public_key) == (address, public_key):
+            return
+        if len(public_key) != 40:
+            self.counters["bad_key"] += 1
+            return
+        self.forget(host)
+        dealer = self._connected(host, address, public_key)
+        if dealer:
+            self._peers[host] = LinkPeer(address, public_key, dealer, time.monotonic())
+            self._names[public_key] = host
+
+    def _connected(self, host: HostId, address: Address, public_key: bytes) -> "zmq.Socket[bytes] | None":
+        dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._harden(dealer)
+        dealer.setsockopt(zmq.IPV6, int(is_v6(address)))
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 2000)
+        dealer.setsockopt(zmq.RECONNECT_IVL, 100)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        dealer.curve_serverkey = public_key
+        dealer.curve_publickey = self._public
+        dealer.curve_secretkey = self._secret
+        try:
+            dealer.connect(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self._log.warning("peer's control address cannot be used", peer=host, address=address, why=str(error))
+            dealer.close()
+            return None
+        return dealer
+
+    def forget(self, host: HostId) -> None:
+        known = self._peers.pop(host, None)
+        if known:
+            self._names.pop(known.public_key, None)
+            known.dealer.close()
+
+    def send(self, to: HostId, data: bytes) -> bool:
+        known = self._peers.get(to)
+        if known is None:
+            return False
+        try:
+            known.dealer.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            self.counters["not_connected_or_full"] += 1
+            self._renew(to, known)
+            return False
+        known.good_s, known.pause_s = time.monotonic(), RECONNECT_S[0]
+        self.counters["sent"] += 1
+        return True
+
+    def _renew(self, host: HostId, peer: LinkPeer) -> None:
+        """Replace the connection when it has taken no message for a while."""
+        now_s = time.monotonic()
+        if now_s - peer.good_s < peer.pause_s:
+            return
+        dealer = self._connected(host, peer.address, peer.public_key)
+        if dealer:
+            peer.dealer.close()
+            peer.dealer, peer.good_s = dealer, now_s
+            peer.pause_s = min(2 * peer.pause_s, RECONNECT_S[1])
+            self.counters["renewed"] += 1
+
+    async def close(self) -> None:
+        for task in (self._reader, self._doorkeeper):
+            if task:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        for host in list(self._peers):
+            self.forget(host)
+        if self._router and self._monitor:
+            self._router.disable_monitor()
+            self._monitor.close(linger=0)
+            self._router.close()
+        if self._authenticator:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    @staticmethod
+    def _harden(end: "zmq.Socket[bytes] | zmq.asyncio.Socket") -> None:
+        end.setsockopt(zmq.LINGER, 0)
+        end.setsockopt(zmq.SNDHWM, OUTBOX_MESSAGES_MAX)
+        end.setsockopt(zmq.RCVHWM, OUTBOX_MESSAGES_MAX)
+        end.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES_MAX)
+        end.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        end.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        end.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        end.setsockopt(zmq.HEARTBEAT_TTL, 3 * HEARTBEAT_MS)
+
+
+def _turn_away(file: int, bound: Address) -> None:
+    """End a connection that ZeroMQ accepted. The descriptor may be another file's by now: only connections to our own
+    TCP port are closed, and a peer that is closed by mistake connects again."""
+    with contextlib.suppress(OSError):
+        copy = os.dup(file)
+        try:
+            connection = socket.socket(fileno=copy)
+        except OSError:  # no socket at all
+            os.close(copy)
+            return
+        with connection:
+            tcp = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if tcp and str(connection.getsockname()[1]) == bound.rpartition(":")[2]:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _user_id(frame: zmq.Frame) -> bytes:
+    """The key that the handshake proved, Z85; empty when there was none."""
+    try:
+        found = frame.get("User-Id")
+    except zmq.ZMQError:
+        return b""
+    return found.encode() if isinstance(found, str) else bytes(found)

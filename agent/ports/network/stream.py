@@ -1,0 +1,448 @@
+"""One connection for bulk bytes, over TCP or a unix socket, on asyncio's BufferedProtocol; the same on
+uvloop and on stock asyncio.
+
+Reading: the kernel fills either the reader's own memory (a read of at least `DIRECT_BYTES` is waiting) or a spill
+buffer of `SPILL_BYTES`, from which small reads are served; when the spill is full and nobody reads, the socket is
+paused, and TCP tells the peer.
+
+    kernel -> get_buffer() -> the reader's view, when one waits     no copy
+                           -> spill, otherwise                      one copy, few system calls
+
+Writing: the transport's high-water mark is 0, so whatever the kernel does not take at once pauses the stream. `write`
+returns when the kernel has everything, so buffers may be reused and a slow peer holds up its writers, one write at a
+time and in order. The kernel's send buffer is the only outbox.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from agent.ports.network.datagrams import ip_port_text
+from agent.ports.network.page_lender import PageLender
+from agent.ports.network.peers import peer_of
+from covey.ports import UNKNOWN_USER, Address, Handed
+from covey.wire.bulk import widen
+from covey.wire.driven import Driven
+
+SPILL_BYTES: Final = 64 << 10
+"""Bytes that one connection may hold received and unread."""
+SPILL_BYTES_FIRST: Final = 4 << 10
+"""The same of a connection of which little was read: one that is not authenticated yet costs little memory."""
+DIRECT_BYTES: Final = 16 << 10
+"""A read with at least this much missing is filled by the kernel itself."""
+SILENCE_MS = 5000
+"""TCP_USER_TIMEOUT: bytes that a peer's kernel leaves unacknowledged, or refuses for want of room, this long end the
+connection. The memory notes ask for 1-2 s per request; requests carry their own deadlines, and a healthy host whose
+process is paused for a few seconds must keep its connections."""
+FILLS_MAX: Final = 16
+"""How often a driver is told in one turn that what it wanted is there. With many requests under way both ends would
+take turns otherwise: one handles all of them while the other waits."""
+
+_WRITELINES_NEVER_PAUSE: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+"""CVE-2024-12254: the transports of that asyncio hold any number of bytes that were given to `writelines`."""
+
+
+class Turn:
+    """Of all streams of a process: what waits until the bytes that came over one of them are handled. The loop would do
+    it in its next turn, after another look at all sockets."""
+
+    __slots__ = ("_after", "is_on")
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """Bytes are being handled."""
+        self._after: deque[Callable[[], None]] = deque()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """`covey.wire.driven.DrivenStream`."""
+        if self.is_on:
+            self._after.append(call)
+        else:
+            asyncio.get_running_loop().call_soon(call)
+
+    def end(self) -> None:
+        """They are handled. Where that failed, what is left is for the loop."""
+        try:
+            while self._after:
+                self._after.popleft()()
+        finally:
+            self.is_on = False
+            while self._after:
+                asyncio.get_running_loop().call_soon(self._after.popleft())
+
+
+class SocketStream(asyncio.BufferedProtocol):
+    """`covey.ports.ByteStream` over one asyncio transport."""
+
+    def __init__(self, turn: Turn, connected: Callable[["SocketStream"], None] | None = None) -> None:
+        self._turn, self._connected = turn, connected
+        self._transport: asyncio.Transport | None = None
+        self._ended: ConnectionError | None = None
+        self._spill = memoryview(bytearray(SPILL_BYTES_FIRST))
+        self._start = self._end = 0
+        self._target: memoryview | None = None
+        self._filled = 0
+        self._reader: asyncio.Future[None] | None = None
+        self._direct = self._reading_paused = self._writing_paused = False
+        self._driver: Driven | None = None
+        self._polite = self._held = self._driven_soon = False
+        self._lender: PageLender | None = None
+        self._lends = True
+        self._joins = False
+        self._writers: deque[asyncio.Future[None]] = deque()
+        self.peer: Address = ""
+        self.uid = UNKNOWN_USER
+        self.same_host = False
+
+    # ---- reading ----
+
+    async def read_into(self, view: memoryview) -> None:
+        """One reader at a time. A cancelled read leaves the stream in the middle of something: close it then."""
+        target = view.cast("B") if view.format != "B" or view.ndim != 1 else view
+        size = len(target)
+        if self._reader is not None:
+            raise RuntimeError(f"two readers on the stream from {self.peer}")
+        at = self._take(target, 0)
+        if at == size:
+            return
+        if self._ended is not None:
+            raise self._ended
+        self._target, self._filled = target, at
+        self._reader = asyncio.get_running_loop().create_future()
+        self._resume_reading()
+        try:
+            await self._reader
+        finally:
+            self._reader = self._target = None
+
+    def _take(self, target: memoryview, at: int) -> int:
+        """Move what the spill holds into `target` from that byte on: how many bytes."""
+        start = self._start
+        count = min(self._end - start, len(target) - at)
+        target[at : at + count] = self._spill[start : start + count]
+        self._start = start + count
+        if self._start == self._end:
+            if self._end == SPILL_BYTES_FIRST == len(self._spill):
+                self._spill = memoryview(bytearray(SPILL_BYTES))  # it was full, and the reader took all of it
+            self._start = self._end = 0
+        return count
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        self._direct = self._target is not None and len(self._target) - self._filled >= DIRECT_BYTES
+        if self._direct:
+            assert self._target is not None
+            return self._target[self._filled :]
+        if self._end == len(self._spill):
+            kept = self._end - self._start
+            self._spill[:kept] = bytes(self._spill[self._start : self._end])
+            self._start, self._end = 0, kept
+        return self._spill[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._direct:
+            self._filled += nbytes
+        else:
+            self._end += nbytes
+            if self._target is not None:
+                self._filled += self._take(self._target, self._filled)
+        if self._driver is not None:
+            self._drive_on()
+            return
+        if self._target is not None and self._filled == len(self._target):
+            self._target = None
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(None)
+        if self._target is None and self._end - self._start == len(self._spill) and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    # ---- driven ----
+
+    def drive(self, by: Driven, polite: bool) -> None:
+        """`covey.wire.driven.DrivenStream`. What was received already comes first, in the next turn."""
+        self._driver, self._polite = by, polite
+        self._target = by.wanted()
+        self._filled = self._take(self._target, 0)
+        if self._end == 0:
+            self._spill = memoryview(bytearray(SPILL_BYTES))
+        self._drive_soon()
+
+    def send(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        if self._ended is None:
+            self._give(parts)
+
+    def _give(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        if self._transport is None:
+            return
+        if self._joins:
+            self._transport.write(b"".join(parts))
+        else:
+            self._transport.writelines(parts)
+
+    def _drive_soon(self) -> None:
+        """In the next turn, once."""
+        if not self._driven_soon:
+            self._driven_soon = True
+            asyncio.get_running_loop().call_soon(self._driven_in_turn)
+
+    def _driven_in_turn(self) -> None:
+        if self._driven_soon:
+            self._drive_on()
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._turn.soon(call)
+
+    def _drive_on(self, most: int = FILLS_MAX) -> None:
+        turn = self._turn
+        if turn.is_on:
+            self._hand_over(most)
+            return
+        turn.is_on = True
+        try:
+            self._hand_over(most)
+        finally:
+            turn.end()
+
+    def _hand_over(self, most: int) -> None:
+        """What is here, unless the peer has to take something first; what is more in the next turn."""
+        self._driven_soon = False
+        driver, fills = self._driver, 0
+        while driver is not None and self._target is not None and not self._waits():
+            if self._filled < len(self._target):
+                self._filled += self._take(self._target, self._filled)
+                if self._filled < len(self._target):
+                    break
+            if fills == most:
+                self._drive_soon()
+                break
+            fills += 1
+            driver.filled()
+            if self._ended is not None:
+                break
+            self._target, self._filled = driver.wanted(), 0
+        if driver is None or self._ended is not None:
+            self._end_driver()
+            return
+        driver.turn()
+        if self._waits():
+            self._pause_reading()
+        else:
+            self._resume_reading()
+
+    def _waits(self) -> bool:
+        """Is no request to be read now?"""
+        return self._held or (self._polite and self._writing_paused)
+
+    def hold(self) -> None:
+        self._held = True
+
+    def go_on(self) -> None:
+        if self._held:
+            self._held = False
+            self._drive_soon()
+
+    def _end_driver(self) -> None:
+        driver, self._driver, self._target = self._driver, None, None
+        if driver is not None and self._ended is not None:
+            driver.ended(self._ended)
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and self._transport is not None:
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and self._transport is not None:
+            self._reading_paused = False
+            with contextlib.suppress(RuntimeError):  # asyncio: the transport is closing
+                self._transport.resume_reading()
+
+    # ---- writing ----
+
+    async def write(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Cancelled while the kernel has not taken everything, the connection ends: half a unit is of no use."""
+        again = False
+        while self._held_up():
+            await self._wait_writable(first=again)
+            again = True
+        self._raise_if_ended()
+        assert self._transport is not None
+        self._give([_octets(part) for part in parts if len(part)])
+        try:
+            while self._held_up():
+                await self._wait_writable(first=True)
+        except asyncio.CancelledError:
+            self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+            self._transport.abort()
+            raise
+        self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
+        """A method, since a check that is made again after a wait is taken for needless where types are compiled in."""
+        if self._ended is not None:
+            raise self._ended
+
+    async def write_with(self, data: bytes, pages: Sequence[Handed]) -> None:
+        """Transports send no descriptors, so this goes to the socket itself, at a moment when the transport holds
+        nothing back; what the kernel does not take of `data` goes the usual way."""
+        while self._held_up():
+            await self._wait_writable(first=False)
+        self._raise_if_ended()
+        assert self._transport is not None
+        descriptors = [page.descriptor for page in pages]
+        if min(descriptors) < 0:
+            return
+        with socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno())) as plain:
+            try:
+                sent = socket.send_fds(plain, [data], descriptors)
+            except BlockingIOError as error:
+                raise ConnectionAbortedError(f"{self.peer} does not read") from error
+            except OSError as error:
+                raise ConnectionResetError(f"{self.peer} cannot be given descriptors: {error}") from error
+        if sent < len(data):
+            await self.write(data[sent:])
+
+    async def lend(self, head: bytes, pages: memoryview) -> None:
+        """`covey.wire.splicing.PageStream`."""
+        if self._lender is None and self._lends and self.uid >= 0 and self._transport is not None:
+            try:
+                self._lender = PageLender(self._transport.get_extra_info("socket").fileno())
+            except OSError:
+                self._lends = False
+        if self._lender is None or self._ended is not None:
+            await self.write(head, pages)
+            return
+        await self.write(head)
+        done = False
+        try:
+            await self._lender.send(pages)
+            done = True
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise ConnectionResetError(f"{self.peer} cannot be given pages: {error}") from error
+        finally:
+            if not done:
+                self._end_with(ConnectionAbortedError(f"a write to {self.peer} was given up half way"))
+                if self._transport is not None:
+                    self._transport.abort()
+
+    def _held_up(self) -> bool:
+        return self._writing_paused and self._ended is None
+
+    async def _wait_writable(self, first: bool) -> None:
+        """`first`: a writer that has bytes under way, or has waited before, precedes those that wait to begin."""
+        writer = asyncio.get_running_loop().create_future()
+        if first:
+            self._writers.appendleft(writer)
+        else:
+            self._writers.append(writer)
+        try:
+            await writer
+        finally:
+            with contextlib.suppress(ValueError):
+                self._writers.remove(writer)
+            if not self._writing_paused:
+                self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        for writer in self._writers:
+            if not writer.done():
+                writer.set_result(None)
+                return
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._wake_writer()
+        if self._driver is not None and self._polite:
+            self._drive_soon()
+
+    # ---- life ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports are no subclasses
+        assert self._transport is not None
+        self._transport.set_write_buffer_limits(high=0)
+        self._joins = _WRITELINES_NEVER_PAUSE and type(transport).__module__.startswith("asyncio.")
+        connection = transport.get_extra_info("socket")
+        if connection.family == socket.AF_UNIX:
+            pid, self.uid = peer_of(connection)
+            self.peer, self.same_host = f"unix:pid {pid}", True
+        else:
+            self.peer = ip_port_text(transport.get_extra_info("peername") or ("?", 0))
+            self.same_host = is_same_host(connection)
+            _configure_tcp(connection)
+        if self._connected is not None:
+            self._connected(self)
+
+    def widen(self) -> None:
+        """It carries bulk bytes over a unix socket."""
+        assert self._transport is not None
+        widen(self._transport.get_extra_info("socket"))
+
+    def _drive_to_the_end(self) -> None:
+        """What came before the end is handed over before it is told."""
+        if self._driven_soon and self._ended is None:
+            self._drive_on(sys.maxsize)
+
+    def eof_received(self) -> bool:
+        self._drive_to_the_end()
+        self._end_with(ConnectionResetError(f"{self.peer} closed the connection"))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._drive_to_the_end()
+        self._end_with(
+            exc if isinstance(exc, ConnectionError) else ConnectionResetError(f"connection to {self.peer} lost: {exc}")
+        )
+
+    def _end_with(self, error: ConnectionError) -> None:
+        if self._ended is None:
+            self._ended = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_exception(self._ended)
+        if self._lender is not None:
+            self._lender.close()
+        for writer in self._writers:
+            if not writer.done():
+                writer.set_result(None)
+        self._end_driver()
+
+    def close(self) -> None:
+        self._end_with(ConnectionAbortedError(f"connection to {self.peer} closed here"))
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _octets(part: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
+    return part.cast("B") if isinstance(part, memoryview) and (part.format != "B" or part.ndim != 1) else part
+
+
+def is_same_host(connection: Any) -> bool:
+    """Of a TCP connection, by its addresses."""
+    try:
+        near, far = connection.getsockname()[0], connection.getpeername()[0]
+    except OSError:  # already gone
+        return False
+    return bool(near == far or (near.startswith("127.") and far.startswith("127.")))
+
+
+def _configure_tcp(connection: Any) -> None:
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS),
+    ):
+        with contextlib.suppress(OSError):  # already gone, or a kernel without it
+            connection.setsockopt(level, option, value)

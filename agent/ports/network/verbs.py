@@ -1,0 +1,260 @@
+"""`covey.ports.verbs` over pyverbs, which Debian has as python3-pyverbs. It is loaded when a device is opened, not
+before."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from agent.ports.network.verbs_found import RdmaPort, look, pyverbs_spec
+from covey.ports.verbs import NUMBER_BITS, STEPS_MAX, NoVerbs, PairPlace, VerbsDevice, VerbsFound, VerbStep
+
+EVENT_FILE = "anon_inode:[infinibandevent]"
+"""What the kernel calls the descriptor of a completion channel; pyverbs does not tell its number."""
+CHANNEL_TRIES = 8
+POLLED = 64
+"""Completions taken at once."""
+RESPONDER = 4
+"""READs of one end that the other has under way at once."""
+ACK_TIMEOUT, RETRIES = 14, 7
+"""4.096 us * 2^14 = 67 ms without an answer, so many times; then the pair has failed."""
+NO_RECEIVER_TIMER = 12
+STATUSES = {
+    4: "a local protection error", 5: "flushed", 10: "the peer does not allow access to that memory any more",
+    12: "the peer does not answer", 13: "the peer is not ready",
+}  # fmt: skip
+
+
+class PyVerbs:
+    """`covey.ports.verbs.Verbs` of this host."""
+
+    def __init__(self) -> None:
+        self._opened: OpenedDevice | None = None
+
+    def look(self, needs_bytes: int) -> VerbsFound:
+        found = look(needs_bytes=needs_bytes)
+        return VerbsFound("" if found.port is None else found.port.device, found.why)
+
+    def open(self) -> VerbsDevice:
+        found = look()
+        if found.port is None:
+            raise NoVerbs(found.why)
+        try:
+            _load()
+            if self._opened is None or self._opened.port != found.port:
+                self._opened = OpenedDevice(found.port)
+            return PyVerbsDevice(self._opened)
+        except ImportError as error:
+            raise NoVerbs(f"pyverbs cannot be loaded: {error}") from error
+
+
+def _load() -> None:
+    """Also from where a virtual environment does not look; nothing else is found there because of it."""
+    if "pyverbs" in sys.modules:
+        return
+    spec = pyverbs_spec()
+    if spec is None or spec.loader is None:
+        raise ImportError("no pyverbs")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["pyverbs"] = module
+    spec.loader.exec_module(module)
+
+
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """pyverbs raises errors of its own, which say what the device refused."""
+    from pyverbs.pyverbs_error import PyverbsError
+
+    try:
+        yield
+    except (PyverbsError, OSError, MemoryError) as error:
+        raise NoVerbs(f"the device refuses {what}: {error}".replace("\n", " ")) from error
+
+
+class OpenedDevice:
+    """One port of a device, opened once in a process."""
+
+    def __init__(self, port: RdmaPort) -> None:
+        from pyverbs.device import Context
+
+        self.port = port
+        with _refusals("to be opened"):
+            self.context = Context(name=port.device)
+            self.mtu = int(self.context.query_port(port.port).active_mtu)
+
+
+class PyVerbsDevice:
+    """`covey.ports.verbs.VerbsDevice`."""
+
+    def __init__(self, opened: OpenedDevice) -> None:
+        from pyverbs.pd import PD
+
+        self.name, self.port = opened.port.device, opened.port
+        self.context, self.mtu = opened.context, opened.mtu
+        with _refusals("a protection domain"):
+            self.domain = PD(self.context)
+
+    def register(self, memory: memoryview, remote: bool) -> "PyRegion":
+        return PyRegion(self, memory, remote)
+
+    def pair(self, done: Callable[[str], None]) -> "PyPair":
+        return PyPair(self, done)
+
+    def close(self) -> None:
+        self.domain.close()
+
+
+class PyRegion:
+    """`covey.ports.verbs.Region`."""
+
+    def __init__(self, device: PyVerbsDevice, memory: memoryview, remote: bool) -> None:
+        import numpy as np
+        import pyverbs.enums as e
+        from pyverbs.mr import MR
+
+        access = int(e.IBV_ACCESS_LOCAL_WRITE)
+        if remote:
+            access |= int(e.IBV_ACCESS_REMOTE_READ) | int(e.IBV_ACCESS_REMOTE_WRITE)
+        self._held: Any = np.frombuffer(memory, np.uint8)
+        """Keeps the memory where it is until nobody can reach it."""
+        self.address = int(self._held.ctypes.data)
+        with _refusals(f"to register {len(self._held)} bytes (memory that may be locked: ulimit -l)"):
+            self._region = MR(device.domain, len(self._held), access, self.address)
+        self.key = int(self._region.rkey if remote else self._region.lkey)
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._region.close()
+            self._held = None
+
+
+class PyPair:
+    """`covey.ports.verbs.Pair`. A completion channel of its own, whose descriptor the loop watches."""
+
+    def __init__(self, device: PyVerbsDevice, done: Callable[[str], None]) -> None:
+        import pyverbs.enums as e
+        from pyverbs.cq import CQ
+        from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+
+        self._e, self._device, self._done = e, device, done
+        self._loop = asyncio.get_running_loop()
+        self._under_way: deque[int] = deque()
+        """Numbers of posts, oldest first."""
+        self._last = 0
+        self._closed = False
+        with _refusals("a queue pair"):
+            self._channel, self._descriptor = _channel(device.context)
+            self._queue = CQ(device.context, 2 * STEPS_MAX, channel=self._channel)
+            self._queue.req_notify()
+            cap = QPCap(max_send_wr=STEPS_MAX, max_recv_wr=1, max_send_sge=1, max_recv_sge=1)
+            wanted = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=cap)
+            self._pair = QP(device.domain, wanted, QPAttr())
+            first = QPAttr(port_num=device.port.port)
+            first.qp_access_flags = e.IBV_ACCESS_REMOTE_READ | e.IBV_ACCESS_REMOTE_WRITE
+            self._pair.to_init(first)
+        psn = int.from_bytes(os.urandom(3), "little")
+        self.where = PairPlace(device.port.gid, device.port.lid, int(self._pair.qp_num), psn, device.mtu)
+        self._loop.add_reader(self._descriptor, self._completed)
+
+    def connect(self, peer: PairPlace) -> None:
+        from pyverbs.addr import GID, AHAttr, GlobalRoute
+        from pyverbs.qp import QPAttr
+
+        port = self._device.port
+        with _refusals("to connect a queue pair"):
+            route = GlobalRoute(dgid=GID(_gid_text(peer.gid)), sgid_index=port.gid_index)
+            how = QPAttr(port_num=port.port, path_mtu=min(self.where.mtu, peer.mtu))
+            how.ah_attr = AHAttr(gr=route, is_global=1, port_num=port.port, dlid=peer.lid)
+            how.dest_qp_num = peer.number
+            how.rq_psn, how.sq_psn = peer.first_psn, self.where.first_psn
+            how.max_dest_rd_atomic = how.max_rd_atomic = RESPONDER
+            how.min_rnr_timer = NO_RECEIVER_TIMER
+            how.timeout, how.retry_cnt, how.rnr_retry = ACK_TIMEOUT, RETRIES, 0
+            self._pair.to_rts(how)
+
+    def post(self, steps: Sequence[VerbStep]) -> None:
+        from pyverbs.wr import SGE, SendWR
+
+        e, self._last = self._e, self._last + 1
+        self._under_way.append(self._last)
+        works: list[Any] = []  # each points to the one after it, and keeps nothing alive
+        for step in reversed(steps):
+            following = works[-1] if works else None
+            work = SendWR(
+                wr_id=self._last,
+                opcode=e.IBV_WR_RDMA_READ if step.is_read else e.IBV_WR_RDMA_WRITE,
+                num_sge=1,
+                sg=[SGE(step.here, step.size, step.here_key)],
+                send_flags=e.IBV_SEND_SIGNALED if following is None else 0,
+                next_wr=following,
+            )
+            work.set_wr_rdma(step.there_key, step.there)
+            works.append(work)
+        try:
+            with _refusals("a request"):
+                self._pair.post_send(works[-1])
+        except NoVerbs as why:
+            self._loop.call_soon(self._fail, str(why))
+
+    def _completed(self) -> None:
+        """The channel says that there is something."""
+        if self._closed:
+            return
+        self._channel.get_cq_event(self._queue)
+        self._queue.ack_events(1)
+        self._queue.req_notify()
+        while not self._closed:
+            count, found = self._queue.poll(POLLED)
+            for completion in found:
+                if completion.status:
+                    status = int(completion.status)
+                    self._fail(STATUSES.get(status, f"status {status} of verbs"))
+                    return
+                if self._under_way and completion.wr_id == self._under_way[0]:
+                    self._under_way.popleft()
+                    self._done("")
+                    if self._closed:
+                        return
+            if not count:
+                return
+
+    def _fail(self, why: str) -> None:
+        under_way, self._under_way = self._under_way, deque()
+        for _ in under_way:
+            self._done(why)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._under_way.clear()
+            self._loop.remove_reader(self._descriptor)
+            self._pair.close()
+            self._queue.close()
+            self._channel.close()
+
+
+def _channel(context: Any) -> tuple[Any, int]:
+    """A completion channel and its descriptor, which is the lowest that is free."""
+    from pyverbs.cq import CompChannel
+
+    for _ in range(CHANNEL_TRIES):
+        free = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        os.close(free)
+        channel = CompChannel(context)
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{free}") == EVENT_FILE:
+                os.set_blocking(free, False)
+                return channel, free
+        channel.close()  # something else was closed between, such as garbage
+    raise NoVerbs("the descriptor of a completion channel cannot be found")
+
+
+def _gid_text(gid: bytes) -> str:
+    return ":".join(gid[at : at + 2].hex() for at in range(0, 16, 2))
+
+
+assert NUMBER_BITS == 24

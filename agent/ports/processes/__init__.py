@@ -1,0 +1,1 @@
+"""Processes of this machine: ranks under their shims, and our own programs."""

@@ -1,0 +1,516 @@
+"""The shim: one small process between a supervisor and a rank, which outlives the supervisor (as containerd's does).
+
+    supervisor --start--> shim --fork--> rank     PATH.run    who the rank and its shim are; the rank begins after it
+                           |  ^           |        PATH.exit   how the rank ended, whole or not at all, on disk
+                           |  +---pipe----+        OUTPUT      what it wrote: head and ring
+
+It adopts the processes that the rank leaves behind, so that they can be found and ended, and exits once none of them is
+left and all output is on disk. `kill -9` of a shim costs its rank, whose exit status would be lost and whose output
+nothing would read.
+
+Output goes through the shim since nothing else bounds it without a race: the rank may write at any speed, and the shim
+handles a full disk, which would otherwise raise in the training script. A pipe to the supervisor or to the agent would
+end the rank with them. Of OUTPUT the first quarter of what it may hold is kept for good (how it began: the arguments,
+the versions), then a ring of twelve parts with the newest of the rest:
+
+    rank0.log                   the head
+    rank0.log.000000067108864   a part; the number is the offset of its first byte in all that was ever written
+
+So offsets never change their meaning, and what was dropped is the gap between head and first part.
+
+What is printed leaves the last room of the disk to others (`agent/ports/last_room.py`): the oldest part goes, or where
+there is none what is new is lost, and a line says so.
+
+A *spare* (`config["control"]`, a socket of whoever keeps it) is a process that waits before it does anything of its
+script (`covey.hooks.warm`). It has no record and no output until it is taken for a rank: what it is then comes over
+that socket, and from there on it is a rank like any other. Its shim ends it once nobody holds the other end.
+
+    keeper -- marshal: run, output, limit_bytes, cores, given --> shim -- "warm" or why not, then "taken" --> keeper
+
+Run as a script of its own, without site and with one small module of ours, which says what a rank inherits
+(`agent/ports/processes/inheritance.py`): it starts in some 20 ms of CPU and 10 MB.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import marshal
+import os
+import select
+import sys
+import zlib
+
+# Neither `signal` nor `typing` at run time: what they import takes longer than all the rest of the start.
+from _signal import (  # type: ignore[import-not-found]
+    SIG_IGN,
+    SIGCHLD,
+    SIGHUP,
+    SIGINT,
+    SIGKILL,
+    SIGTERM,
+    set_wakeup_fd,
+    signal,
+)
+
+if not __package__:  # a script of its own: what it shares with the agent lies beside it
+    sys.path.append(__file__.rsplit("/", 4)[0])
+from agent.ports.processes.inheritance import UMASK, begin_anew, umask_of, unblock_signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+PR_SET_CHILD_SUBREAPER = 36
+HELD_NICE, NICE_LIMIT, CAP_SYS_NICE = 19, 20, 23
+PIPE_BYTES = 1 << 20
+READ_BYTES = 1 << 18
+HEAD_SHARE, PARTS, PART_SHARE = 4, 12, 16
+"""A quarter of the limit for the head, and twelve parts of a sixteenth each."""
+PART_DIGITS = 15
+LINE_BYTES = 200
+"""Room for the line at the end of the head."""
+FIRST_BYTES = 1 << 20
+"""How a rank began is of use to everybody: so much of its output need only leave half as much free."""
+WRITE_TRIES, RETRY_MS = 30, 1000
+"""How often, and how far apart, writing the exit status is tried when the disk fails."""
+EXIT_BYTES = 64
+AT_FAULT_MAX = 2048
+"""Characters of what is at fault, in words: they fit into a pipe at once."""
+SPARE = "COVEY_SPARE"
+"""In a spare's environment: the descriptors by which it hears what it is, and says that it waits."""
+SPARE_LINE_BYTES = 4096
+LENGTH_BYTES = 8
+GOES_FIRST, ORDINARY = 800, 0
+"""oom_score_adj of what is of use to nobody's work yet, and of a rank."""
+
+
+def sealed(text: str) -> bytes:
+    """A line with its own checksum."""
+    return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
+
+
+class Output:
+    """The head and the ring. Nothing here raises: what cannot be written is dropped, and a line says how much."""
+
+    def __init__(self, path: str, limit_bytes: int, keep_free: int = 0) -> None:
+        self.path, self.part_bytes, self.keep_free = path, limit_bytes // PART_SHARE, keep_free
+        self.head_bytes = limit_bytes // HEAD_SHARE - LINE_BYTES
+        self.dropped, self.why = 0, ""
+        self.file = -1
+        self.parts = self._parts()
+        self.start = self.end = self.parts[-1] if self.parts else 0
+        self._open()
+
+    def _name(self, start: int) -> str:
+        return f"{self.path}.{start:0{PART_DIGITS}d}" if start else self.path
+
+    def _parts(self) -> list[int]:
+        directory, _, name = self.path.rpartition("/")
+        found = [other[len(name) + 1 :] for other in os.listdir(directory) if other.startswith(f"{name}.")]
+        return sorted(int(digits) for digits in found if len(digits) == PART_DIGITS and digits.isdigit())
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+        self.file = os.open(self._name(self.start), flags, 0o600)
+        self.end = self.start + os.fstat(self.file).st_size
+
+    def take(self, data: bytes) -> None:
+        short = self._is_short(len(data))
+        if self.dropped and not (short or self._put(self._lost())):
+            self.dropped = 0
+        if short and not self.dropped:
+            self._put(f"\n[covey: output is lost from here on: {self.why}]\n".encode())
+        self.dropped += len(data) if short or self.dropped else self._put(data)
+
+    def close(self) -> None:
+        """The rank and all that it left behind are over: what was lost at the end is said too."""
+        if self.dropped:
+            self._put(self._lost())
+
+    def _lost(self) -> bytes:
+        return f"\n[covey: {self.dropped} bytes of output were lost here: {self.why}]\n".encode()
+
+    def _is_short(self, size: int) -> bool:
+        """Whether so much more would leave too little free; one old part goes then, if there is one."""
+        least = self.keep_free if self.end + size > FIRST_BYTES else self.keep_free // 2
+        try:
+            if not least or free_at(self.file) - size >= least:
+                return False
+            self.why = f"less than {least >> 20} MiB would be free on this host"
+            if len(self.parts) > 1:
+                os.unlink(self._name(self.parts.pop(0)))
+            return free_at(self.file) - size < least
+        except OSError as error:
+            self.why = error.strerror or str(error)
+            return True
+
+    def _put(self, data: bytes) -> int:
+        """How many bytes of it could not be written."""
+        view = memoryview(data)
+        try:
+            while view:
+                room = (self.part_bytes if self.start else self.head_bytes) - (self.end - self.start)
+                if room <= 0:
+                    self._next()
+                    continue
+                written = os.write(self.file, view[:room])
+                self.end += written
+                view = view[written:]
+        except OSError as error:
+            self.why = error.strerror or str(error)
+        return len(view)
+
+    def _next(self) -> None:
+        """Begin the next part; the oldest one is deleted first, so that the limit holds at every moment."""
+        if not self.start:
+            kept = (PARTS - 1) * self.part_bytes
+            line = (
+                f"\n[covey: {self.end} bytes until here; of what follows at least the newest {kept} bytes are kept]\n"
+            )
+            self.end += os.write(self.file, line.encode())
+        while len(self.parts) >= PARTS:
+            os.unlink(self._name(self.parts.pop(0)))
+        self.start = self.end
+        self._open()
+        self.parts.append(self.start)
+
+
+def free_at(file: int) -> int:
+    """Bytes that any user may still write on the file system of an open file."""
+    return (found := os.fstatvfs(file)).f_bavail * found.f_frsize
+
+
+def started(pid: int) -> int:
+    """Clock ticks since boot when this process began."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
+
+
+def replace(path: str, data: bytes) -> None:
+    """Whole or not at all, for every reader while this machine runs."""
+    file = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.write(file, data)
+    os.close(file)
+    os.rename(f"{path}.new", path)
+
+
+class ExitFile:
+    """The file is allocated beforehand: a full disk loses no exit status."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.file = os.open(f"{path}.new", flags, 0o600)
+        os.write(self.file, b" " * EXIT_BYTES)
+        os.fsync(self.file)
+
+    def write(self, code: int) -> bool:
+        """Whether it is on disk now."""
+        try:
+            os.pwrite(self.file, sealed(f"exit 1 {code}").ljust(EXIT_BYTES), 0)
+            os.fsync(self.file)
+            os.rename(f"{self.path}.new", self.path)
+            directory = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_CLOEXEC)
+            os.fsync(directory)
+            os.close(directory)
+        except OSError:
+            return False
+        return True
+
+    def remove(self) -> None:
+        os.unlink(f"{self.path}.new")
+
+
+def become(config: dict[str, Any], output: int, go: int, trouble: int, spare: tuple[int, int] | None) -> NoReturn:
+    """In the rank: wait until it is written down, then run the user's command. `spare`: by which it hears and says."""
+    at_fault = config["argv"][0]
+    try:
+        os.setsid()
+        if not os.read(go, 1):
+            os._exit(127)
+        if spare is not None:
+            for file in spare:
+                os.set_inheritable(file, True)
+            config["env"][SPARE] = f"{spare[0]},{spare[1]}"
+        begin_anew()
+        if spare is not None:
+            score("self", GOES_FIRST)
+        null = os.open("/dev/null", os.O_RDONLY)
+        for target, source in ((0, null), (1, output), (2, output)):
+            os.dup2(source, target)
+        at_fault = UMASK
+        os.umask(umask_of(config["env"]))
+        if config["cores"]:
+            at_fault = f"cores {config['cores']}"
+            os.sched_setaffinity(0, config["cores"])
+        if config.get("held_back"):
+            hold_back()
+        at_fault = config["cwd"]
+        os.chdir(at_fault)
+        at_fault = config["argv"][0]
+        os.execvpe(at_fault, config["argv"], config["env"])
+    except OSError as error:
+        os.write(trouble, f"{error.errno} {at_fault[:AT_FAULT_MAX]}".encode(errors="surrogateescape"))
+    except ValueError as error:
+        os.write(trouble, f"{errno.EINVAL} {at_fault[:AT_FAULT_MAX]}: {error}".encode(errors="replace"))
+    os._exit(127)
+
+
+def hold_back() -> None:
+    """On what others leave of the cores from now on, as far as that can be taken back
+    (`agent/ports/processes/held_back.py`)."""
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(HELD_NICE))
+    except OSError:
+        pass  # a kernel without automatic groups
+    try:
+        if may_be_let_go():
+            os.setpriority(os.PRIO_PROCESS, 0, HELD_NICE)
+    except (OSError, ValueError):
+        pass
+
+
+def may_be_let_go() -> bool:
+    """Whether this user may raise a priority again that he lowered."""
+    import resource  # takes longer than all the rest of the start, so only where it is asked for
+
+    if resource.getrlimit(resource.RLIMIT_NICE)[0] >= NICE_LIMIT:
+        return True
+    with open("/proc/self/status") as file:
+        able = [int(line.split()[1], 16) for line in file if line.startswith("CapEff:")]
+    return bool(able and able[0] >> CAP_SYS_NICE & 1)
+
+
+def record(run: str, rank: int) -> None:
+    """Who the rank and its shim are, before the rank begins."""
+    own = os.getpid()
+    replace(f"{run}.run", sealed(f"run 1 {rank} {started(rank)} {own} {started(own)}"))
+
+
+def score(pid: int | str, adj: int) -> None:
+    """How soon the kernel ends it when memory runs out."""
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+            file.write(str(adj))
+    except OSError:
+        return
+
+
+def begin(config: dict[str, Any], output: int, spare: tuple[int, int] | None = None) -> tuple[int, str]:
+    """The rank's process, and why it could not start."""
+    go_out, go = os.pipe2(os.O_CLOEXEC)
+    trouble, trouble_in = os.pipe2(os.O_CLOEXEC)
+    rank = os.fork()
+    if rank == 0:
+        become(config, output, go_out, trouble_in, spare)
+    os.close(output)
+    os.close(trouble_in)
+    os.close(go_out)
+    if spare is None:
+        record(config["run"], rank)
+    os.write(go, b"g")
+    os.close(go)
+    wrong = b"".join(iter(lambda: os.read(trouble, 4096), b""))
+    os.close(trouble)
+    return rank, wrong.decode(errors="replace")
+
+
+def reap(rank: int) -> tuple[int | None, bool]:
+    """Reap ended children: the rank's exit status if it is among them, whether any child is left."""
+    code = None
+    try:
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return code, True
+            if pid == rank:
+                code = os.waitstatus_to_exitcode(status)
+    except ChildProcessError:
+        return code, False
+
+
+def keep(rank: int, pipe: int, output: Output, ended: ExitFile) -> int:
+    """Until the rank and all that it left behind are over: its exit status."""
+    woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal(SIGCHLD, lambda _number, _frame: None)
+    ready = select.poll()
+    ready.register(pipe, select.POLLIN)
+    ready.register(woken, select.POLLIN)
+    code: int | None = None
+    tries, left = 0, True
+    first = True
+    while left or (code is not None and 0 < tries < WRITE_TRIES):
+        events = [] if first else ready.poll(RETRY_MS if tries else None)
+        first = False
+        if any(file == woken for file, _ in events):
+            os.read(woken, 4096)
+        found, left = reap(rank)
+        if found is not None:
+            code, tries = found, 1
+        if any(file == pipe for file, _ in events) and pump(pipe, output) == 0:
+            ready.unregister(pipe)
+        if tries:
+            assert code is not None
+            tries = 0 if tries >= WRITE_TRIES or ended.write(code) else tries + 1
+    while pump(pipe, output) > 0:
+        continue
+    output.close()
+    return 255 if code is None else code
+
+
+def pump(pipe: int, output: Output) -> int:
+    """Bytes that went from the pipe to the disk, a buffer of them at most; 0 when nothing will come any more, -1 when
+    there is nothing now."""
+    try:
+        data = os.read(pipe, READ_BYTES)
+    except BlockingIOError:
+        return -1
+    if data:
+        output.take(data)
+    return len(data)
+
+
+def read_exactly(file: int, size: int) -> bytes:
+    """Fewer bytes: the other end was closed."""
+    found = b""
+    while len(found) < size and (part := os.read(file, size - len(found))):
+        found += part
+    return found
+
+
+def write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def await_taken(control: int, says: int) -> dict[str, Any] | None:
+    """What a spare is to be; None when nobody will say so any more, or it has ended."""
+    ready = select.poll()
+    ready.register(control, select.POLLIN)
+    ready.register(says, select.POLLIN)
+    while True:
+        for file, _ in ready.poll():
+            if file == control:
+                length = read_exactly(control, LENGTH_BYTES)
+                data = read_exactly(control, int.from_bytes(length, "little"))
+                whole = len(length) == LENGTH_BYTES and len(data) == int.from_bytes(length, "little")
+                return marshal.loads(data) if whole else None  # noqa: S302  our own parent's
+            said = os.read(says, SPARE_LINE_BYTES)
+            if not said:
+                return None
+            write_all(control, said)
+
+
+def end_spare(spare: int) -> NoReturn:
+    """It has no rank, and all of its group goes."""
+    try:
+        os.killpg(spare, SIGKILL)
+        os.waitpid(spare, 0)
+    except OSError:
+        pass
+    sys.exit(127)
+
+
+def keep_spare(config: dict[str, Any]) -> int:
+    """Until it is taken and has ended: its exit status."""
+    control = config["control"]
+    os.set_inheritable(control, False)
+    hears, tell = os.pipe2(os.O_CLOEXEC)
+    told, says = os.pipe2(os.O_CLOEXEC)
+    pipe, pipe_in = output_pipe()
+    spare, wrong = begin(config, pipe_in, (hears, says))
+    os.close(hears)
+    os.close(says)
+    answer(spare, wrong)
+    taken = None if wrong else await_taken(control, told)
+    if taken is None:
+        end_spare(spare)
+    try:
+        os.makedirs(os.path.dirname(taken["output"]), mode=0o700, exist_ok=True)
+        output = Output(taken["output"], taken["limit_bytes"], taken["keep_free"])
+        ended = ExitFile(f"{taken['run']}.exit")
+        for task in os.listdir(f"/proc/{spare}/task") if taken["cores"] else ():
+            os.sched_setaffinity(int(task), taken["cores"])
+        score(spare, ORDINARY)
+        record(taken["run"], spare)
+    except OSError as error:
+        write_all(control, f"{error.errno} {error.filename or taken['output']}\n".encode())
+        end_spare(spare)
+    try:
+        write_all(tell, taken["given"])
+    except OSError:
+        pass  # it has just ended, as a rank
+    os.close(tell)
+    os.close(told)
+    try:
+        write_all(control, b"taken\n")
+    except OSError:
+        pass  # whoever took it finds its record
+    os.close(control)
+    return keep(spare, pipe, output, ended)
+
+
+def output_pipe() -> tuple[int, int]:
+    pipe, pipe_in = os.pipe2(os.O_CLOEXEC)
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass  # this user has many pipes; it works with a small one too
+    os.set_blocking(pipe, False)
+    return pipe, pipe_in
+
+
+def answer(rank: int, wrong: str) -> None:
+    """To whoever started this shim: the rank's process, or why there is none."""
+    try:
+        os.write(1, sealed(f"error 1 {wrong}") if wrong else sealed(f"started 1 {rank} {started(rank)}"))
+    except OSError:
+        pass  # the supervisor is gone; the next one reads the files
+    os.dup2(0, 1)
+
+
+def main() -> None:
+    with open(0, "rb", closefd=False) as given:
+        config: dict[str, Any] = marshal.load(given)  # noqa: S302  our own parent's
+    os.dup2(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC), 0)
+    unblock_signals()
+    for number in (SIGTERM, SIGINT, SIGHUP):
+        signal(number, SIG_IGN)  # it ends when its rank does
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    sys.exit(status_of(keep_spare(config) if "control" in config else keep_rank(config)))
+
+
+def status_of(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def keep_rank(config: dict[str, Any]) -> int:
+    """Until it has ended: its exit status."""
+    rank, wrong = 0, ""
+    try:
+        os.makedirs(os.path.dirname(config["output"]), mode=0o700, exist_ok=True)
+        output = Output(config["output"], config["limit_bytes"], config["keep_free"])
+        ended = ExitFile(f"{config['run']}.exit")
+        pipe, pipe_in = output_pipe()
+        rank, wrong = begin(config, pipe_in)
+    except OSError as error:
+        wrong = f"{error.errno} {error.filename or config['output']}"
+    answer(rank, wrong)
+    if wrong:
+        if rank:
+            ended.remove()
+            os.unlink(f"{config['run']}.run")
+        sys.exit(127)
+    return keep(rank, pipe, output, ended)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Ranks under their shims (`agent/ports/processes/shim.py`): started, found again by the next supervisor, and their
+exit status read.
+
+The record of a rank is two lines on disk, each with its checksum: its pids (`PATH.run`, before it begins) and how it
+ended (`PATH.exit`). So the supervisor may die at any moment: the next one finds the rank by pid and start time, sees
+its end through a pidfd, and reads the exit status that the shim wrote."""
+
+import asyncio
+import contextlib
+import errno
+import json
+import marshal
+import os
+import signal as signals
+import socket
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+
+from agent.ports.processes import procfs, shim
+from agent.ports.processes.procfs import is_alive
+from covey.core.carried import for_process, for_processes
+from covey.ports import Command, ProcessId
+
+EXIT_POLL_S = 0.01
+"""How often a rank's exit file is looked for once the rank has ended: its shim writes it at once, then syncs it."""
+ANSWER_BYTES_MAX = 1 << 16
+NO_LIMIT_BYTES = 1 << 50
+Watch = Callable[[int, Callable[[], None]], Callable[[], None]]
+
+
+class DetachedProcess(subprocess.Popen[bytes]):
+    """A child that is meant to outlive us, so dropping the object gives no warning."""
+
+    def __del__(self, *_: object) -> None:
+        """Does nothing: the parent class would warn that the process still runs."""
+
+
+def unsealed(line: bytes, word: str) -> str | None:
+    """What follows `word` and its version in a line of a shim; None when it is another, or damaged."""
+    text, _, check = line.strip().rpartition(b" ")
+    if not text.startswith(f"{word} 1 ".encode()) or check != f"{zlib.crc32(text):08x}".encode():
+        return None
+    return text.decode(errors="replace").partition(" 1 ")[2]
+
+
+def _read(path: str, word: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return unsealed(file.read(ANSWER_BYTES_MAX), word)
+    except FileNotFoundError:
+        return None
+
+
+class KeptProcess:
+    """A rank, started here or by a supervisor before."""
+
+    def __init__(
+        self, run: str, rank: ProcessId, shim_id: ProcessId, watch: Watch, popen: DetachedProcess | None
+    ) -> None:
+        self.id, self.shim = rank, shim_id
+        self._run, self._watch, self._popen = run, watch, popen
+
+    @property
+    def loaded(self) -> bool:
+        """True: a user's command has no such signal."""
+        return True
+
+    async def wait(self) -> int | None:
+        await self._over()
+        if is_alive(self.id):
+            self.kill()  # its shim was killed: its output and exit status would be lost
+            await self._until(lambda: not is_alive(self.id))
+            return None
+        await self._until(lambda: self._code() is not None or not self.shim_lives())
+        return self._code()
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        """Polls: every condition awaited here comes true within milliseconds."""
+        while True:
+            if true():
+                return
+            await asyncio.sleep(EXIT_POLL_S)
+
+    async def _over(self) -> None:
+        """Until the rank or its shim has ended."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def look() -> None:
+            if not over.done() and not (is_alive(self.id) and self.shim_lives()):
+                over.set_result(None)
+
+        watched = [self._watch(process.pid, look) for process in (self.id, self.shim)]
+        try:
+            look()
+            await over
+        finally:
+            for stop in watched:
+                stop()
+
+    def shim_lives(self) -> bool:
+        if self._popen is not None:
+            return self._popen.poll() is None
+        return is_alive(self.shim)
+
+    def _code(self) -> int | None:
+        """The exit status that the shim wrote; the shim's own exit status where the disk did not take it."""
+        text = _read(f"{self._run}.exit", "exit")
+        if text is not None:
+            return int(text)
+        own = None if self._popen is None else self._popen.poll()
+        if own is None or own < 0:
+            return None
+        return own if own <= 128 else 128 - own
+
+    def signal(self, number: int) -> None:
+        """Through a pidfd: its shim may reap it at any moment, and the pid be used again."""
+        try:
+            file = os.pidfd_open(self.id.pid)
+        except OSError as error:
+            if error.errno == errno.ENOSYS and is_alive(self.id):
+                os.kill(self.id.pid, number)
+            return
+        try:
+            if is_alive(self.id):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signals.pidfd_send_signal(file, number)
+        finally:
+            os.close(file)
+
+    def signal_catchers(self, number: int) -> None:
+        signal_catchers(self.id, number)
+
+    def stand_still(self) -> None:
+        signal_group(self.id, signals.SIGSTOP)
+
+    def go_on(self) -> None:
+        signal_group(self.id, signals.SIGCONT)
+
+    def kill(self) -> None:
+        signal_group(self.id, signals.SIGKILL)
+
+
+def signal_group(leader: ProcessId, number: int) -> None:
+    """To a process and its whole group. Nothing happens when it is gone."""
+    if is_alive(leader):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(leader.pid, number)
+
+
+def signal_catchers(leader: ProcessId, number: int) -> None:
+    """To those of its group that have a handler for it."""
+    if not is_alive(leader):
+        return
+    for pid in procfs.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if procfs.group(pid) == leader.pid and procfs.catches(pid, number):
+                os.kill(pid, number)
+
+
+async def start(command: Command, marks: dict[str, str], watch: Watch) -> tuple[KeptProcess, DetachedProcess]:
+    """`marks`: the shim's own environment. OSError names what is at fault."""
+    popen, started = await _start(command, _config(command), marks)
+    return _found(command, watch, popen) or _gone(command, started, watch, popen), popen
+
+
+def _config(command: Command) -> dict[str, object]:
+    """What a shim goes by; `Command` in its words."""
+    return {
+        "argv": [for_process(each) for each in command.argv],
+        "cwd": for_process(command.cwd),
+        "env": for_processes(command.env),
+        "output": command.output,
+        "limit_bytes": command.output_bytes_max or NO_LIMIT_BYTES,
+        "keep_free": command.output_keep_free,
+        "run": command.run,
+        "cores": command.cores,
+        "held_back": command.held_back,
+    }
+
+
+async def _start(
+    command: Command, config: dict[str, object], marks: dict[str, str], control: int = -1
+) -> tuple[DetachedProcess, str]:
+    """The shim, and what it says of its process. `control`: a descriptor that it keeps."""
+    given = os.memfd_create("covey-shim", os.MFD_CLOEXEC)
+    answer, answered = os.pipe2(os.O_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(given), "wb") as writer:
+            marshal.dump(config, writer)
+        os.lseek(given, 0, os.SEEK_SET)
+        popen = DetachedProcess(
+            # The last is for people reading `ps`.
+            (sys.executable, "-I", "-S", shim.__file__, os.path.basename(command.run)),
+            cwd="/",
+            env=marks,
+            stdin=given,
+            stdout=answered,
+            start_new_session=True,
+            close_fds=True,
+            pass_fds=(control,) if control >= 0 else (),
+        )
+        os.close(answered)
+        answered = -1
+        line = await _read_all(answer)
+    finally:
+        for file in (given, answer, answered):
+            if file >= 0:
+                os.close(file)
+    started = unsealed(line, "started")
+    if started is None:
+        raise _trouble(line, popen, command)
+    return popen, started
+
+
+class SpareProcess:
+    """`covey.ports.WaitingProcess`: one that was started ahead, under its shim."""
+
+    def __init__(self, id: ProcessId, popen: DetachedProcess, control: socket.socket) -> None:
+        self.id, self._popen, self._control = id, popen, control
+        self._buffer = b""
+        control.setblocking(False)
+
+    async def says(self) -> str:
+        while b"\n" not in self._buffer and len(self._buffer) < ANSWER_BYTES_MAX:
+            part = await asyncio.get_running_loop().sock_recv(self._control, 4096)
+            if not part:
+                raise ConnectionError("it has ended")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode(errors="replace")
+
+    async def become(self, command: Command) -> None:
+        given = json.dumps(for_processes(command.env)).encode()
+        said = marshal.dumps(
+            {**_config(command), "given": len(given).to_bytes(shim.LENGTH_BYTES, "little") + given},
+        )
+        await asyncio.get_running_loop().sock_sendall(
+            self._control, len(said).to_bytes(shim.LENGTH_BYTES, "little") + said
+        )
+        while (answer := await self.says()) != "taken":
+            number, _, at_fault = answer.partition(" ")
+            if number.isdigit():
+                raise OSError(int(number), os.strerror(int(number)), at_fault)
+        self._control.close()
+
+    def end(self) -> None:
+        self._control.close()
+
+
+async def start_waiting(command: Command, marks: dict[str, str]) -> SpareProcess:
+    """OSError names what is at fault."""
+    ours, theirs = socket.socketpair()
+    with contextlib.ExitStack() as unless_started:
+        unless_started.callback(ours.close)
+        with theirs:
+            config = {**_config(command), "control": theirs.fileno()}
+            popen, started = await _start(command, config, marks, theirs.fileno())
+        unless_started.pop_all()
+    pid, ticks = (int(word) for word in started.split())
+    return SpareProcess(ProcessId(pid, ticks), popen, ours)
+
+
+def _trouble(line: bytes, popen: DetachedProcess, command: Command) -> OSError:
+    said = unsealed(line, "error")
+    if said is None:
+        return OSError(errno.EIO, "its shim ended before it answered", command.argv[0])
+    number, _, at_fault = said.partition(" ")
+    code = int(number) if number.isdigit() else errno.EIO
+    return OSError(code, os.strerror(code), at_fault)
+
+
+def _gone(command: Command, started: str, watch: Watch, popen: DetachedProcess) -> KeptProcess:
+    """The rank from the shim's answer, when its record cannot be read."""
+    pid, ticks = (int(word) for word in started.split())
+    return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(popen.pid, 0), watch, popen)
+
+
+def _found(command: Command, watch: Watch, popen: DetachedProcess | None) -> KeptProcess | None:
+    text = _read(f"{command.run}.run", "run")
+    if text is None:
+        return None
+    pid, ticks, shim_pid, shim_ticks = (int(word) for word in text.split())
+    return KeptProcess(command.run, ProcessId(pid, ticks), ProcessId(shim_pid, shim_ticks), watch, popen)
+
+
+def resume(command: Command, watch: Watch) -> KeptProcess | None:
+    """The process that was started for this command before, here or by another supervisor, also when it has ended; None
+    when there was none. OSError when its record cannot be read."""
+    return _found(command, watch, None)
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _read_all(file: int) -> bytes:
+    """Until the other end is closed."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(file, False)
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < ANSWER_BYTES_MAX:
+        try:
+            part = os.read(file, 4096)
+        except BlockingIOError:
+            readable: asyncio.Future[None] = loop.create_future()
+            loop.add_reader(file, _set, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(file)
+            continue
+        if not part:
+            break
+        parts.append(part)
+    return b"".join(parts)

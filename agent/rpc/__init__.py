@@ -1,0 +1,1 @@
+"""Messages between agents, and the answers to their questions."""

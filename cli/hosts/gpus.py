@@ -1,0 +1,100 @@
+"""Every GPU of the rack, and which job holds it. `--line` gives one line for a status bar, `--watch` shows who shares
+each of them and what each may do there, again and again.
+
+A GPU that is `lost`, to be emptied (`drain`) or of which nobody knows how it is (`unknown`) takes no job; NOTE says
+why. What the agent remembers of one, its XIDs and that it is there, is forgotten by `agentctl gpus forget UUID` on its
+host, once it was reset, replaced or taken out."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from cli.client import USAGE, AgentctlError
+from cli.context import Context
+from cli.hosts import shared_gpus
+from cli.table import ago, plural, table
+from covey.core.units import format_size
+
+TITLES = ("HOST", "GPU", "MODEL", "MEMORY USED", "OF", "BUSY", "JOB", "SEEN", "NOTE")
+
+
+AWAY = ("away", "gone", "left")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("forget",), help="forget UUID: it was reset or taken out")
+    parser.add_argument("gpu", nargs="?", metavar="UUID", help="of the GPU")
+    parser.add_argument("--line", action="store_true", help="one line for tmux and the like")
+    said = "who shares each GPU, again every second or so"
+    parser.add_argument("--watch", nargs="?", const=1.0, type=float, metavar="SECONDS", help=said)
+
+
+def run(context: Context) -> int:
+    if context.args.action is not None:
+        return forget(context, context.args.gpu)
+    if context.args.watch is not None:
+        return shared_gpus.watch(context, max(0.2, context.args.watch))
+    answer = context.agent.gather("gpus")
+    if context.json:
+        context.say_json(answer.whole)
+        return context.whole(answer)
+    gpus = answer.data
+    uses = [use(gpu) for gpu in gpus]
+    free, away, out = uses.count("free"), sum(name in AWAY for name in uses), uses.count("out")
+    summary = f"{plural(len(gpus), 'GPU')}: {len(gpus) - free - away - out} held, {free} free"
+    summary += f", {out} out of use" if out else ""
+    summary += f", {away} on hosts that are gone" if away else ""
+    if context.args.line:
+        silent = len(answer.unanswered)
+        context.say(summary + (f"; {plural(silent, 'host')} did not answer" if silent else ""))
+        return context.whole(answer)
+    rows = [
+        (
+            gpu["host"],
+            gpu["index"],
+            (gpu["model"] or "unknown")
+            + (" (simulated)" if gpu["simulated"] and "simulated" not in gpu["model"].lower() else ""),
+            format_size(gpu["memory_used_bytes"]) if tells(gpu) else None,
+            format_size(gpu["memory_total_bytes"]) if gpu["memory_total_bytes"] else None,
+            f"{gpu['utilization']:.0%}" if tells(gpu) else None,
+            name,
+            ago(gpu["age_s"]),
+            note(gpu),
+        )
+        for gpu, name in zip(gpus, uses, strict=True)
+    ]
+    context.say(table(TITLES, rows, ("GPU", "MEMORY USED", "OF", "BUSY"), context.paint))
+    context.as_of(answer, summary, age_s=max((gpu["age_s"] for gpu in gpus), default=0.0))
+    return context.whole(answer)
+
+
+def forget(context: Context, gpu: str | None) -> int:
+    if not gpu:
+        raise AgentctlError(USAGE, "no GPU is named", "forget is about one of this host", "agentctl gpus --json")
+    said = context.agent.post("gpus", gpu, "forget").data["said"]
+    context.say(
+        f"forgotten of {gpu}: {said}" if said else f"nothing was remembered of {gpu} beside what its driver says"
+    )
+    return 0
+
+
+def tells(gpu: Mapping[str, Any]) -> bool:
+    """Whether its driver says how it is."""
+    return gpu.get("condition", "ok") not in ("unknown", "lost")
+
+
+def note(gpu: Mapping[str, Any]) -> str:
+    """What is wrong with it, or not known; with the UUID of one that takes no job."""
+    condition = gpu.get("condition", "ok")
+    named = f"{gpu['uuid']} " if condition in ("unknown", "drain", "lost") else ""
+    return "" if condition == "ok" else f"{named}{condition}: {gpu.get('why', '')}"
+
+
+def use(gpu: Mapping[str, Any]) -> str:
+    """Its job and those beside it (`j3 +j5`), `free`, `out` where it takes no job, or that its host is `gone` or has
+    `left`: then no job holds it and none gets it."""
+    state = gpu.get("host_state", "alive")
+    if state in AWAY:
+        return str(state)
+    unheld = "out" if gpu.get("condition", "ok") in ("unknown", "drain", "lost") else "free"
+    return " ".join([*([gpu["job"]] if gpu["job"] else []), *(f"+{id}" for id in gpu.get("beside", ()))]) or unheld

@@ -1,0 +1,152 @@
+"""Who is in the rack, what state each host is in, and what it can spare, as the answering agent knows it by gossip.
+
+`agentctl hosts give-up NAME` says that nothing runs any more on a host that is gone (its power is off, say): jobs that
+wait for it are taken back and placed again at once, those submitted with --on-lost keep too.
+
+`agentctl hosts drain NAME` has everything leave a host before it is shut down or upgraded: no rank starts there, jobs
+that heal (job.state) go on on other hosts, slabs and sums go elsewhere, and other jobs stay until they end, or with
+--stop-jobs stop and are queued again. --wait returns once nothing is left. `agentctl hosts resume NAME` takes that
+back."""
+
+import argparse
+import getpass
+import time
+from typing import Any
+
+from cli.client import REFUSED, TOO_LATE, USAGE, AgentctlError
+from cli.context import Context
+from cli.table import ago, of, plural, table
+from covey.core.units import format_seconds
+
+TITLES = ("HOST", "STATE", "LEADS", "FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT", "SUMS FOR", "SEEN", "NOTE")
+
+ACTIONS = {
+    "give-up": "give-up NAME: it is lost for good",
+    "drain": "drain NAME: everything leaves it",
+    "resume": "resume NAME: it is used again",
+}
+ASK_AGAIN_S = 0.5
+STOPS = "agentctl hosts drain --stop-jobs"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), help="; ".join(ACTIONS.values()))
+    parser.add_argument("host", nargs="?", metavar="NAME", help="of the host")
+    parser.add_argument("--stop-jobs", action="store_true", help="drain: jobs that cannot move stop, and queue again")
+    parser.add_argument("--wait", action="store_true", help="drain: return once nothing is left there")
+
+
+def run(context: Context) -> int:
+    args = context.args
+    if args.action is not None:
+        return act(context, args.action, args.host)
+    answer = context.agent.get("hosts")
+    if context.json:
+        return context.say_json(answer.whole)
+    rows = [
+        (
+            host["host"],
+            host["state"],
+            "leader" if host["leads"] else "",
+            format_seconds(host["since_s"]),
+            of(host["gpus_free"], host["gpus_total"]),
+            host["slabs_free"],
+            host["slabs_lent"],
+            plural(host["aggregator_jobs"], "job") if host["aggregator_jobs"] else "",
+            ago(host["age_s"]),
+            note(host),
+        )
+        for host in answer.data
+    ]
+    context.say(table(TITLES, rows, ("FOR", "GPUS FREE", "SLABS FREE", "SLABS LENT"), context.paint))
+    for next_step in dict.fromkeys(each["next"] for host in answer.data for each in host.get("troubles") or ()):
+        context.say(f"next: {next_step}")
+    alive = sum(host["state"] == "alive" for host in answer.data)
+    wrong = sum(bool(host.get("troubles")) for host in answer.data)
+    leader = next((host["host"] for host in answer.data if host["leads"]), None)
+    alive_text = f"{alive} of {plural(len(answer.data), 'host')} alive{f', {wrong} wrong' if wrong else ''}"
+    context.as_of(answer, alive_text, f"{leader} leads" if leader else "no leader now")
+    return 0
+
+
+def act(context: Context, action: str, host: str | None) -> int:
+    if not host:
+        raise AgentctlError(USAGE, "no host is named", f"{action} is about one", f"agentctl hosts {action} gpu2")
+    body = {"by": person(), "stop_jobs": context.args.stop_jobs}
+    answer = context.agent.post("hosts", host, action, body=body)
+    if context.json and not context.args.wait:
+        return context.say_json(answer.whole)
+    jobs = ", ".join(job["id"] for job in answer.data)
+    if action == "give-up":
+        context.say(f"{host} is given up; {f'taken back: {jobs}' if jobs else 'no job waited for it'}")
+    elif action == "resume":
+        context.say(f"{host} is used again")
+    elif context.args.wait:
+        return wait_until_empty(context, host)
+    else:
+        context.say(
+            f"{host} is drained: nothing new starts there; {f'jobs there now: {jobs}' if jobs else 'no job is'}"
+        )
+        context.say(f"next: agentctl hosts drain {host} --wait, or agentctl hosts")
+    return 0
+
+
+def wait_until_empty(context: Context, host: str) -> int:
+    """0 once the host says that nothing is left there."""
+    began_s, said = time.monotonic(), ""
+    while True:
+        row = next((row for row in context.agent.get("hosts").data if row["host"] == host), None)
+        state = "unknown" if row is None else row["state"]
+        if row is None or state in ("gone", "left"):
+            next_step = f"agentctl hosts give-up {host}, if nothing runs there any more"
+            raise AgentctlError(REFUSED, f"{host} was not seen to be empty", f"it is {state}", next_step)
+        heard, rest = row.get("drained_by") is not None, left(row)
+        if heard and not rest:
+            break
+        if heard and rest != said:
+            said = rest
+            if not context.json:
+                context.say(f"{host}: {rest} left")
+        limit_s = context.args.timeout
+        if limit_s is not None and time.monotonic() - began_s > limit_s:
+            why = f"after {limit_s:g} s {f'{said} are left' if said else 'it has not said that it is drained'}"
+            raise AgentctlError(TOO_LATE, f"{host} is not empty yet", why, f"agentctl jobs, or {STOPS} {host}")
+        time.sleep(ASK_AGAIN_S)
+    if context.json:
+        return context.say_json({"schema": 1, "data": row})
+    context.say(f"{host} is empty: no job, slab or sum is left; it can be shut down, or agentctl hosts resume {host}")
+    return 0
+
+
+def person() -> str:
+    """Whoever types this, as far as this machine knows a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return ""
+
+
+def left(row: dict[str, Any]) -> str:
+    """What a host that is drained still has; empty: nothing."""
+    parts = ((row.get("drained_jobs"), "job"), (row["slabs_lent"], "slab"), (row["aggregator_jobs"], "summed job"))
+    return ", ".join(plural(count, what) for count, what in parts if count)
+
+
+def note(host: dict[str, Any]) -> str:
+    failed, suspected_by = host["plugins_failed"], host["suspected_by"]
+    parts = [f"wrong: {each['what']}" for each in host.get("troubles") or ()]
+    parts += [f"suspected by {suspected_by}"] if suspected_by else []
+    parts += [f"late: {late['job']} waits for it {late['percent']} % of the time" for late in host.get("late") or ()]
+    if host.get("drained_by") is not None:
+        rest = left(host)
+        parts.append(f"drained by {host['drained_by']}, {f'{rest} left' if rest else 'empty'}")
+    if why := host.get("gpus_why"):
+        out = host.get("gpus_out", 0)
+        parts.append(f"{plural(out, 'GPU')} out: {why}" if out else why)
+    if no_room := host.get("no_room"):
+        parts.append(no_room)
+    if host["state"] == "away":
+        parts.append(f"back within {format_seconds(float(str(host.get('away_s', 0))))}")
+    if isinstance(failed, list) and failed:
+        parts.append(f"failed: {', '.join(map(str, failed))}")
+    return "; ".join(parts)

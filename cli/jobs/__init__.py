@@ -1,0 +1,1 @@
+"""What `agentctl` says and does about jobs, quotas and tensors."""

@@ -1,0 +1,57 @@
+"""What jobs on one GPU cost the guaranteed one there: its mini-batches against its own alone, and how sure that is.
+
+SLOWER is measured in the window under way, with its 90 % interval; ALONE is its mini-batch with the others stopped, and
+AGE how long ago that was measured or confirmed. `checking`: the others are stopped at this moment, to tell drift from
+harm.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from cli.context import Context
+from cli.jobs.jobs import step_time
+from cli.table import ago, plural, table
+
+TITLES = ("JOB", "HOST", "GPU", "STATE", "SLOWER", "ALONE", "AGE", "CHECKS", "BESIDE", "THE OTHERS MAY")
+ONE_SIDED_90 = 1.3
+"""Standard errors of the interval that is shown, as the controller counts (`plugins.sharing.policy.interference`)."""
+CHECKING = ("baseline", "verify")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", metavar="JOB", help="this job alone")
+
+
+def run(context: Context) -> int:
+    answer = context.agent.gather("interference")
+    rows = [row for row in answer.data if context.args.job in (None, row["job"])]
+    if context.json:
+        context.say_json({**answer.whole, "data": rows})
+        return context.whole(answer)
+    context.say(table(TITLES, [shown(row) for row in rows], ("SLOWER", "ALONE", "AGE", "CHECKS"), context.paint))
+    count = f"guaranteed jobs run on {plural(len(rows), 'GPU')}"
+    context.as_of(answer, count, age_s=max((row["age_s"] for row in rows), default=0.0))
+    return context.whole(answer)
+
+
+def shown(row: Mapping[str, Any]) -> tuple[object, ...]:
+    return (
+        row["job"],
+        row["host"],
+        row["gpu"],
+        "checking" if row["state"] in CHECKING else row["state"],
+        slower(row["slowdown"], row["error"]),
+        step_time(row["baseline_s"]) if row["baseline_s"] else None,
+        None if row["baseline_age_s"] is None else ago(row["baseline_age_s"]),
+        row["audits"],
+        ", ".join(row["beside"]) or "nobody",
+        row["others"] if row["beside"] else None,
+    )
+
+
+def slower(slowdown: float | None, error: float | None) -> str | None:
+    """`+2.1 % ± 0.8`; None while nothing is known."""
+    if slowdown is None or error is None:
+        return None
+    return f"{100 * slowdown:+.1f} % ± {100 * ONE_SIDED_90 * error:.1f}"

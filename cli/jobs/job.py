@@ -1,0 +1,190 @@
+"""One job: what it is, where its ranks are, how far it is, and how it ended."""
+
+import argparse
+import signal
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from cli.client import NOT_WHOLE, AgentctlError
+from cli.context import Context, not_found
+from cli.jobs.jobs import class_of, how_long, timed
+from cli.jobs.tensors import silent
+from cli.table import clock, pairs, plural, table
+from covey.core.units import format_seconds
+from covey.tensors.numbers.blocks import job_of
+
+UNSEEN_S = 30.0
+"""For so long a script may load before it is said that nothing sees its steps."""
+RANK_TITLES = ("RANK", "HOST", "STATE", "PID", "ENDED", "GPUS")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="ID", help="such as j1")
+
+
+def run(context: Context) -> int:
+    try:
+        answer = context.agent.gather("jobs", context.args.job)
+    except AgentctlError as error:
+        not_found(context, error, context.args.job)
+    job = answer.data
+    code = NOT_WHOLE if job.get("unanswered") else 0
+    if context.json:
+        context.say_json(answer.whole)
+        return code
+    job["waits"] = waits(context, job)
+    context.say(pairs(facts(job), context.paint))
+    if job["ranks"]:
+        context.say()
+        rows = [
+            (rank["rank"], rank["host"], rank["state"], rank["pid"], ending(rank["code"]), " ".join(rank["gpus"]))
+            for rank in job["ranks"]
+        ]
+        context.say(table(RANK_TITLES, rows, ("RANK", "PID"), context.paint))
+    for host in job.get("unanswered", ()):
+        context.say(f"{host} has not answered: what ranks do there is not known; next: agentctl why host/{host}")
+    context.as_of(answer, f"agentctl logs {job['id']}", f"agentctl why {job['id']}", age_s=job["age_s"])
+    return code
+
+
+def waits(context: Context, job: dict[str, Any]) -> str:
+    """For whom the others wait, of a job that runs and whose tensors an aggregator sums."""
+    if job["state"] != "running" or not job["aggregator"]:
+        return ""
+    try:
+        rows = [row for row in context.agent.gather("tensors").data if job_of(row["job"]) == job["id"]]
+    except AgentctlError:
+        return ""
+    return silent(rows, {rank["rank"]: rank["host"] for rank in job["ranks"]})
+
+
+def facts(job: dict[str, Any]) -> list[tuple[str, object]]:
+    metrics = "  ".join(f"{name} {value:.6g}" for name, value in sorted(job["metrics"].items()))
+    started, ended = job["started_wall_s"], job["ended_wall_s"]
+    gpus = f"{job['gpus'] // max(1, job['workers'])} GPU each" if job["gpus"] else "without GPU"
+    return [
+        ("job", f"{job['id']}  {job['name']}"),
+        ("state", job["state"]),
+        ("why", job["reason"]),
+        ("workers", f"{job['workers']}, {gpus}"),
+        ("places", "  ".join(f"{p['host']}: {ranks_of(p['ranks'])}" for p in job["places"])),
+        ("step", job["step"]),
+        ("step takes", step_takes(job)),
+        ("waits", job.get("waits")),
+        ("seen by", seen_by(job) or unseen(job)),
+        ("metrics", metrics),
+        ("exit code", job["exit_code"]),
+        ("tenant", f"{job['tenant']}, {class_of(job)}"),
+        ("beside", with_whom(job)),
+        ("kept for it", f"{job['reserved_gpus']} of {job['gpus']} GPUs" if job.get("reserved_gpus") else ""),
+        ("command", " ".join(job["argv"])),
+        ("directory", job["cwd"]),
+        ("submitted", clock(job["submitted_wall_s"])),
+        ("started", "" if started is None else clock(started)),
+        ("ended", "" if ended is None else clock(ended)),
+        ("time", how_long(job)),
+        ("service", f"{job['attained_gpu_s']:.1f} GPU·s, queue {job['queue']}" if job["attained_gpu_s"] else ""),
+        ("coordinator", job["coordinator"]),
+        ("sums at", job["aggregator"]),
+        ("kernels", job.get("unlike")),
+        ("attempt", f"{job['attempt']} (epoch {job['epoch']})" if job["attempt"] else ""),
+        ("started again", started_again(job)),
+        ("on lost host", on_lost(job)),
+        ("spares", f"{job['spares']} wait on each of its hosts, and on one more" if job.get("spares") else ""),
+        ("hang", hang(job)),
+        ("knowledge", f"{format_seconds(job['age_s'])} old" if job["age_s"] > 5 else ""),
+    ]
+
+
+def hang(job: dict[str, Any]) -> str:
+    """What becomes of ranks that hang."""
+    if not job.get("hang_s"):
+        return ""
+    does = "a rank that others wait for is replaced, a gang that stands still ended"
+    return job.get("hang_unseen") or f"{does}, after {format_seconds(job['hang_s'])}"
+
+
+def on_lost(job: dict[str, Any]) -> str:
+    """What becomes of it if one of its hosts is lost now."""
+    if job.get("on_lost") == "keep":
+        return "its ranks go on there (keep)"
+    if job["state"] != "running":
+        return ""
+    why = job.get("heals_not", "")
+    return f"it begins again: {why}" if why else "the rest goes on, and another host takes its ranks over"
+
+
+def step_takes(job: dict[str, Any]) -> str:
+    """`0.21 s, of which input 40 %; 512 MiB; counted by its optimizer`."""
+    if job.get("timing") is None:
+        return ""
+    took, waited, memory = timed(job)
+    by = job["timing"]["boundary"]
+    counted = "as the script says" if by == "script" else f"counted by its {by}"
+    return "; ".join(part for part in (f"{took}, of which {waited}" if waited else took, memory, counted) if part)
+
+
+def seen_by(job: dict[str, Any]) -> str:
+    """What `covey.hooks` sees of its ranks, or why it sees nothing; alike ones together."""
+    by_what: dict[str, list[int]] = {}
+    for rank, what in sorted((int(rank), what) for rank, what in (job.get("attached") or {}).items()):
+        by_what.setdefault(what, []).append(rank)
+    if len(by_what) == 1:
+        return next(iter(by_what))
+    return "; ".join(f"{ranks_of(ranks)}: {what}" for what, ranks in by_what.items())
+
+
+def unseen(job: dict[str, Any]) -> str:
+    """Why nothing sees the steps of a Python script that has run for a while; empty when something does."""
+    interpreter, *words = job["argv"]
+    if job["state"] != "running" or job["step"] is not None or not Path(interpreter).name.startswith("python"):
+        return ""
+    options = takewhile(lambda word: word.startswith("-") and word not in ("-m", "-c"), words)
+    if hiding := [word for word in options if word[1:2] not in "-WX" and set(word) & set("IES")]:
+        return f"nothing: Python reads no PYTHONPATH with {hiding[0]}; next: covey.join() in the script, or without it"
+    return "nothing so far: it has imported neither PyTorch nor JAX (or --no-attach)" if job["for_s"] > UNSEEN_S else ""
+
+
+def with_whom(job: dict[str, Any]) -> str:
+    """`j3 (guaranteed) on h1, h2; j5 (opportunistic) on h1`: jobs on the same GPUs."""
+    others = job.get("beside") or ()
+    return "; ".join(f"{other['job']} ({other['runs_as']}) on {', '.join(other['hosts'])}" for other in others)
+
+
+def started_again(job: dict[str, Any]) -> str:
+    """`preempted 2 times, host lost 1 time of 5`: what happened to it, and how often it is started again for that."""
+    counts = {"preempted": "preemptions", "host lost": "hosts_lost", "exit 75": "requeues", "failed": "failures"}
+    counts["did not fit beside others"] = "unfit"
+    limits = job.get("retries", {})
+    happened = [(cause, job.get(field, 0), limits.get(cause)) for cause, field in counts.items()]
+    return ", ".join(
+        f"{cause} {plural(count, 'time')}{f' ({limit} allowed)' if limit is not None else ''}"
+        for cause, count, limit in happened
+        if count or (cause == "failed" and limit)
+    )
+
+
+def ranks_of(ranks: list[int]) -> str:
+    """`ranks 0-3`, `rank 2`, `ranks 0-1 4`; in order, whichever came first."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][-1] == rank - 1:
+            found[-1] = [found[-1][0], rank]
+        else:
+            found.append([rank])
+    if not found:
+        return "no rank"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {' '.join('-'.join(map(str, run)) for run in found)}"
+
+
+def ending(code: int | None) -> str:
+    """`exit 3`, `killed by SIGKILL`."""
+    if code is None:
+        return ""
+    if code >= 0:
+        return f"exit {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,255 @@
+"""Start a job: agentctl submit [flags] -- COMMAND ...
+
+The command runs once for each worker, in this directory and with this environment (so an activated venv or conda just
+works), plus RANK, WORLD_SIZE, MASTER_ADDR and the like. The gang starts whole or not at all.
+"""
+
+import argparse
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
+
+from cli.client import USAGE, Agent, AgentctlError, Gone
+from cli.context import Context
+from plugins.scheduler.messages import options
+from plugins.scheduler.messages.options import Option
+
+NOT_CARRIED = frozenset(
+    """_ OLDPWD SHLVL PWD TERM COLORTERM COLUMNS LINES LS_COLORS PS1 PS2 PROMPT_COMMAND TERM_PROGRAM TMUX STY WINDOWID
+    DISPLAY WAYLAND_DISPLAY XAUTHORITY INVOCATION_ID JOURNAL_STREAM NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID LISTEN_FDS
+    LISTEN_PID MAIL MAILCHECK HISTFILE LESSOPEN LESSCLOSE MAKEFLAGS MFLAGS MAKELEVEL MAKE_TERMOUT MAKE_TERMERR
+    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE
+    NNODES MASTER_ADDR MASTER_PORT
+    CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES""".split()  # noqa: SIM905
+)
+"""Variables of the terminal, the session, the make or the rank that submits: they mean nothing or the wrong thing in
+the job."""
+NOT_CARRIED_PREFIXES = tuple(
+    "COVEY_ PET_ TORCHELASTIC_ SSH_ XDG_SESSION XDG_SEAT XDG_VTNR DBUS_ SUDO_".split()  # noqa: SIM905
+)
+LITTLE = ("PATH", "HOME", "USER", "LANG")
+"""What is carried with --no-env."""
+NODES_HELP = "one process on each of N different hosts, for launchers: --nodes 2 --gpus 8 -- torchrun train.py"
+AGGREGATE_HELP = (
+    "gradients of PyTorch's DistributedDataParallel are averaged by Covey, without a change to the script: the same "
+    "bits whatever fails (covey.torch.attach)"
+)
+SUBMIT_TRIES = 3
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    for option in options.OPTIONS:
+        if option.flag:
+            add_option(parser, option)
+        if option.field == "workers":
+            parser.add_argument("--nodes", type=int, metavar="N", help=NODES_HELP)
+        if option.field == "attach":
+            parser.add_argument("--aggregate", action="store_true", help=AGGREGATE_HELP)
+    parser.add_argument("--env", action="append", default=[], metavar="KEY=VAL", help="one more variable; repeatable")
+    parser.add_argument("--no-env", action="store_true", help="do not carry this environment, only PATH and HOME")
+    parser.add_argument("--cwd", metavar="DIR", help="default: this directory")
+    parser.add_argument("--wait", action="store_true", help="until it has ended; return its exit code")
+    parser.add_argument("--follow", action="store_true", help="show what it writes; return its exit code")
+    parser.add_argument("word", nargs="*", help=argparse.SUPPRESS)
+
+
+def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    """The flag of a job's option; what it says stands under the option's field, None when it was not given."""
+    flag, field, help = option.flag, option.field, option.help
+    match option.kind:
+        case "switch":
+            says = not flag.startswith("--no-")
+            parser.add_argument(flag, dest=field, action="store_const", const=says, help=help)
+        case "choice":
+            parser.add_argument(flag, dest=field, choices=option.flag_choices or option.choices, help=help)
+        case "count":
+            parser.add_argument(flag, dest=field, type=int, metavar=option.metavar, help=help)
+        case "number":
+            parser.add_argument(flag, dest=field, type=float, metavar=option.metavar, help=help)
+        case "text" | "seconds" | "bytes":
+            parser.add_argument(flag, dest=field, metavar=option.metavar or None, help=help)
+        case _:
+            assert_never(option.kind)
+
+
+def run(context: Context) -> int:
+    args = context.args
+    if args.word:
+        what, example = f"{args.word[0]!r} is out of place", f"agentctl submit -- {' '.join(args.word)}"
+        raise AgentctlError(USAGE, what, "the command begins after a lone --", example)
+    command = getattr(args, "command", [])
+    if not command:
+        example = "agentctl submit --workers 4 -- python train.py"
+        raise AgentctlError(USAGE, "there is no command to run", "a job needs one, after a lone --", example)
+    if len(command) == 1 and len(command[0].split()) > 1 and not os.path.exists(command[0]):
+        what = f"there is no program {command[0][:80]!r}"
+        why = "the whole command is one word in quotes, and no shell takes it apart"
+        example = f"agentctl submit -- {command[0]}    (or: -- sh -c {command[0]!r})"
+        raise AgentctlError(USAGE, what, why, example)
+    spec = spec_of(args, command, os.environ, here(os.environ, args.cwd))
+    refuse_what_is_too_large(spec)
+    spec["env"].setdefault("COVEY_UMASK", f"{umask():03o}")
+    job = send(context.agent, spec)
+    if args.follow:
+        from cli.jobs.logs import follow
+
+        context.say(f"{job['id']} {job['state']}: {job['reason']}")
+        follow(context, job["id"], range(job["workers"]), job["workers"] > 1, until_ended=True)
+    if args.follow or args.wait:
+        from cli.jobs.wait import wait
+
+        return wait(context, job["id"])
+    if context.json:
+        return context.say_json({"schema": 1, "data": job})
+    context.say(f"{job['id']} {context.paint.state(job['state'])}{': ' if job['reason'] else ''}{job['reason']}")
+    print(f"next: agentctl logs {job['id']} -f", file=sys.stderr)
+    return 0
+
+
+def spec_of(args: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str], here: str) -> dict[str, Any]:
+    """The body of POST /v1/jobs. What was not given is left to the agent."""
+    refuse_what_contradicts_itself(args)
+    kept = LITTLE if args.no_env else [name for name in environ if means_something(name)]
+    env = {name: environ[name] for name in kept if name in environ} | dict(pair(text) for text in args.env)
+    spec: dict[str, Any] = {
+        "argv": [text_of(word) for word in command],
+        "cwd": text_of(os.path.abspath(os.path.join(here, args.cwd or ""))),
+        "env": {text_of(name): text_of(value) for name, value in env.items()},
+    }
+    for option in options.OPTIONS:
+        said = getattr(args, option.field, None) if option.flag else None
+        if said is not None:
+            spec[option.field] = value_of(option, said)
+    if spec.get("remote_memory") == 0:
+        what, why = f"--remote-memory {args.remote_memory} cannot be used", "a job without any attaches no volume"
+        raise AgentctlError(USAGE, what, why, "--remote-memory 8GiB, or leave it out")
+    if args.aggregate:
+        spec["env"]["COVEY_AGGREGATE"] = "1"
+    if args.nodes is not None:
+        spec["workers"], spec["pack"] = args.nodes, "apart"
+    if args.on_lost == "stop":
+        spec["on_lost"], spec["retries_lost"] = "restart", 0
+    return spec
+
+
+def refuse_what_contradicts_itself(args: argparse.Namespace) -> None:
+    """AgentctlError names two flags that do not go together."""
+    if args.nodes is not None and (args.workers is not None or args.pack is not None):
+        what = f"--nodes and {'--workers' if args.workers is not None else '--pack'} do not go together"
+        raise AgentctlError(USAGE, what, "--nodes N is N workers, each on a host of its own", "leave one of them out")
+    if args.attach is False and args.aggregate:
+        what, why = (
+            "--aggregate and --no-attach do not go together",
+            "it is by attaching that Covey sees the script's DDP",
+        )
+        raise AgentctlError(USAGE, what, why, "leave --no-attach out, or call covey.torch.attach(ddp) in the script")
+
+
+def value_of(option: Option, said: Any) -> Any:
+    """What the agent is told for this value of a flag: seconds, bytes, or the value itself."""
+    match option.kind:
+        case "seconds":
+            return duration(option.flag, said)
+        case "bytes":
+            return memory(option.flag, said)
+        case "text" | "choice" | "count" | "number" | "switch":
+            return said
+        case _:
+            assert_never(option.kind)
+
+
+def umask() -> int:
+    """What the files that a job makes are to lack, as if it ran here."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def send(agent: Agent, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The JobView of the new job. The same key goes with every try, so a repeated submission is one job."""
+    body = {**spec, "key": secrets.token_hex(16)}
+    for _ in range(SUBMIT_TRIES - 1):
+        try:
+            return dict(agent.post("jobs", body=body).data)
+        except Gone:
+            if len(agent.addresses) < 2:
+                raise
+            agent.address = None
+    return dict(agent.post("jobs", body=body).data)
+
+
+def means_something(name: str) -> bool:
+    """Whether a variable of the caller is one of a job too."""
+    return name not in NOT_CARRIED and not name.startswith(NOT_CARRIED_PREFIXES)
+
+
+def text_of(word: str) -> str:
+    """What the kernel gave us, whatever the locale, as text that arrives byte for byte."""
+    from covey.core.carried import carried
+
+    return carried(os.fsencode(word))
+
+
+def here(environ: Mapping[str, str], given: str | None) -> str:
+    """This directory under the name it was entered by: a home that is a symbolic link is the same on other hosts, what
+    it points to may not be. AgentctlError when it was deleted."""
+    named = environ.get("PWD", "")
+    try:
+        if os.path.isabs(named) and os.path.samefile(named, "."):
+            return named
+        return os.getcwd()
+    except OSError as error:
+        if given is not None and os.path.isabs(given):
+            return "/"
+        why = f"it is where the job would run, and it was deleted, or may not be read: {error.strerror}"
+        raise AgentctlError(USAGE, "this directory is gone", why, "cd to another one, or --cwd /a/directory") from None
+
+
+def refuse_what_is_too_large(spec: Mapping[str, Any]) -> None:
+    """AgentctlError names it, and its size. The agent would say the same, but it takes no request of any length."""
+    from covey.core.carried import argv_excess, env_excess
+
+    if excess := argv_excess(spec["argv"]):
+        raise AgentctlError(USAGE, *excess, "put what is long into a file, and give the job the file's name")
+    if excess := env_excess(spec["env"]):
+        next_step = "env -u NAME agentctl submit ... (or --no-env), or read long values from a file in the job"
+        raise AgentctlError(USAGE, *excess, next_step)
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise AgentctlError(USAGE, f"--env {text!r} cannot be used", "expected KEY=VAL", "--env EPOCHS=3")
+    return name, value
+
+
+def duration(flag: str, text: str) -> float:
+    from covey.core.units import parse_seconds
+
+    number = text.strip()
+    if number.replace(".", "", 1).isdigit() and float(number):
+        why = "a bare number is minutes in Slurm and seconds elsewhere"
+        raise AgentctlError(USAGE, f"{flag} {text} has no unit", why, f"{flag} {number}min, or {flag} {number}s")
+    if found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", number):
+        parts = [int(part or 0) for part in found.groups()]
+        days, hours, minutes, seconds = parts if found[1] or found[4] else [0, 0, *parts[1:3]]
+        whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        why = "a time is a number and a unit (Slurm writes days-hours:minutes:seconds)"
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", why, f"{flag} {whole}s")
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), "agentctl submit --help") from None
+
+
+def memory(flag: str, text: str) -> int:
+    """Bytes."""
+    from covey.core.units import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise AgentctlError(USAGE, f"{flag} {text} cannot be used", str(error), f"{flag} 8GiB") from error

@@ -1,0 +1,133 @@
+"""Whose gradients are summed where, what their aggregator promised them, and how much has gone through.
+
+A job on several hosts has a line for each owner: `train`, `train/1`, ... (`covey.tensors.numbers.blocks`). D is an
+iteration of the job alone, WORK what its aggregator does in one, LOAD the part of the aggregator promised to it, LOSS
+the part of its speed that sharing takes by plan and, in brackets, as measured. Without them it is on trial.
+
+--move gives one line's sums to another host, which may decline. Ranks go on meanwhile, and notice nothing.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cli.client import FAILED, NOT_FOUND, NOT_WHOLE, AgentctlError
+from cli.context import Context, missing
+from cli.table import epoch_text, of, plural, table
+from covey.core.ids import JobId
+from covey.core.units import format_seconds, format_size
+from covey.tensors.numbers.blocks import job_of
+
+TITLES = (
+    "JOB", "AGGREGATOR", "EPOCH", "JOINED", "TENSORS", "SIZE", "ROUNDS", "RECEIVED", "SENT", "D", "WORK", "LOAD", "LOSS"
+)  # fmt: skip
+
+
+WAITS_S, WAITS_TIMES = 5.0, 3.0
+"""A round that takes so long, and so many times an iteration of its job, is waited for: who has not pushed is named."""
+MOVE_S, LOOK_S = 15.0, 0.5
+"""How long a move is waited for, and between two looks."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--move",
+        nargs=2,
+        metavar=("JOB", "HOST"),
+        help="have that host sum it: j7, or j7/1 of a job with several",
+    )
+
+
+def run(context: Context) -> int:
+    if context.args.move is not None:
+        return move(context, *context.args.move)
+    answer = context.agent.gather("tensors")
+    if context.json:
+        context.say_json(answer.whole)
+        return context.whole(answer)
+    rows = [
+        (
+            job["job"],
+            job["host"],
+            epoch_text(job["epoch"]),
+            of(job["joined"], job["workers"]),
+            job["tensors"],
+            format_size(job["bytes"]),
+            job["rounds"],
+            format_size(job["received_bytes"]),
+            format_size(job["sent_bytes"]),
+            milliseconds(job.get("period_us")),
+            milliseconds(job.get("work_us")),
+            percent(job.get("load")),
+            loss(job.get("loss"), job.get("loss_measured")),
+        )
+        for job in answer.data
+    ]
+    context.say(table(TITLES, rows, TITLES[2:], context.paint))
+    for job in answer.data:
+        if job.get("refused"):
+            context.say(f"{job['job']} was refused: {job['refused']}")
+        if job.get("not_finite"):
+            count = plural(job["not_finite"], "number")
+            context.say(
+                f"{job['job']}: {count} in its sums NaN or infinite; the log of aggd on {job['host']} says where first"
+            )
+        if awaited := silent([job]):
+            context.say(f"{job['job']} {awaited}")
+    jobs = {job_of(job["job"]) for job in answer.data}
+    context.as_of(answer, plural(len(jobs), "job"), age_s=max((job["age_s"] for job in answer.data), default=0.0))
+    return context.whole(answer)
+
+
+def silent(rows: Sequence[Mapping[str, Any]], hosts: Mapping[int, str] | None = None) -> str:
+    """`waits for rank 3 on gpu2, 41 s`, by a job's rows; empty where nobody waits for long. `hosts`: of ranks."""
+    row = max((row for row in rows if row.get("missing")), key=lambda row: float(row["waits_s"]), default=None)
+    usual_s = 0.0 if row is None else (row.get("period_us") or 0) / 1e6
+    if row is None or row["waits_s"] < max(WAITS_S, WAITS_TIMES * usual_s):
+        return ""
+    each = [f"{rank} on {hosts[rank]}" if hosts and rank in hosts else str(rank) for rank in row["missing"]]
+    return f"waits for rank {', '.join(each)}, {format_seconds(row['waits_s'] + row['age_s'])}"
+
+
+def milliseconds(us: int | None) -> str:
+    return "" if us is None else f"{us / 1000:.4g} ms"
+
+
+def percent(part: float | None) -> str:
+    return "" if part is None else f"{part:.1%}"
+
+
+def loss(planned: float | None, measured: float | None) -> str:
+    if planned is None:
+        return "" if measured is None else f"({measured:.1%})"
+    return f"{planned:.1%}" if measured is None else f"{planned:.1%} ({measured:.1%})"
+
+
+def move(context: Context, job: str, host: str) -> int:
+    now = row_of(context, job)
+    if now is None:
+        raise AgentctlError(NOT_FOUND, f"{job} was not moved", "no host sums tensors of that name", "agentctl tensors")
+    body = {"job": job, "epoch": now["epoch"], "from": now["host"], "to": host}
+    answer = context.agent.post("tensors", "move", body=body)
+    end_s = time.monotonic() + MOVE_S
+    while time.monotonic() < end_s:
+        now = row_of(context, job)
+        if now is not None and now["host"] == host:
+            if context.json:
+                return context.say_json(answer.whole)
+            context.say(f"{job} is summed on {host} now, epoch {epoch_text(now['epoch'])}")
+            return 0
+        time.sleep(LOOK_S)
+    why = f"{host} has not taken it within {MOVE_S:g} s; it may have declined"
+    raise AgentctlError(FAILED, f"{job} stays where it is", why, f"agentctl why {job_of(JobId(job))}")
+
+
+def row_of(context: Context, job: str) -> dict[str, Any] | None:
+    """Of the newest owner that says it sums it."""
+    answer = context.agent.gather("tensors")
+    rows = [row for row in answer.data if row["job"] == job]
+    if not rows and answer.unanswered:
+        why = "; ".join(map(missing, answer.unanswered))
+        raise AgentctlError(NOT_WHOLE, f"who sums {job} is not known", why, "agentctl tensors --timeout 30s")
+    return max(rows, key=lambda row: int(row["epoch"]), default=None)

@@ -1,0 +1,1 @@
+"""What `agentctl` says and does about remote memory."""

@@ -1,0 +1,1 @@
+"""`covey-rack`: a rack of several agents on this machine."""

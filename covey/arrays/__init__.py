@@ -1,0 +1,1 @@
+"""Memory of other hosts as bytes and as NumPy arrays."""

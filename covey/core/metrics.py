@@ -1,0 +1,135 @@
+"""Metrics are declared: each has one home, where its name, its help and its labels stand.
+
+A part of an agent (gossip, a plugin, the agent itself) declares what it measures as one `MetricGroup`:
+
+    METRICS = MetricGroup()
+    SLABS = METRICS.gauge("covey_slabs", "Slabs this host lends, borrows or has on disk.", "role")
+
+and tells, when it is asked, what it measured: `{SLABS.of("lent"): 4, SLABS.of("borrowed"): 2}`. Names follow the rules
+of Prometheus; `agent/api/exposition.py` makes what is sent to it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metric:
+    """One metric of an agent, as its home declares it. Two are the same only if they are one object."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    """As Prometheus knows it. A counter's ends in `_total`, and no other does."""
+    help: str
+    """One line: what is counted or measured, and its unit."""
+    labels: tuple[str, ...] = ()
+
+    def of(self, *values: str) -> "MetricSeries":
+        """The series with these values of the labels, in their order; "" means that the series lacks the label."""
+        if len(values) != len(self.labels):
+            raise ValueError(f"{self.name} has the labels {self.labels}, not {len(values)} of them")
+        return MetricSeries(self, values)
+
+
+class MetricSeries(NamedTuple):
+    """A metric and a value for each of its labels."""
+
+    metric: Metric
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram measured."""
+
+    below: tuple[tuple[float, int], ...]
+    """Rising upper bounds, and how many measurements lie at or below each; the last bound is infinite."""
+    sum: float
+    """All measurements together, in the unit of the bounds."""
+
+
+Measured = Mapping[MetricSeries, float | Distribution]
+"""What a part of an agent measured: a Distribution for a histogram, a number for any other metric."""
+
+
+class MetricGroup:
+    """The metrics of one part of an agent. ValueError for a declaration that Prometheus would not take."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Metric] = {}
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._declared.values())
+
+    def counter(self, name: str, help: str, *labels: str) -> Metric:
+        """A number that only rises, from 0 at the start of what counts."""
+        return self._declare(Metric("counter", name, help, labels))
+
+    def gauge(self, name: str, help: str, *labels: str) -> Metric:
+        """A number as it is now."""
+        return self._declare(Metric("gauge", name, help, labels))
+
+    def histogram(self, name: str, help: str, *labels: str) -> Metric:
+        """How many measurements lie below each of some bounds."""
+        return self._declare(Metric("histogram", name, help, labels))
+
+    def counters(self, prefix: str, words: Mapping[str, str], split: Mapping[str, str] | None = None) -> "WordCounters":
+        """A counter `PREFIX_WORD_total` for each word that a part of the agent counts by, and its help.
+
+        `split` names words with a label: `{"dropped": "reason"}` makes the count of `dropped_sealed` one of
+        `PREFIX_dropped_total{reason="sealed"}`.
+        """
+        labels = split or {}
+        declared = {
+            word: self.counter(f"{prefix}_{word}_total", said, *([labels[word]] if word in labels else []))
+            for word, said in words.items()
+        }
+        return WordCounters(declared)
+
+    def _declare(self, metric: Metric) -> Metric:
+        if not all(_NAME.fullmatch(name) for name in (metric.name, *metric.labels)) or not metric.help.strip():
+            raise ValueError(f"{metric} needs lower-case names and a help text")
+        if (metric.kind == "counter") != metric.name.endswith("_total"):
+            raise ValueError(f"{metric.name} is a {metric.kind}: names of counters, and no others, end in _total")
+        if metric.name in self._declared:
+            raise ValueError(f"{metric.name} is declared twice")
+        self._declared[metric.name] = metric
+        return metric
+
+
+def catalogue(groups: Iterable[Iterable[Metric]]) -> list[Metric]:
+    """All metrics of these groups, by name. ValueError when two groups declare the same name."""
+    found: dict[str, Metric] = {}
+    for metric in (metric for group in groups for metric in group):
+        if found.setdefault(metric.name, metric) is not metric:
+            raise ValueError(f"{metric.name} is declared by two parts of the agent")
+    return sorted(found.values(), key=lambda metric: metric.name)
+
+
+class WordCounters:
+    """Counters that machines and services keep by a word (`counters["elections"] += 1`), as metrics."""
+
+    def __init__(self, declared: Mapping[str, Metric]) -> None:
+        self._declared = declared
+
+    def of(self, counts: Mapping[str, int]) -> dict[MetricSeries, float]:
+        """The counts as series. A word that is not declared is left out: it must not cost a rack all other metrics, and
+        tests read from the code that there is none."""
+        found = ((self._series(word), count) for word, count in counts.items())
+        return {series: float(count) for series, count in found if series is not None}
+
+    def _series(self, word: str) -> MetricSeries | None:
+        if (metric := self._declared.get(word)) is not None and not metric.labels:
+            return metric.of()
+        short, _, rest = word.partition("_")
+        split = self._declared.get(short)
+        return None if split is None or not split.labels else split.of(_snake(rest))
+
+
+def _snake(word: str) -> str:
+    """A class name as a label's value."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()

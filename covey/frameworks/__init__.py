@@ -1,0 +1,1 @@
+"""What Covey does inside training frameworks, where a script asks for it."""

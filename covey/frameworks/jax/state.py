@@ -1,0 +1,191 @@
+"""A training written in JAX whose ranks may be lost: trees instead of arrays (`covey.job.job_state`).
+
+    state = covey.jax.state({"params": params, "moments": optimizer.init(params)}, own=jax.random.key(rank))
+    for step in state.steps(1000):
+        key, state.own = jax.random.split(state.own)            # before anything is pushed
+        grads = covey.jax.pmean(gradients(state.tree["params"], batch(key)))
+        state.tree = updated(state.tree, grads)
+
+The tree is what all ranks hold alike, `own` what is this rank's alone: its keys, its place in the data. A rank that
+takes over has both here as they were, and its loop begins with the step in which the others wait. Arrays stay as they
+are in JAX, and so they are handed over without a copy; a jitted update must not donate its arguments, which a successor
+may be reading.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from covey.core.errors import CoveyError
+from covey.healing.likeness import Kernels, drawn, libraries
+from covey.healing.state_pieces import CANNOT, SAME
+from covey.tensors.numbers.arrays import Array
+
+if TYPE_CHECKING:
+    from covey.job.client import JobClient
+    from covey.job.job_state import JobState
+
+MADE = "covey/made"
+"""What is in the tree, as JSON; compared before anything is taken over."""
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+"""In which numbers travel that numpy has not, by their bytes."""
+
+
+class HealedTree:
+    """What `covey.jax.state` gives. `tree` and `own` are the script's to set, of the same structure each time."""
+
+    def __init__(self, tree: Any, own: Any) -> None:
+        self.tree, self._own = tree, own
+        self._state: JobState | None = None
+        self._made = _made(tree)
+
+    @property
+    def own(self) -> Any:
+        return self._own
+
+    @own.setter
+    def own(self, own: Any) -> None:
+        """It goes to those that keep it while this rank computes."""
+        self._own = own
+        if self._state is not None:
+            self._state.drawn()
+
+    @property
+    def step(self) -> int:
+        """The one that this rank is in."""
+        return self._begun.step
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """As of `covey.job.job_state.JobState.steps`; waits for what a step computes before the next one begins."""
+        return self._begun.steps(stop)
+
+    def done(self) -> None:
+        """As of `covey.job.job_state.JobState.done`, where `steps` is not used."""
+        self._begun.done()
+
+    @property
+    def _begun(self) -> "JobState":
+        assert self._state is not None, "covey.jax.state begins it"
+        return self._state
+
+    def begin(self, job: "JobClient", step: int) -> None:
+        self._state = job.state(self._arrays, self._load, own=None if self._own is None else self._own_now, step=step)
+
+    def _arrays(self) -> dict[str, Array]:
+        """Now; in JAX's own memory where that is the host's. CoveyError when the tree is another one than at first."""
+        made = _made(self.tree)
+        if made != self._made:
+            what, why = "the state of this training became another one", _difference(made, self._made)
+            raise CoveyError(what, why, "keep its structure, shapes and types as they were given to covey.jax.state")
+        found = {name: _stored(leaf) for name, leaf in _named(self.tree)}
+        return found | {MADE: np.frombuffer(json.dumps(made).encode(), np.uint8)}
+
+    def _load(self, arrays: Mapping[str, Array], own: Any) -> None:
+        theirs = json.loads(arrays[MADE].tobytes()) if MADE in arrays else {}
+        if theirs != self._made:
+            raise CoveyError(CANNOT, _difference(self._made, theirs), SAME)
+        structure = jax.tree_util.tree_structure(self.tree)
+        leaves = [_restored(arrays[name], like) for name, like in _named(self.tree)]
+        self.tree = jax.tree_util.tree_unflatten(structure, leaves)
+        if own is not None:
+            self._load_own(own)
+
+    def _own_now(self) -> list[Any]:
+        return [
+            [str(each.dtype), each.shape, _packed(each)] for each in map(_stored, jax.tree_util.tree_leaves(self.own))
+        ]
+
+    def _load_own(self, own: Any) -> None:
+        """CoveyError when it is of another structure than this process made."""
+        leaves, structure = jax.tree_util.tree_flatten(self.own)
+        stored = [_stored(leaf) for leaf in leaves]
+        if [[str(each.dtype), list(each.shape)] for each in stored] != [each[:2] for each in own]:
+            raise CoveyError(CANNOT, "what is its own has other parts than that of the lost rank", SAME)
+        arrays = [_unpacked(data, each) for (_, _, data), each in zip(own, stored, strict=True)]
+        restored = [_restored(array, leaf) for array, leaf in zip(arrays, leaves, strict=True)]
+        self._own = jax.tree_util.tree_unflatten(structure, restored)
+
+
+def healed(tree: Any, own: Any, job: "JobClient", step: int) -> HealedTree:
+    """As of `covey.jax.state`."""
+    found = HealedTree(tree, own)
+    found.begin(job, step)
+    return found
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    """Leaves by their place."""
+    found, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [(f"tree{jax.tree_util.keystr(path)}", leaf) for path, leaf in found]
+
+
+def _made(tree: Any) -> dict[str, str]:
+    """In words, of each leaf."""
+    return {name: _words(leaf) for name, leaf in _named(tree)}
+
+
+class _Kind(NamedTuple):
+    is_key: bool
+    is_array: bool
+
+
+def _kind(leaf: Any) -> _Kind:
+    is_array = isinstance(leaf, (jax.Array, np.ndarray, np.generic))
+    return _Kind(is_array and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key), is_array)
+
+
+def _words(leaf: Any) -> str:
+    if _kind(leaf).is_array:
+        return f"{leaf.dtype} {tuple(leaf.shape)}"
+    if type(leaf) not in (bool, int, float):
+        why = f"a leaf is a {type(leaf).__qualname__}"
+        raise CoveyError("this training cannot be given to another process", why, "keep arrays, keys and numbers in it")
+    return type(leaf).__name__
+
+
+def _stored(leaf: Any) -> Array:
+    """As numpy can hold it."""
+    array = np.asarray(jax.random.key_data(leaf) if _kind(leaf).is_key else leaf)
+    return array if array.dtype.kind in "biufc" else array.view(WORDS[array.dtype.itemsize])
+
+
+def _restored(array: Array, like: Any) -> Any:
+    """What `_stored` was given, a leaf `like` this."""
+    kind = _kind(like)
+    if kind.is_key:
+        return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=jax.random.key_impl(like))
+    if not kind.is_array:
+        return type(like)(array.item())
+    whole = array.view(like.dtype).reshape(like.shape)
+    return jax.numpy.asarray(whole) if isinstance(like, jax.Array) else whole
+
+
+def _packed(array: Array) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _unpacked(data: str, like: Array) -> Array:
+    return np.frombuffer(base64.b64decode(data), like.dtype).reshape(like.shape)
+
+
+def _difference(own: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """The first one."""
+    name = next(name for name in [*own, *theirs] if own.get(name) != theirs.get(name))
+    return f"{name} here is {own.get(name, 'not there')}, and there {theirs.get(name, 'not there')}"
+
+
+def _computed() -> list[Array]:
+    """As most models do."""
+
+    def compute(a: Any, b: Any) -> Any:
+        product = a @ b
+        return product, jax.nn.softmax(product), jax.numpy.tanh(a).sum(0), jax.numpy.exp(b)
+
+    return [np.asarray(each) for each in jax.jit(compute)(drawn(96, 130), drawn(130, 70))]
+
+
+libraries["JAX"] = Kernels(jax.__version__, _computed)

@@ -1,0 +1,296 @@
+"""DistributedDataParallel in a job whose ranks may be lost: `covey.job.job_state`, for a PyTorch script.
+
+    state = covey.torch.attach(ddp, optimizer, also=[scheduler, scaler], data=sampler)
+
+A step is one step of the optimizer, with all the passes before it and what the script does after it, up to the next
+forward pass. So what a successor takes over has what a scheduler did; and it is asked for while this rank waits for
+sums, when nothing of it has changed since the step began:
+
+    before     attached, the loop has not begun
+    in step    forward, backward: gradients are pushed (`covey.frameworks.torch.gradients`), and awaited
+    stepped    optimizer.step() was made: scheduler, figures, evaluation of this rank alone
+    in step    the next forward pass, or the next turn of `steps`, `epochs`: `job.state` hears that the step is done
+
+Buffers (running means) are rank 0's once a step is done, which is what DDP's `broadcast_buffers` gives to a forward
+pass; DDP's own way is turned off, since it would be a push before this step's random numbers are drawn.
+
+The very first step of `job.state` is not one of the training: in it ranks compare their parameters, and take rank 0's
+where they differ, as DDP's constructor does elsewhere. A rank that is lost in it begins anew, so its parameters follow
+from a seed.
+"""
+
+import atexit
+import enum
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from covey.core.errors import CoveyError
+from covey.frameworks.torch.gradients import CANNOT_HEAL, Gradients
+from covey.frameworks.torch.group import TensorsGroup
+from covey.frameworks.torch.random_state import Generators, generators, set_generators
+from covey.frameworks.torch.state import TrainingState
+from covey.frameworks.torch.types import fill, halves_count, halves_of
+from covey.healing.likeness import Kernels, drawn, libraries
+from covey.healing.owns import JsonText
+from covey.job.tensors import TensorHandle
+from covey.tensors.numbers.arrays import Array
+
+if TYPE_CHECKING:
+    from covey.job.client import JobClient
+
+
+def _computed() -> list[Array]:
+    """As most models do: products, a convolution, a norm, activations."""
+    a, b = (torch.from_numpy(drawn(*shape)) for shape in ((96, 130), (70, 130)))
+    images, filters = (torch.from_numpy(drawn(*shape)) for shape in ((2, 3, 19, 19), (8, 3, 3, 3)))
+    with torch.no_grad():
+        linear = torch.nn.functional.linear(a, b)
+        each = [
+            linear,
+            torch.nn.functional.conv2d(images, filters),
+            torch.nn.functional.layer_norm(linear, (70,)),
+            torch.nn.functional.gelu(linear),
+            linear.softmax(1),
+            (a.double() @ a.double().T).sum(0),
+        ]
+    return [one.numpy() for one in each]
+
+
+libraries["PyTorch"] = Kernels(str(torch.__version__), _computed)
+DIGEST_HALVES = 8
+
+
+class EndsRounds(Protocol):
+    """A thread that waits."""
+
+    def end(self, wait: Callable[[], object], gradients: Any, future: Any) -> None:
+        """Once `wait` is over, the future has the gradients, or the error."""
+
+
+class Phase(enum.Enum):
+    BEFORE = "before"
+    IN_STEP = "in step"
+    STEPPED = "stepped"
+
+
+class HealedTraining:
+    """What `covey.torch.attach(ddp, optimizer)` gives."""
+
+    def __init__(
+        self, job: "JobClient", ddp: Any, state: TrainingState, group: TensorsGroup, data: Any, ends: EndsRounds
+    ) -> None:
+        self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
+        self._at = Phase.BEFORE
+        self._own: Any = None
+        """What a rank that was lost left, until the loop begins."""
+        self._drawn: Generators | None = None
+        """When something was pushed in this step, or just before."""
+        self._drawn_json = JsonText()
+        self._buffers: TensorHandle | None = None
+        self._is_over = False
+        named = [(name, each) for name, each in ddp.module.named_parameters() if each.requires_grad]
+        self._gradients = Gradients(job.tensors, named, ends.end)
+
+    # ---- for the script ----
+
+    @property
+    def step(self) -> int:
+        """The one that this rank is in, counted in steps of the optimizer."""
+        return self._state.step - 1
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Each step from the present one on, up to `stop`, which is left out: one turn is one step, also when a scaler
+        skipped the optimizer's. CoveyError when a collective of it was not waited for."""
+        if self.step < stop:
+            self._loop_begins()
+        while self.step < stop:
+            yield self.step
+            self.done()
+        self.ends()
+
+    def done(self) -> None:
+        """The step is done, where no loop or forward pass says so. Errors as of `steps`."""
+        self._finish_buffers()
+        self._state.done()
+        self._drawn, self._at = None, Phase.IN_STEP
+        self._gradients.step_begins()
+        self._group.step_begins()
+
+    # ---- for the sampler ----
+
+    @property
+    def next_step(self) -> int:
+        return self.step + (self._at is Phase.STEPPED)
+
+    def asks_for_batches(self, begins_epoch: bool) -> None:
+        """A DataLoader draws a number then, at the beginning of each epoch: where this process begins within one, what
+        was kept has it already."""
+        if begins_epoch:
+            self._loop_begins()
+
+    def takes_batch(self) -> None:
+        self._loop_begins()
+
+    def ends_step(self) -> None:
+        if self._at is Phase.STEPPED:
+            self.done()
+
+    def ends(self) -> None:
+        """The last step is done; what follows is of no step. At the end of the script this rank waits for the
+        others."""
+        self._at, self._is_over = Phase.IN_STEP, True
+
+    # ---- how it begins ----
+
+    def begin(self, job: "JobClient", step: int) -> None:
+        """Take over, or begin. CoveyError as of `job.state`, and when this training is another one."""
+        self._state = job.state(self._contents.arrays, self._load, own=self._own_now, step=step)
+        self._group.attached(self._tensors, self._permit)
+        if self._contents.first is None:
+            self._agree_on_parameters()
+            self._contents.first = self._state.step + 1
+            self.done()
+            self._at = Phase.BEFORE
+        if self.step + 1 == self._contents.first:
+            self._own = None  # what the script draws before its loop is yet to be drawn
+        atexit.register(self._leave)
+
+    def _load(self, arrays: dict[str, Array], own: Any) -> None:
+        self._contents.load(arrays)
+        if own is not None and self._contents.first is not None:
+            self._own = own
+            set_generators(own["generators"])
+            if own["data"] is not None:
+                self._data.load_state_dict(own["data"])
+
+    def _loop_begins(self) -> None:
+        """Whatever the script drew on the way to its loop does not count."""
+        if self._at is Phase.BEFORE:
+            self._at = Phase.IN_STEP
+            if self._own is not None:
+                set_generators(self._own["generators"])
+                self._own = None
+
+    def _agree_on_parameters(self) -> None:
+        """All ranks have rank 0's."""
+        rank, ranks = self._tensors.rank, self._tensors.world_size
+        digests = np.zeros((ranks, DIGEST_HALVES), np.float32)
+        digests[rank] = np.frombuffer(self._contents.digest(), "<u2")
+        found = self._tensors.push_pull("ddp/same", digests)
+        if (found == found[0]).all():
+            return
+        tensors = self._contents.tensors
+        given = [halves_of([each]) if rank == 0 else np.zeros(halves_count([each]), np.float32) for each in tensors]
+        handles = [self._tensors.push(f"ddp/first {at}", each) for at, each in enumerate(given)]
+        for each, handle in zip(tensors, handles, strict=True):
+            fill([each], handle.wait())
+
+    # ---- in a step ----
+
+    def average(self, bucket: Any) -> Any:
+        """A communication hook: the future of the averages of what is in this bucket."""
+        future = torch.futures.Future()
+        self._gradients.came(bucket.parameters(), bucket.buffer(), future)
+        if self._buffers is None and self._contents.buffers:
+            halves = halves_of(self._contents.buffers)
+            mine = halves if self._tensors.rank == 0 else np.zeros_like(halves)
+            self._buffers = self._tensors.push("ddp/buffers", mine)
+        return future
+
+    def before_forward(self, module: Any, *_: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            self.ends_step()
+            self._own, self._at = None, Phase.IN_STEP
+
+    def after_forward(self, module: Any, *_: Any) -> None:
+        """Nothing is drawn before the step's end: what is this rank's own is told while it computes backward."""
+        if module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
+            self._state.drawn()
+
+    def before_optimizer(self, *_: Any) -> None:
+        """All sums are here. CoveyError when the random generators are not as they were said to be."""
+        self._finish_buffers()
+        if self._drawn is not None and generators() != self._drawn:
+            why = "random numbers were drawn after a push of this step, and would be lost with this rank"
+            raise CoveyError(CANNOT_HEAL, why, "draw them in the forward pass, and call collectives after backward()")
+
+    def after_optimizer(self, *_: Any) -> None:
+        self._at = Phase.STEPPED
+
+    def scales(self, scaler: Any) -> None:
+        """A step that this scaler skips is one, too."""
+        step = scaler.step
+
+        def scaled(*args: Any, **kwargs: Any) -> Any:
+            self.before_optimizer()
+            result = step(*args, **kwargs)
+            self.after_optimizer()
+            return result
+
+        scaler.step = scaled
+
+    def _own_now(self) -> JsonText:
+        """As it is at the step's end."""
+        now = generators()
+        if now != self._drawn or not self._drawn_json:
+            self._drawn, self._drawn_json = now, now.as_json()
+        data = json.dumps(self._data.state_dict()) if hasattr(self._data, "state_dict") else "null"
+        return JsonText(f'{{"data": {data}, "generators": {self._drawn_json}}}')
+
+    def _finish_buffers(self) -> None:
+        handle, self._buffers = self._buffers, None
+        if handle is not None:
+            fill(self._contents.buffers, handle.wait())
+
+    def _permit(self, kind: str) -> None:
+        """CoveyError where a successor would not come by."""
+        if self._at is not Phase.IN_STEP:
+            when = "before the first step" if self._at is Phase.BEFORE else "after optimizer.step()"
+            why = f"it is called {when}, where a rank that takes over from a lost one does not call it"
+            raise CoveyError(f"{kind} was refused", why, "call it after backward() and before optimizer.step()")
+
+    def _leave(self) -> None:
+        """At the end of a script that trained to the end: another rank may still need what is here. Not at that of a
+        child that it forked."""
+        if self._is_over and not self._tensors.is_elsewhere:
+            self._tensors.leave()
+
+
+def healed(
+    ddp: Any, optimizer: Any, also: Sequence[Any], data: Any, job: "JobClient", step: int, ends: EndsRounds
+) -> HealedTraining:
+    """As of `covey.torch.attach`."""
+    if job.world_size < 2:
+        why = "this job has one rank, so nobody holds what it has learnt"
+        raise CoveyError(CANNOT_HEAL, why, "submit it with --workers 2 or more, or train without Covey")
+    group = ddp.process_group
+    if not isinstance(group, TensorsGroup):
+        why = f"its process group ({group.name()}) spans the processes that may be lost"
+        raise CoveyError(
+            CANNOT_HEAL, why, "call covey.torch.init_process_group() instead of torch.distributed.init_process_group()"
+        )
+    training = HealedTraining(job, ddp, TrainingState(ddp.module, optimizer, also), group, data, ends)
+    ddp.broadcast_buffers = False
+    ddp.register_comm_hook(None, _hook(training))
+    training.begin(job, step)
+    if hasattr(data, "follow"):
+        data.follow(training)
+    ddp.register_forward_pre_hook(training.before_forward)
+    ddp.register_forward_hook(training.after_forward)
+    optimizer.register_step_pre_hook(training.before_optimizer)
+    optimizer.register_step_post_hook(training.after_optimizer)
+    for each in also:
+        if isinstance(each, torch.amp.GradScaler):
+            training.scales(each)
+    return training
+
+
+def _hook(training: HealedTraining) -> Callable[[Any, Any], Any]:
+    def average(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return training.average(bucket)
+
+    return average

@@ -1,0 +1,258 @@
+"""What a training has learnt, as arrays with names that are equal on all ranks: model, optimizer, scheduler, scaler.
+
+parameter/0.weight                 in the parameter's own memory
+buffer/1.running_mean              a copy: a forward pass changes it before the step's sums are here
+optimizer/state/0/exp_avg          in the optimizer's own memory, as parameters: looked at when somebody reads them
+also/0/..                          tensors of whatever else has a state_dict
+covey/rest                         what is no tensor, as JSON
+covey/made                         of which model, optimizer, PyTorch; compared before anything is loaded
+"""
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from covey.core.errors import CoveyError
+from covey.frameworks.torch.types import array_of_tensor, bytes_of_tensor, tensor_of_array
+from covey.healing.state_pieces import CANNOT, SAME
+from covey.tensors.numbers.arrays import Array
+
+REST, MADE = "covey/rest", "covey/made"
+
+
+class TrainingState:
+    """Of one model and its optimizer. Its ranks see the same."""
+
+    def __init__(self, module: Any, optimizer: Any, also: Sequence[Any]) -> None:
+        """CoveyError when something of it cannot be given to another process."""
+        self.module, self._optimizer, self._also = module, optimizer, also
+        self.first: int | None = None
+        """The first step of the training; None until all ranks hold the same parameters."""
+        self._made = self._as_made()
+        self._made_array = _bytes(json.dumps(self._made))
+        self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
+        """A module may put another tensor there at any time; to look for modules takes longer than all else here."""
+        for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+            for name, tensor in tensors:
+                _check_place(f"{kind} {name!r}", tensor)
+        self._moments = -1
+        """How many parts the optimizer's state had when all of them were looked at."""
+        self._now()
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Parameters, then buffers."""
+        return [*self.module.parameters(), *self.buffers]
+
+    @property
+    def buffers(self) -> list[Any]:
+        return list(self._named_buffers().values())
+
+    def _named_buffers(self) -> dict[str, Any]:
+        """As `named_buffers` of the module: each tensor once."""
+        each = ((path + name, at) for path, of in self._buffers_of if of for name, at in of.items() if at is not None)
+        found: dict[int, tuple[str, Any]] = {}
+        for name, tensor in each:
+            found.setdefault(id(tensor), (name, tensor))
+        return dict(found.values())
+
+    def digest(self) -> bytes:
+        """16 bytes of parameters and buffers."""
+        found = hashlib.blake2b(digest_size=16)
+        for tensor in self.tensors:
+            found.update(bytes_of_tensor(tensor))
+        return found.digest()
+
+    def arrays(self) -> Mapping[str, Array]:
+        """As it is now, but for what lies in memory that does not change before the step's sums are here: that is
+        looked at when somebody reads these. Nothing of the model before the first step."""
+        if self.first is None:
+            return {REST: _bytes(json.dumps({"first": None})), MADE: self._made_array}
+        return self._now()
+
+    def _now(self) -> "_LaterArrays":
+        """CoveyError when something of it cannot be given to another process."""
+        also_arrays: dict[str, Array] = {}
+        also = [_plain(each.state_dict(), f"also/{at}", also_arrays) for at, each in enumerate(self._also)]
+        groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
+        buffers = {f"buffer/{name}": array_of_tensor(at).copy() for name, at in self._named_buffers().items()}
+        first, moments = self.first, sum(map(len, self._optimizer.state.values()))
+        found = _LaterArrays(lambda: self._all_arrays(first, groups, also, also_arrays, buffers))
+        if moments != self._moments:
+            len(found)
+            self._moments = moments
+        return found
+
+    def _all_arrays(
+        self,
+        first: int | None,
+        groups: Sequence[Mapping[str, Any]],
+        also: Sequence[Any],
+        also_arrays: Mapping[str, Array],
+        buffers: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """`groups`: of the optimizer, as they were."""
+        found = {f"parameter/{name}": array_of_tensor(each) for name, each in self.module.named_parameters()}
+        found |= buffers
+        state = self._optimizer.state_dict()
+        for group, then in zip(state["param_groups"], groups, strict=True):
+            group.update({key: then[key] for key in group if key in then and key != "params"})
+        rest = {"first": first, "optimizer": _plain(state, "optimizer", found), "also": also}
+        return {**found, **also_arrays, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
+
+    def load(self, arrays: Mapping[str, Array]) -> None:
+        """Another rank's `arrays`. Before the first step it stays as the script made it. CoveyError when they are of
+        another training."""
+        self._compare(json.loads(arrays[MADE].tobytes()))
+        rest = json.loads(arrays[REST].tobytes())
+        self.first = rest["first"]
+        if self.first is None:
+            return
+        with torch.no_grad():
+            for name, each in self.module.named_parameters():
+                _copy(arrays[f"parameter/{name}"], each)
+            for name, each in self.module.named_buffers():
+                _copy(arrays[f"buffer/{name}"], each)
+        self._load_optimizer(_whole(rest["optimizer"], arrays))
+        for each, plain in zip(self._also, rest["also"], strict=True):
+            each.load_state_dict(_whole(plain, arrays))
+
+    def _load_optimizer(self, state: Any) -> None:
+        """Moments as they are: `load_state_dict` makes them of the parameters' type."""
+        self._optimizer.load_state_dict(state)
+        parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
+        for at, each in state["state"].items():
+            self._optimizer.state[parameters[at]].update(each)
+        self._optimizer.zero_grad()
+
+    def _as_made(self) -> dict[str, Any]:
+        """In an order in which differences are told."""
+        return {
+            "PyTorch": str(torch.__version__),
+            "model": _shapes(self.module.named_parameters()),
+            "buffers": _shapes(self.module.named_buffers()),
+            "optimizer": type(self._optimizer).__qualname__,
+            "also": [type(each).__qualname__ for each in self._also],
+        }
+
+    def _compare(self, theirs: Mapping[str, Any]) -> None:
+        for what, own in self._made.items():
+            if theirs.get(what) != own:
+                why = f"{what} {_difference(own, theirs.get(what))}"
+                raise CoveyError(CANNOT, why, SAME)
+
+
+class _LaterArrays(Mapping[str, Array]):
+    """Made once somebody reads them; by any thread."""
+
+    def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
+        self._make = make
+        self._making = threading.Lock()
+        self._made: dict[str, Array] | None = None
+
+    @property
+    def _arrays(self) -> dict[str, Array]:
+        with self._making:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _frozen(value: Any) -> Any:
+    """A list that the script may write to is copied."""
+    return list(value) if isinstance(value, list) else value
+
+
+def _difference(own: Any, theirs: Any) -> str:
+    """The first one."""
+    if isinstance(own, list) and isinstance(theirs, list):
+        for mine, other in zip(own, theirs, strict=False):
+            if mine != other:
+                return f"here has {mine}, and there {other}"
+        return f"here has {len(own)} parts, and there {len(theirs)}"
+    return f"here is {own}, and there {theirs}"
+
+
+def _shapes(named: Any) -> list[str]:
+    return [f"{name} {tuple(each.shape)} {str(each.dtype).removeprefix('torch.')}" for name, each in named]
+
+
+def _check_place(what: str, tensor: Any) -> None:
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        came = f"{what} is a {tensor.layout} tensor on {tensor.device}".replace("torch.", "")
+        raise CoveyError(
+            "this training cannot be given to another process", came, "keep it in dense tensors on cpu, or attach(ddp)"
+        )
+
+
+def _copy(array: Array, tensor: Any) -> None:
+    """Nothing where it came into the tensor's own memory."""
+    found = tensor_of_array(array, tensor.dtype)
+    if found.data_ptr() != tensor.data_ptr() or found.stride() != tensor.stride():
+        tensor.copy_(found)
+
+
+def _bytes(text: str) -> Array:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _plain(value: Any, path: str, arrays: dict[str, Array]) -> Any:
+    """As JSON has it, the same for equal values; its tensors go to `arrays`. Pickled, it would depend on which parts
+    are one object, which differs once a rank has loaded it."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case torch.Tensor():
+            _check_place(path, value)
+            arrays[path] = array_of_tensor(value)
+            return {"tensor": [path, str(value.dtype).removeprefix("torch.")]}
+        case list():
+            return [_plain(each, f"{path}/{at}", arrays) for at, each in enumerate(value)]
+        case tuple():
+            return {"tuple": _plain(list(value), path, arrays)}
+        case Counter():
+            return {"counter": [[key, count] for key, count in value.items()]}
+        case Mapping():
+            return {"dict": [[_key(key, path), _plain(each, f"{path}/{key}", arrays)] for key, each in value.items()]}
+        case _:
+            what, why = "this training cannot be given to another process", f"{path} is a {type(value).__qualname__}"
+            raise CoveyError(what, why, "keep numbers, texts, lists, dicts and tensors in its state_dict")
+
+
+def _key(key: Any, path: str) -> Any:
+    if not isinstance(key, (int, str)):
+        why = f"{path} has a {type(key).__qualname__} as a key"
+        raise CoveyError("this training cannot be given to another process", why, "name it by a text or a number")
+    return key
+
+
+def _whole(plain: Any, arrays: Mapping[str, Array]) -> Any:
+    """What `_plain` was given."""
+    match plain:
+        case list():
+            return [_whole(each, arrays) for each in plain]
+        case {"tensor": [path, dtype]}:
+            return tensor_of_array(arrays[path], getattr(torch, dtype))
+        case {"tuple": parts}:
+            return tuple(_whole(parts, arrays))
+        case {"counter": pairs}:
+            return Counter(dict(pairs))
+        case {"dict": pairs}:
+            return {key: _whole(each, arrays) for key, each in pairs}
+        case _:
+            return plain

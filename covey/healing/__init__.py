@@ -1,0 +1,1 @@
+"""A rank that is lost gets a successor: `healing.py` says how."""

@@ -1,0 +1,470 @@
+"""What a rank of a job that heals says and for what it waits (`covey.healing.healing` tells the whole of it): a
+machine.
+
+It neither waits nor sends: what takes a while is a generator (`covey.healing.stepwise`), and time is given to it.
+Threads run it in `covey.healing.healing`, the simulator's ranks in `covey.simulated.healing_streams`.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from covey.core.errors import CoveyError, RankLeft, StateLost
+from covey.healing.held_state import HeldState, Kept
+from covey.healing.likeness import Likeness, encode_likeness, likeness_decoder, unlike_bits, unlike_versions
+from covey.healing.neighbours import Beside
+from covey.healing.own_gather import OwnGather
+from covey.healing.owns import JsonText, array_of_owns, owns_of_array
+from covey.healing.state_pieces import CANNOT, FROM_CHECKPOINT, About, Have, encode_have, have_decoder
+from covey.healing.stepwise import Pause, Stepwise
+from covey.healing.taking_over import (
+    ASK_S,
+    FIRST_ASK_S,
+    HEAL_S,
+    PATIENCE_S,
+    WITHIN_S,
+    HealingClosed,
+    Recovered,
+    TakingOver,
+)
+from covey.tensors.aggregator.rounds import Tell, ToldByRank
+from covey.tensors.numbers.arrays import Array
+from covey.wire.checksum import crc32
+
+OWN_BYTES_MAX = 32 << 10
+"""Of what is a rank's own, as JSON."""
+SAY_S = 1.0
+"""A rank that waits for a successor says so as often."""
+CANNOT_HEAL = "one that takes over with the other's would end"
+WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
+OWNS = "covey/owns"
+"""The array of the state in which they are, where all ranks gather them."""
+KEPT = 3
+"""Of a neighbour's own state: at the beginning of this rank's step, of the next, and of the one after that. It may be a
+step ahead, and has told what it has at the end of that one."""
+Says = tuple[Tell, ...]
+Own = Callable[[], Any] | None
+
+
+class HealingMachine:
+    """Of one rank. Nobody else uses it while one of its methods runs."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        neighbours: Sequence[int],
+        step: int,
+        incarnation: int,
+        now_s: Callable[[], float],
+        say_on: Callable[[], None],
+        like: Likeness | None = None,
+        gather: OwnGather | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        """`step`, `incarnation`, `like`, `gather`, `beside`: as of `Healing`. `say_on`: `saying` is to be run, from now
+        on and until it ends."""
+        self.step = step
+        """The one that the script is in."""
+        self._rank, self._neighbours, self._now_s, self._say_on = rank, tuple(neighbours), now_s, say_on
+        self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
+        self.gather, self._beside = gather, beside
+        self._state: Mapping[str, Array] = {}
+        """At the beginning of this step; not written before its results are here."""
+        self._rounds_before = b""
+        self.has_said_own = False
+        """In this step, what is its own: it may push."""
+        self._own: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._mirrored: dict[int, tuple[int, int]] = {}
+        """Of each neighbour: what it keeps of ours, by the newest step, and its CRC-32."""
+        self._kept: dict[int, dict[int, bytes]] = {}
+        """What is another rank's own, by rank and step."""
+        self._like, self._likes = like, dict[int, Likeness]()
+        """Of this process, and of those that told theirs."""
+        self._liked: set[int] = set()
+        """Neighbours that know this one's."""
+        self._closed = False
+        self._waiting = 0
+        """Of the script, how many wait for a tensor."""
+        self._newest: dict[int, int] = {}
+        """Which process of a rank asks, of those that did."""
+        self._asked: dict[int, None] = {}
+        """Successors that ask, while the script does not wait."""
+        self._held: dict[int, None] = {}
+        """Successors for which the script waits on."""
+        self._behind: dict[int, int] = {}
+        """Successors that have the state, and the step they began in: pushes of a later step wait for them."""
+        self._gone: dict[int, str] = {}
+        """Ranks that have left, for good (`covey.job.leaving`), and in words who that is."""
+        self._gives: HeldState | None = None
+        """Of this rank, to them."""
+        self._is_saying = False
+        taking = incarnation, now_s, lambda: self._closed, self._keep_all, self._host.encode()
+        self._taking = TakingOver(rank, world_size, *taking)
+
+    # ---- from the script ----
+
+    def begin(self, state: Mapping[str, Array], rounds: bytes | None) -> Says:
+        """A step: `state` is not changed until all of its results are here. `rounds`: of each Block, before it.
+        CoveyError when one is under way."""
+        if rounds is None:
+            what, why = (
+                "a step ended too early",
+                "a round of a tensor is under way, and what it gives belongs to the step",
+            )
+            raise CoveyError(what, why, "wait for the handles of all tensors first")
+        self._state, self._rounds_before, self.has_said_own = state, rounds, False
+        if self.gather is not None:
+            self.gather.step_begins()
+        left = [each for each in self._neighbours if each not in self._liked] if self._like is not None else []
+        return tuple(Tell(each, About.LIKE, self._incarnation, encode_likeness(self._like)) for each in left)
+
+    def end(self, state: Mapping[str, Array], rounds: bytes | None) -> Says:
+        """This step is done: the next one begins."""
+        says = self.begin(state, rounds)
+        self.step += 1
+        for kept in self._kept.values():  # a successor begins with the newest step, which is not behind this one
+            for old in [step for step in kept if step < self.step]:
+                del kept[old]
+        return says
+
+    def drawn(self, own: Own) -> Stepwise[None]:
+        """What is this rank's own is as it will be when the step ends: neighbours get it while the script computes."""
+        if own is None or self.gather is not None or self.has_said_own:
+            return
+        data = yield Pause(work=partial(_json, own))
+        self._own_is(data)
+        yield Pause(self._mirrors(self._neighbours, self.step + 1, data))
+
+    def before_push(self, own: Own) -> Stepwise[None]:
+        """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
+        it is too large."""
+        yield from self._let_others_catch_up()
+        if self.has_said_own or (own is None and self.gather is None):
+            return
+        data = b"" if own is None else (yield Pause(work=partial(_json, own)))
+        if self.gather is not None:
+            yield Pause(work=partial(self.gather.begin, self.step, None if own is None else data))
+        else:
+            yield from self._mirror_own(data)
+        self.has_said_own = True
+
+    def waits(self) -> Says:
+        """The script waits for a tensor, and on while a successor needs what it holds: until `waited` or `gave_up`."""
+        self._waiting += 1
+        asked, self._asked = self._asked, {}
+        return tuple(said for rank in asked for said in self._hold(rank))
+
+    def waited(self) -> Stepwise[None]:
+        """It has what it waited for: it goes on once nobody needs what it holds."""
+        while self._held and not self._closed:
+            yield Pause(until=lambda: not self._held or self._closed)
+        self._waiting -= 1
+
+    def gave_up(self) -> None:
+        """It waits no longer, whoever needs what it holds."""
+        self._waiting -= 1
+
+    def recover(
+        self,
+        has_own: bool,
+        known: Mapping[str, Array] | None = None,
+        timeout_s: float = HEAL_S,
+        within_s: float = WITHIN_S,
+    ) -> Stepwise[Recovered]:
+        """As of `Healing`."""
+        have, taken = yield from self._taking.state(known or {}, timeout_s, within_s, self._like)
+        gather, owns = self.gather, taken.arrays.pop(OWNS, None)
+        if gather is not None and owns is not None:
+            gather.go_on_with(owns_of_array(owns, gather.ranks))
+        own = self._own_at(have) if has_own else None
+        found = None if own is None else _parsed(own)
+        if own is not None and gather is None:
+            self._own.append((have.step, own))
+            yield Pause(self._mirrors(self._neighbours, have.step, own))
+        self._is_new, self.step, self._first = False, have.step, have.first
+        yield Pause(tuple(Tell(rank, About.DONE, self._incarnation) for rank in self._taking.survivors))
+        return Recovered(have.step, taken.arrays, found, taken.rounds)
+
+    def gone(self, ranks: Mapping[int, str]) -> None:
+        """These have left: nobody waits for a successor of theirs, or for what they would say."""
+        self._gone.update(ranks)
+        self._taking.gone.update(ranks)
+        for rank in ranks:
+            self._held.pop(rank, None)
+            self._behind.pop(rank, None)
+
+    def close(self) -> None:
+        """The script goes on, whoever waits for it."""
+        self._closed = True
+
+    # ---- who is a step behind ----
+
+    def _let_others_catch_up(self) -> Stepwise[None]:
+        """A lost rank may have pushed for this step already. Were its rounds complete before its successor, which
+        began a step earlier, got the results of that one, nobody would have these any more."""
+        if not self._late():
+            return
+        yield Pause(self.waits())
+        in_vain, pause_s = True, FIRST_ASK_S
+        try:
+            while (late := self._late()) and not self._closed:
+                asks = tuple(Tell(rank, About.PAST, self._behind[rank]) for rank in late)
+                yield Pause(asks, until=lambda: self._closed or not self._late(), most_s=pause_s)
+                pause_s = min(2 * pause_s, ASK_S)
+            in_vain = False
+        finally:
+            if in_vain:
+                self.gave_up()
+        yield from self.waited()
+
+    def _late(self) -> list[int]:
+        return [rank for rank, step in self._behind.items() if step < self.step]
+
+    # ---- what is this rank's own ----
+
+    def _mirror_own(self, data: bytes) -> Stepwise[None]:
+        """As of the end of this step; the script waits meanwhile."""
+        before = self._own[-1] if self._own else None
+        self._own_is(data)
+        yield Pause(self.waits())
+        in_vain = True
+        try:
+            yield from self._mirror(self.step + 1, data, (self.step + 1, data) == before)
+            in_vain = False
+        finally:
+            if in_vain:
+                self.gave_up()
+        yield from self.waited()
+
+    def _mirrors(self, to: Sequence[int], step: int, data: bytes) -> Says:
+        return tuple(Tell(each, About.MIRROR, step, data) for each in to)
+
+    def _own_is(self, data: bytes) -> None:
+        """At the end of this step."""
+        if self._own and self._own[-1][0] == self.step + 1:
+            self._own.pop()
+        self._own.append((self.step + 1, data))
+
+    def _mirror(self, step: int, data: bytes, is_told: bool) -> Stepwise[None]:
+        """Ends once all neighbours have it. One that is lost has it as soon as it has a successor, for which all
+        wait anyway. `is_told`: it is on its way."""
+        pause_s, tell_s, kept = FIRST_ASK_S, self._now_s() + PATIENCE_S, (step, crc32(data))
+        while True:
+            left = [each for each in self._neighbours if self._mirrored.get(each) != kept]
+            if not left:
+                return
+            if self._closed:
+                raise HealingClosed("the client was closed before anybody kept what is this rank's own")
+            if why := next((self._gone[each] for each in left if each in self._gone), ""):
+                raise RankLeft(f"what is this rank's own cannot be kept: {why}")
+            says, words = () if is_told else self._mirrors(left, step, data), ""
+            if self._now_s() > tell_s:
+                tell_s += PATIENCE_S
+                names = ", ".join(map(str, left))
+                words = f"pushes once rank {names} keeps what is its own, which was told {PATIENCE_S:.0f} s ago"
+            yield Pause(says, words, until=partial(self._are_mirrored, kept), most_s=pause_s)
+            pause_s, is_told = min(2 * pause_s, ASK_S), False
+
+    def _are_mirrored(self, kept: tuple[int, int]) -> bool:
+        untold = [each for each in self._neighbours if self._mirrored.get(each) != kept]
+        return self._closed or not untold or any(each in self._gone for each in untold)
+
+    # ---- from a link ----
+
+    def told(self, told: ToldByRank) -> tuple[Says, str, bool]:
+        """Another rank said something: the answers, words to people, and whether somebody may wait for that. What no
+        rank says is left alone."""
+        try:
+            return self._heard(told)
+        except (ValueError, msgspec.DecodeError, RecursionError):
+            return (), "", False
+
+    def _heard(self, told: ToldByRank) -> tuple[Says, str, bool]:
+        says, words = Says(), ""
+        about = About(told.about)
+        match about:
+            case About.MIRROR:
+                self._keep(told.rank, told.step, bytes(told.data))
+                says = (Tell(told.rank, About.MIRRORED, told.step, crc32(told.data).to_bytes(4, "little")),)
+            case About.MIRRORED:
+                is_ours = not self._is_new and told.step <= self.step + 1  # else told by a process before this
+                if is_ours and told.step >= self._mirrored.get(told.rank, (-1, 0))[0]:
+                    self._mirrored[told.rank] = told.step, int.from_bytes(told.data, "little")
+            case About.NEED:
+                says = self._need(told.rank, told.step, bytes(told.data).decode())
+            case About.HAVE:
+                says = self._have(told.rank, have_decoder.decode(told.data))
+            case About.FETCH:
+                says = self._give(told)
+            case About.PIECE:
+                if not self._is_new or told.step != self._incarnation:
+                    return (), "", False
+                says = self._taking.came(told.rank, told.data)
+                return says, "", not says  # nobody waits for one piece
+            case About.DONE:
+                says = self._done(told.rank, told.step)
+            case About.LIKE:
+                words = self._compare(told.rank, likeness_decoder.decode(told.data))
+                says = (Tell(told.rank, About.LIKED, told.step),)
+            case About.LIKED:
+                self._liked.add(told.rank)
+            case About.PAST:
+                if not self._is_new and self.step > told.step:
+                    says = (Tell(told.rank, About.IS_PAST, told.step),)
+            case About.IS_PAST:
+                if self._behind.get(told.rank) == told.step:
+                    del self._behind[told.rank]
+        return says, words, True
+
+    # ---- who waits for a successor ----
+
+    def saying(self) -> Stepwise[None]:
+        """Until nobody is waited for: an answer may have been lost, and so may the word that it came."""
+        summed: HeldState | None = None
+        while True:
+            yield Pause(until=partial(self._gives_other_than, summed), most_s=SAY_S)
+            if self._gives is None or self._closed:
+                self._is_saying = False
+                return
+            gives = self._gives
+            if gives is not summed:
+                yield Pause(work=gives.make_sum)
+                summed = gives
+            held = tuple(self._held) if self._gives is gives else ()
+            yield Pause(tuple(said for rank in held for said in self._what_is_here(rank, gives)))
+
+    def _gives_other_than(self, gives: HeldState | None) -> bool:
+        return self._gives is not gives or self._closed
+
+    def _need(self, rank: int, incarnation: int, host: str) -> Says:
+        if incarnation < self._newest.setdefault(rank, incarnation):
+            return ()
+        self._newest[rank] = incarnation
+        self._is_at(rank, host)
+        self._behind.pop(rank, None)
+        if self._is_new:
+            self._taking.lost(rank)
+            return (Tell(rank, About.HAVE, 0, encode_have(Have(incarnation, is_new=True, host=self._host))),)
+        if self._waiting:
+            return self._hold(rank)
+        self._asked[rank] = None
+        return ()
+
+    @property
+    def _host(self) -> str:
+        """This one's; empty: it is not known."""
+        return "" if self._beside is None else self._beside.host
+
+    def _is_at(self, rank: int, host: str) -> None:
+        """Whoever has come to this host keeps nothing that is this rank's own from now on."""
+        if self._beside is not None:
+            self._beside.is_at(rank, host)
+            self._neighbours = self._beside.neighbours
+
+    def _compare(self, rank: int, like: Likeness) -> str:
+        if self._like is None or self._likes.get(rank) == like:
+            return ""
+        self._likes[rank] = like
+        why = unlike_versions(self._like, like)
+        if why := f"{why}: {CANNOT_HEAL}" if why else unlike_bits(self._like, like):
+            return f"is not like rank {rank}: {why}; next: {WHERE_ALIKE}"
+        return ""
+
+    def _keep_all(self, kept: Kept) -> None:
+        for rank, own in kept.items():
+            for step, data in own.items():
+                self._keep(rank, step, data)
+
+    def _keep(self, rank: int, step: int, data: bytes) -> None:
+        """What is another rank's own, of its newest steps."""
+        kept = self._kept.setdefault(rank, {})
+        kept[step] = data
+        for old in sorted(kept)[:-KEPT]:
+            del kept[old]
+
+    def _hold(self, rank: int) -> Says:
+        if self._gives is None:
+            owns = {} if self.gather is None else {OWNS: array_of_owns(self.gather.owns)}
+            self._gives = HeldState({**self._state, **owns}, self._rounds_before)
+        self._held[rank] = None
+        if not self._is_saying:
+            self._is_saying = True
+            self._say_on()
+        return self._what_is_here(rank, self._gives)
+
+    def _what_is_here(self, rank: int, gives: HeldState) -> Says:
+        kept = {**self._kept, self._rank: dict(self._own)}
+        own = kept.pop(rank, {})
+        yours = self._likes.get(rank)
+        haves = gives.haves(self._newest[rank], self.step, self._first, own, kept, self._like, yours, self._host)
+        return tuple(Tell(rank, About.HAVE, self.step, encode_have(have)) for have in haves)
+
+    def _give(self, asked: ToldByRank) -> Says:
+        if asked.rank not in self._held or asked.step != self._newest[asked.rank]:
+            return ()
+        piece = None if self._gives is None else self._gives.piece(asked.data)
+        return () if piece is None else (Tell(asked.rank, About.PIECE, asked.step, piece),)
+
+    def _done(self, rank: int, incarnation: int) -> Says:
+        if self._newest.get(rank) != incarnation or self._held.pop(rank, 0) == 0:
+            return ()
+        self._behind[rank] = self.step
+        if not self._held:
+            self._gives = None
+        # the process before it may not have said that it has this; others are neighbours since it is elsewhere
+        untold = [each for each in self._neighbours if each == rank or each not in self._mirrored]
+        return tuple(Tell(each, About.MIRROR, step, data) for each in untold for step, data in self._own)
+
+    # ---- a successor ----
+
+    def _have(self, rank: int, have: Have) -> Says:
+        if have.to != self._incarnation:
+            return ()
+        self._is_at(rank, have.host)
+        if self._is_new:
+            self._taking.have(rank, have)
+        elif not have.is_new:
+            return (Tell(rank, About.DONE, self._incarnation),)  # it did not hear that
+        return ()
+
+    def _own_at(self, have: Have) -> bytes | None:
+        """None: the job had just begun."""
+        if self.gather is not None:
+            owns = self.gather.owns
+            if have.step not in (owns.step, have.first):
+                why = f"what is its own was gathered at step {owns.step}, and the others are at step {have.step}"
+                raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+            return owns.each[self._rank] or None
+        kept = self._kept.get(self._rank, {})
+        if have.step in kept or have.step == have.first:
+            return kept.get(have.step)
+        names = " and ".join(map(str, self._neighbours))
+        if kept:
+            why = f"rank {names} kept what is its own at step {max(kept)}, and the others are at step {have.step}"
+        else:
+            why = f"what is its own at step {have.step} was with rank {names}, lost too before it was told anew"
+        raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+
+
+def _json(own: Callable[[], Any]) -> bytes:
+    """CoveyError when it is too large."""
+    value = own()
+    data = (value if isinstance(value, JsonText) else json.dumps(value)).encode("ascii")
+    if len(data) > OWN_BYTES_MAX:
+        why = f"it has {len(data)} bytes as JSON, and goes to other ranks in each step"
+        raise CoveyError("what is this rank's own is too large", why, f"keep it under {OWN_BYTES_MAX} bytes")
+    return data
+
+
+def _parsed(own: bytes) -> Any:
+    """What a rank told its neighbours. StateLost."""
+    try:
+        return json.loads(own)
+    except ValueError as error:
+        why = f"what is its own was kept in {len(own)} bytes that cannot be read: {error}"
+        raise StateLost(CANNOT, why, FROM_CHECKPOINT) from error

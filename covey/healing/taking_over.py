@@ -1,0 +1,276 @@
+"""How a successor gets what it needs from those that wait for it (`covey.healing.healing`).
+
+    ask all      every other rank answers: what it holds, or that it is a successor itself
+    contents     of those that are furthest: the names, types and shapes of their arrays, and their rounds
+    state        its bytes, in pieces, of up to eight of them at once, each into the array where it belongs
+    compare      what came with the checksum that each of them made of its own
+
+One that is lost meanwhile gives no more, and the others give what is left. When all of these are lost the successor
+asks again: another one may have what it needs by then.
+
+A machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from covey.core.errors import StateLost
+from covey.core.units import format_seconds, format_size
+from covey.healing.held_state import Kept, contents_sum
+from covey.healing.likeness import Likeness, unlike_bits, unlike_versions
+from covey.healing.state_pieces import (
+    CANNOT,
+    FROM_CHECKPOINT,
+    SAME,
+    About,
+    Have,
+    PieceFetch,
+    Stream,
+    Which,
+    array_of,
+    bytes_of_state,
+    contents_of,
+    why_too_slow,
+)
+from covey.healing.stepwise import Pause, Stepwise
+from covey.tensors.aggregator.rounds import Tell
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.tensor_wire import Payload
+
+ASK_S = 0.5
+"""A question without an answer is asked again after so long; the first ones sooner: there may be no connection yet."""
+FIRST_ASK_S = 0.02
+PATIENCE_S = 30.0
+"""People read after so long for what it waits."""
+HEAL_S = 600.0
+"""How long a successor asks: others may compute for a while before they wait."""
+WITHIN_S = 300.0
+"""How long the state may be on its way, while all others wait for it."""
+SOURCES_MAX = 8
+"""Ranks that give at once: any two fill the link of one."""
+LONGER = f"allow more (job.state(.., within_s=)), or {FROM_CHECKPOINT}"
+
+
+class Taken(NamedTuple):
+    """From those that are furthest."""
+
+    arrays: dict[str, Array]
+    rounds: bytes
+
+
+class Recovered(NamedTuple):
+    """What a successor begins with."""
+
+    step: int
+    arrays: dict[str, Array]
+    own: Any
+    """As JSON has it; None: nothing was kept."""
+    rounds: bytes
+    """Of each Block, as who gave it says it."""
+
+
+class HealingClosed(RuntimeError):
+    """The client was closed while its rank asked for what it needs."""
+
+
+class TakingOver:
+    """Of one successor."""
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        incarnation: int,
+        now_s: Callable[[], float],
+        is_closed: Callable[[], bool],
+        keep: Callable[[Kept], None],
+        host: bytes = b"",
+    ) -> None:
+        """`host`: this one's, which the others are told. `keep` hears what others kept; `is_closed`: whether there is
+        nothing to wait for any more; `now_s`: of a clock that only goes on."""
+        self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
+        self._is_closed, self._keep, self._host = is_closed, keep, host
+        self._others = [*range(rank + 1, world_size), *range(rank)]
+        """Each successor asks others first."""
+        self.gone: dict[int, str] = {}
+        """Ranks that have left, and in words who that is: they answer nothing."""
+        self._haves: dict[int, Have] = {}
+        self._parts: dict[int, set[int]] = {}
+        self._fetching = PieceFetch(Which.CONTENTS, Stream(()))
+        self._sources: list[int] = []
+        """Who gives that."""
+        self._changes = 0
+        """How often something was heard that may end a wait."""
+
+    # ---- what others say ----
+
+    def have(self, rank: int, have: Have) -> None:
+        self._changes += 1
+        self._keep(have.others)
+        self._keep({self._rank: have.own})
+        parts = self._parts.setdefault(rank, set())
+        parts.add(have.part)
+        if have.is_new or len(parts) >= have.parts:
+            self._haves[rank] = have
+
+    def lost(self, rank: int) -> None:
+        """A successor of this one asks."""
+        self._changes += 1
+        if rank in self._haves and not self._haves[rank].is_new:
+            self._haves[rank] = Have(is_new=True)
+
+    def came(self, rank: int, data: Payload) -> tuple[Tell, ...]:
+        """A piece: which ones are asked for next, at once."""
+        now_s, giving = self._now_s(), self._giving(self._sources)
+        if rank in giving:  # else it may be of another step, late
+            self._fetching.came(rank, data, now_s)
+        if not self._fetching.left_bytes:
+            self._changes += 1
+        return self._asks(giving, now_s) if giving and self._fetching.left_bytes else ()
+
+    # ---- the script's side ----
+
+    @property
+    def survivors(self) -> list[int]:
+        """Those that wait until this rank is done."""
+        return [rank for rank, have in self._haves.items() if not have.is_new]
+
+    def state(
+        self, known: Mapping[str, Array], timeout_s: float, within_s: float, like: Likeness | None = None
+    ) -> Stepwise[tuple[Have, Taken]]:
+        """What those that are furthest hold, in arrays that are `known` here where they are alike. StateLost when
+        nobody has it, or it did not come `within_s` seconds; HealingClosed. People hear for what this waits, and where
+        this process, which is `like` this, computes other bits than the lost one."""
+        began_s, alone = self._now_s(), False
+        while True:
+            yield from self._ask_all(began_s, timeout_s)
+            sources = self._furthest()
+            if not sources and alone:
+                why = "all ranks of this job were lost, and with them what it had learnt"
+                raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+            if not sources:  # another one may have what it needs by now
+                alone, self._haves, self._parts = True, {}, {}
+                continue
+            alone, have = False, self._haves[sources[0]]
+            if like is not None:
+                yield Pause(words=self._unlike(like, sources[0]))
+            found = yield from self._taken(sources, have, known, within_s)
+            if found is not None:
+                return have, found
+
+    # ---- inside ----
+
+    def _taken(
+        self, sources: list[int], have: Have, known: Mapping[str, Array], within_s: float
+    ) -> Stepwise[Taken | None]:
+        """None: all of these were lost meanwhile."""
+        data = bytearray(have.contents_bytes)
+        if not (yield from self._fetch(Which.CONTENTS, [memoryview(data)], sources, within_s)):
+            return None
+        if contents_sum(data) != have.contents_sum:
+            why = f"what rank {sources[0]} says of its arrays did not come as it was said"
+            raise StateLost(CANNOT, why, FROM_CHECKPOINT)
+        contents = contents_of(data, sources[0])
+        arrays = {item.name: array_of(item, known.get(item.name)) for item in contents.items}
+        places = [bytes_of_state(array) for array in arrays.values()]
+        if not (yield from self._fetch(Which.STATE, places, sources, within_s)):
+            return None
+        found = yield Pause(work=Stream(places).checksum)
+        return Taken(arrays, contents.rounds) if (yield from self._is_theirs(found, sources)) else None
+
+    def _unlike(self, like: Likeness, source: int) -> str:
+        """For people: unlike the lost rank, if somebody knows that one; empty: it is not. StateLost when versions are
+        not those of who gives."""
+        other = self._haves[source].like
+        lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
+        if other is not None and (why := unlike_versions(like, other)):
+            raise StateLost(CANNOT, f"compared with rank {source}, {why}", SAME)
+        if lost is not None and (why := unlike_bits(like, lost)):
+            return f"takes over from a rank that computed otherwise, and last bits of the result will differ: {why}"
+        return ""
+
+    def _ask_all(self, began_s: float, timeout_s: float) -> Stepwise[None]:
+        told_s, pause_s = self._now_s(), FIRST_ASK_S
+        while silent := [rank for rank in self._others if rank not in self._haves]:
+            needs = tuple(Tell(rank, About.NEED, self._incarnation, self._host) for rank in silent)
+            yield Pause(needs, until=self._all_answered, most_s=pause_s)
+            self._raise_if_closed()
+            if left := [rank for rank in silent if rank in self.gone]:
+                raise StateLost(CANNOT, self.gone[left[0]], FROM_CHECKPOINT)
+            pause_s = min(2 * pause_s, ASK_S)
+            now_s, names = self._now_s(), _names(silent)
+            if now_s > began_s + timeout_s:
+                why = f"rank {names} did not answer within {format_seconds(timeout_s)}"
+                raise StateLost(CANNOT, why, "submit the job again")
+            if now_s > told_s + PATIENCE_S:
+                told_s = now_s
+                yield Pause(words=f"took over from a rank that was lost, and asks rank {names} for what it needs")
+
+    def _all_answered(self) -> bool:
+        silent = len(self._haves) < len(self._others)
+        return self._is_closed() or not silent or any(rank not in self._haves for rank in self.gone)
+
+    def _furthest(self) -> list[int]:
+        """Who gives. StateLost when they do not hold the same."""
+        survivors = {rank: self._haves[rank] for rank in self._others if not self._haves[rank].is_new}
+        step = max((have.step for have in survivors.values()), default=0)
+        sources = [rank for rank, have in survivors.items() if have.step == step]
+        unlike = [rank for rank in sources if survivors[rank].contents_sum != survivors[sources[0]].contents_sum]
+        if unlike:
+            one, other = sorted((sources[0], unlike[0]))
+            why = f"ranks {one} and {other} hold arrays of other names, types or shapes"
+            raise StateLost(CANNOT, why, "give job.state the same on every rank")
+        return sources
+
+    def _giving(self, sources: list[int]) -> list[int]:
+        """Those that were not lost since."""
+        return [rank for rank in sources if not self._haves[rank].is_new][:SOURCES_MAX]
+
+    def _fetch(self, which: Which, places: list[memoryview], sources: list[int], within_s: float) -> Stepwise[bool]:
+        """Whether all came; False: all of these were lost meanwhile."""
+        stream = Stream(places)
+        fetching, began_s = PieceFetch(which, stream), self._now_s()
+        told_s = began_s
+        self._fetching, self._sources = fetching, sources
+        while fetching.left_bytes:
+            self._raise_if_closed()
+            giving, now_s = self._giving(sources), self._now_s()
+            if not giving:
+                return False
+            if why := why_too_slow(fetching.came_bytes, len(stream), now_s - began_s, within_s):
+                raise StateLost(CANNOT, f"its state comes too slowly: {why}", LONGER)
+            words = ""
+            if now_s > told_s + PATIENCE_S:
+                told_s, came = now_s, f"{format_size(fetching.came_bytes)} of {format_size(len(stream))}"
+                words = f"takes its state over from rank {_names(giving)}: {came} by now"
+            yield self._pause(self._asks(giving, now_s), words)
+        return True
+
+    def _asks(self, sources: list[int], now_s: float) -> tuple[Tell, ...]:
+        asks = self._fetching.asks(sources, now_s)
+        return tuple(Tell(rank, About.FETCH, self._incarnation, piece) for piece, rank in asks)
+
+    def _pause(self, says: tuple[Tell, ...] = (), words: str = "") -> Pause:
+        """Until something was heard."""
+        changes = self._changes
+        return Pause(says, words, until=lambda: self._is_closed() or self._changes != changes, most_s=ASK_S)
+
+    def _is_theirs(self, found: int, sources: list[int]) -> Stepwise[bool]:
+        """Whether what came is what they hold; False: all of these were lost meanwhile. StateLost when they differ."""
+        while [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
+            self._raise_if_closed()
+            yield self._pause()
+        giving = self._giving(sources)
+        unlike = [rank for rank in giving if self._haves[rank].state_sum != found]
+        if unlike:
+            why = f"what came is not what rank {_names(unlike)} holds: what is to be the same on every rank differs"
+            raise StateLost(CANNOT, why, f"change nothing of it before a step's results are there; {FROM_CHECKPOINT}")
+        return bool(giving)
+
+    def _raise_if_closed(self) -> None:
+        if self._is_closed():
+            raise HealingClosed("the client was closed while its rank took over from one that was lost")
+
+
+def _names(ranks: list[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

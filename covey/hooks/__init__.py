@@ -1,0 +1,34 @@
+"""A training script's steps, seen without a change to the script.
+
+    runner: PYTHONPATH=covey/hooks/site:...   (`agentctl submit --no-attach` leaves it out)
+      '-> site/sitecustomize.py -> attach() -> watches for the import of torch
+            '-> torch_hooks: an optimizer stepped, a batch was fetched ... -> steps.StepCounter -> reporter -> agent
+
+`covey.join()` attaches too, for a Python that reads no PYTHONPATH.
+
+AntMan (OSDI 2020, §3.3) has job and coordinator speak once per mini-batch, and patches the frameworks for it. The hooks
+here are PyTorch's own (`register_optimizer_step_post_hook`) or wrap one Python function; none is called per operator.
+Whatever goes wrong in them is told once, in one line (`agentctl job`), and never reaches the script.
+"""
+
+import os
+from collections.abc import Mapping
+
+SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+"""Folder that the runner puts first into PYTHONPATH."""
+
+
+def rank_of(environ: Mapping[str, str]) -> str:
+    """Why this process does not report for its rank; empty when it does. A launcher (torchrun) that runs as a rank
+    starts processes of its own, which carry the rank's variables too: the first of them reports."""
+    if not environ.get("COVEY_SOCKET") or not environ.get("COVEY_TOKEN"):
+        return "this process is not part of a Covey job"
+    if environ.get("COVEY_ATTACH", "1") == "0":
+        return "--no-attach"
+    launched = any(environ.get(name, environ[ours]) != environ[ours] for name, ours in _COUNTS if ours in environ)
+    if launched and environ.get("LOCAL_RANK", "0") != "0":
+        return "another process of this rank reports"
+    return ""
+
+
+_COUNTS = (("RANK", "COVEY_RANK"), ("WORLD_SIZE", "COVEY_WORLD_SIZE"))

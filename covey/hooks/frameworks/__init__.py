@@ -1,0 +1,1 @@
+"""The hooks of each framework, called once a script has imported it."""

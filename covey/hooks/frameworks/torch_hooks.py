@@ -1,0 +1,207 @@
+"""PyTorch's hooks for `covey.hooks`. Called after torch was imported.
+
+    torch.optim     register_optimizer_step_post_hook: after every step of every optimizer, also under torch.compile
+    GradScaler      `step` is wrapped: an update that was skipped for its gradients is a mini-batch too
+    DataLoader      `__next__` of its iterators is wrapped: how long the script waited for input
+    DDP             its constructor is wrapped: its own figures say how long ranks waited for one another, and with
+                    `submit --aggregate` (COVEY_AGGREGATE) its gradients are averaged by Covey
+
+No hook is called per operator, and none changes what is computed. A shared device:
+`covey.hooks.frameworks.torch_share`.
+"""
+
+import functools
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from covey.hooks.frameworks.torch_cuda import StreamWaits, TorchGpu
+from covey.hooks.frameworks.torch_memory import TorchMemory
+from covey.hooks.frameworks.torch_share import end_of_stream, native_library, share_control
+from covey.hooks.limits.sharing import ShareControl
+from covey.hooks.reporter import Reporter, of_process, resident_bytes
+from covey.hooks.waits import QueuedWaits
+
+_installed: Reporter | None = None
+
+
+def install() -> Reporter:
+    """Once per process; the reporter of this process."""
+    global _installed
+    if _installed is None:
+        exposed = DdpFigures()
+        reporter = _installed = of_process()
+        gpu = TorchGpu(native_library(), reporter.failed)
+        memory = TorchMemory(gpu.memory)
+        share = share_control(memory, gpu)
+        gpu.graphs.before = lambda: before_graph(reporter, memory, share)
+        gpu.graphs.install()
+        Hooks(reporter, exposed, share, memory, gpu).install()
+        to = f"torch {torch.__version__}, gate per {share.gate}"
+        reporter.attach(to, device_bytes, exposed.communicate_s, share)
+    return _installed
+
+
+def before_graph(reporter: Reporter, memory: TorchMemory, share: ShareControl) -> None:
+    """The script is about to record its first CUDA graph."""
+    try:
+        memory.before_graph()
+        share.memory_is_free()
+    except Exception as error:
+        reporter.failed(error)
+
+
+class Hooks:
+    """Each is replaced by one that reports; what fails in reporting is told once and never raised."""
+
+    def __init__(
+        self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory, gpu: TorchGpu
+    ) -> None:
+        self._reporter, self._figures, self._share, self._memory = reporter, figures, share, memory
+        self._queued = StreamWaits(share, gpu, QueuedWaits(share, end_of_stream))
+        self._fired = 0
+        self._known: set[int] = set()
+        """Identities of optimizers that are there."""
+        self._begun: dict[int, bool] = {}
+        """Of those that were seen to begin a step: did one begin since the last that was counted?"""
+
+    def install(self) -> None:
+        from torch.amp.grad_scaler import GradScaler
+        from torch.nn.parallel.distributed import DistributedDataParallel
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        register_optimizer_step_pre_hook(self._began)
+        register_optimizer_step_post_hook(self._stepped)
+        GradScaler.step = self._scaled(GradScaler.step)
+        _BaseDataLoaderIter.__next__ = self._fetched(_BaseDataLoaderIter.__next__)
+        DistributedDataParallel.__init__ = self._made(DistributedDataParallel.__init__)
+
+    def _guarded(self, report: Callable[..., None], *what: Any) -> None:
+        try:
+            report(*what)
+        except Exception as error:
+            self._reporter.failed(error)
+
+    def _began(self, optimizer: Any, *_: Any) -> None:
+        self._begun[id(optimizer)] = True
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        """Called twice for one step where a script replaced `step` by a function that calls the one that was."""
+        try:
+            identity = id(optimizer)
+            if not self._begun.get(identity, True):
+                return
+            if identity in self._begun:
+                self._begun[identity] = False
+            self._fired += 1
+            if identity not in self._known:
+                self._comes(optimizer)
+            self._reporter.optimizer_stepped(identity)
+        except Exception as error:
+            self._reporter.failed(error)
+
+    def _comes(self, optimizer: Any) -> None:
+        self._known.add(id(optimizer))
+        self._memory.uses(optimizer)
+        weakref.finalize(optimizer, self._gone, id(optimizer)).atexit = False
+
+    def _gone(self, identity: int) -> None:
+        """It was collected: another may have its identity from now on."""
+        self._known.discard(identity)
+        self._begun.pop(identity, None)
+        self._reporter.optimizer_gone(identity)
+
+    def _scaled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def scaled(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self._fired
+            result = step(scaler, optimizer, *args, **kwargs)
+            if self._fired == before:
+                self._began(optimizer)
+                self._stepped(optimizer)
+            return result
+
+        return scaled
+
+    def _fetched(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        reporter = self._reporter
+
+        @functools.wraps(fetch)
+        def fetched(loader: Any) -> Any:
+            began_s = reporter.now_s()
+            waits = self._waits(loader)
+            self._guarded(waits, True)
+            try:
+                batch = fetch(loader)
+            finally:
+                self._guarded(waits, False)
+            self._guarded(reporter.batch_fetched, reporter.now_s() - began_s, torch.is_grad_enabled())
+            return batch
+
+        return fetched
+
+    def _waits(self, loader: Any) -> Callable[[bool], None]:
+        """Whom to tell that the script waits for this loader. One without workers loads in the script's thread: that
+        may be work where the device is a set of cores."""
+        if torch.cuda.is_initialized():
+            return self._queued.waits
+        return self._share.waits if loader._num_workers > 0 else self._share.fetches
+
+    def _made(self, init: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(init)
+        def made(model: Any, *args: Any, **kwargs: Any) -> None:
+            init(model, *args, **kwargs)
+            self._figures.models.add(model)
+            if os.environ.get("COVEY_AGGREGATE") == "1":
+                self._guarded(self._aggregate, model)
+
+        return made
+
+    def _aggregate(self, model: Any) -> None:
+        """Before its first pass: until then a script may choose a communication hook of its own, which counts."""
+
+        def before_first(module: Any, *_: Any) -> None:
+            handle.remove()
+            self._guarded(self._average, module)
+
+        handle = model.register_forward_pre_hook(before_first)
+
+    def _average(self, model: Any) -> None:
+        import covey.torch
+        from covey.job import client
+
+        try:
+            covey.torch.attach(model, client.of_process())
+        except (TypeError, RuntimeError) as error:
+            self._reporter.attach(f"gradients averaged by DDP itself ({str(error).splitlines()[0]})")
+        else:
+            self._reporter.attach("gradients averaged by Covey")
+
+
+class DdpFigures:
+    """What DistributedDataParallel measures of itself in its first iterations and every hundredth: nanoseconds from the
+    first bucket sent to the last one summed, and what of it the backward pass hid."""
+
+    def __init__(self) -> None:
+        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def communicate_s(self) -> float | None:
+        """What was not hidden, of all models; None without one."""
+        found = [model._get_ddp_logging_data() for model in self.models]
+        times = [
+            figures["backward_comm_time"] - figures.get("backward_compute_comm_overlap_time", 0)
+            for figures in found
+            if "backward_comm_time" in figures
+        ]
+        return max(0.0, sum(times) / 1e9) if times else None
+
+
+def device_bytes() -> int:
+    """Highest use of device memory by this process; without a device, its resident memory."""
+    if torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_reserved())
+    return resident_bytes()

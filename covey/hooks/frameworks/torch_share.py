@@ -1,0 +1,72 @@
+"""What PyTorch gives a rank to go by the limits of a shared device: where it can be stopped, and its memory."""
+
+import atexit
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from covey.hooks.frameworks.torch_cuda import TorchGpu
+from covey.hooks.frameworks.torch_memory import TorchMemory
+from covey.hooks.gate.build import TorchBuild, cache_folder, found
+from covey.hooks.gate.native import NativeGate
+from covey.hooks.limits.sharing import ShareControl, of_process
+from covey.hooks.waits import Done
+
+
+def share_control(memory: TorchMemory, gpu: TorchGpu) -> ShareControl:
+    """For this process, with the gate that was built for this PyTorch, else without one."""
+    native = native_gate(native_library())
+    if native is not None:
+        atexit.register(native.stop)
+    stops = None if native is not None else ModuleStops()
+    share = of_process().gains(native, memory, stops, gpu.on_cores)
+    share.graphs = lambda: gpu.graphs.any
+    return share
+
+
+def native_library() -> Path | None:
+    """None where it was not built."""
+    return found(TorchBuild.of(torch), cache_folder())
+
+
+def native_gate(library: Path | None) -> NativeGate | None:
+    """None where there is none, or it cannot be loaded."""
+    if library is None:
+        return None
+    try:
+        return NativeGate(library)
+    except (OSError, AttributeError):
+        return None
+
+
+def end_of_stream() -> Done | None:
+    """Whether the GPU is done with what the script has queued on its stream. None while it records a graph, in which
+    nothing else may be recorded."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    end = torch.cuda.Event()
+    end.record()
+    return lambda: bool(end.query())
+
+
+class ModuleStops:
+    """Calls before the forward of every module. Compiled code has none but its outermost."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._lock = threading.Lock()
+
+    def put_in(self, before: Callable[[], None]) -> None:
+        with self._lock:
+            if self._handle is None:
+                self._handle = register_module_forward_pre_hook(lambda _module, _inputs: before())
+
+    def take_out(self) -> None:
+        with self._lock:
+            handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()

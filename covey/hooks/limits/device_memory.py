@@ -1,0 +1,129 @@
+"""A memory limit on a GPU: how much host memory stands by, what PyTorch's allocator is told, what it then used. Pure.
+
+The allocator (CUDACachingAllocator) takes segments from the device until all of them, those of pools included, are
+`allowed` bytes; then it looks for a free block in pools that are there for that (`use_on_oom`), and takes one only if
+it is there already. So host memory is prepared between two mini-batches:
+
+    wanted without a limit |#####################|
+    limit                  |############|                     allowed = limit + pool
+    moved by ourselves                  |#####|               saved tensors, states of optimizers
+    pool                                      |####|####|     the rest, and an eighth of what is wanted, or 512 MiB
+
+(AntMan §3.1.1 places in host memory what does not fit, and grows the limit at the end of the mini-batch.)
+"""
+
+import math
+from typing import NamedTuple
+
+from covey.core.units import GIB, MIB
+
+SEGMENT = 2 * MIB
+"""PyTorch rounds large segments to this, and packs what is up to 1 MiB into segments of it."""
+PIECE_MIN = 16 * MIB
+"""Above what PyTorch packs into segments of its own size (10 MiB)."""
+SMALL_SHARE, SMALL_MIN, SMALL_MAX = 64, 8, 512
+"""Segments of a pool for tensors up to 1 MiB: this part of it, and at least and at most so many."""
+POOL_MIN = 512 * MIB
+"""Where a limit is below what is wanted: one mini-batch may want more than those before it."""
+UNKNOWN_MAX = 4 * GIB
+"""For a rank that was never seen without a limit."""
+
+
+class Wanted(NamedTuple):
+    """Bytes of a rank in one mini-batch."""
+
+    allocated: int
+    """At most, without a limit; 0: not known."""
+    moved: int = 0
+    """Of it, what is moved to host memory by ourselves under the limit."""
+
+
+class Room(NamedTuple):
+    """Bytes that there are."""
+
+    device: int
+    """All of the device."""
+    host: int
+    """Of host memory, available now."""
+
+
+def pool_bytes(wanted: Wanted, limit_bytes: int, room: Room) -> int:
+    """Host memory that stands by under this limit. Never so much that the allocator would be told of more than the
+    device has, which it takes for no limit, nor more than half of what the host has."""
+    if not wanted.allocated:
+        least = min(max(limit_bytes // 4, POOL_MIN), UNKNOWN_MAX)
+    else:
+        over = wanted.allocated - limit_bytes
+        least = 0 if over <= 0 else max(0, over - wanted.moved) + max(wanted.allocated // 8, POOL_MIN)
+    most = min(room.device - limit_bytes - SEGMENT, room.host // 2)
+    return max(0, min(least, most))
+
+
+def pieces(nbytes: int, split_max: int = 0, powers: bool = False) -> tuple[int, ...]:
+    """Sizes of blocks for so much: one, for each one more leaves an end that no tensor fits in. Nothing for nothing.
+    `split_max`: blocks of this size are not split (max_split_size_mb), and so are of no use to smaller tensors; 0: all
+    are. `powers`: the allocator rounds other sizes than powers of two (roundup_power2_divisions)."""
+    if nbytes <= 0:
+        return ()
+    most = 1 << ((split_max - 1).bit_length() - 1) if split_max > PIECE_MIN else 0
+    if most and nbytes > most:
+        return (most,) * math.ceil(nbytes / most)
+    whole = 1 << (nbytes - 1).bit_length() if powers or most else math.ceil(nbytes / SEGMENT) * SEGMENT
+    return (max(PIECE_MIN, whole),)
+
+
+def small_segments(nbytes: int) -> int:
+    """Beside pieces of so much."""
+    return min(max(nbytes // (SMALL_SHARE * SEGMENT), SMALL_MIN), SMALL_MAX) if nbytes else 0
+
+
+def to_prepare(have_bytes: int, need_bytes: int) -> int | None:
+    """How much to prepare beside what there is; None: all of it anew, for there is far too much."""
+    if need_bytes and have_bytes <= 4 * need_bytes:
+        return max(0, need_bytes - have_bytes)
+    return None if have_bytes else need_bytes
+
+
+def fraction(limit_bytes: int, pool_bytes: int, device_bytes: int) -> float:
+    """The share of the device with which the allocator takes no more of it than the limit. Never 1.0, which is no limit
+    at all: a pool that is too large leaves less of the device instead."""
+    allowed = min(limit_bytes + pool_bytes, device_bytes - 1)
+    found = max(allowed, 0) / device_bytes
+    return found if int(found * device_bytes) >= allowed else math.nextafter(found, 1.0)
+
+
+class Used(NamedTuple):
+    """Bytes by the allocator's own figures since the last boundary."""
+
+    allocated_peak: int
+    reserved_peak: int
+    allocated: int
+    reserved: int
+    pool: int
+    """Host memory among `reserved`."""
+
+
+def on_device(used: Used) -> int:
+    """Of the device now, held or cached."""
+    return max(0, used.reserved - used.pool)
+
+
+def device_peak(used: Used) -> int:
+    return max(on_device(used), used.reserved_peak - used.pool)
+
+
+def spilled(used: Used) -> int:
+    """Placed in the pool at least: what was allocated beyond all that was ever taken from the device."""
+    return min(used.pool, max(0, used.allocated_peak - device_peak(used)))
+
+
+def more_pool(used: Used, limit_bytes: int, room: Room) -> int:
+    """How much more the next mini-batch should have: half as much again, once more than three quarters were used."""
+    if not used.pool or spilled(used) <= used.pool * 3 // 4:
+        return 0
+    return max(0, min(used.pool // 2, room.device - limit_bytes - used.pool - SEGMENT, room.host // 2))
+
+
+def temporaries(wanted: Wanted, counted_bytes: int) -> int:
+    """What operators need that autograd does not save: it cannot be moved, and has its room before what can be."""
+    return max(0, wanted.allocated - counted_bytes) if wanted.allocated else 0

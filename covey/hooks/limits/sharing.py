@@ -1,0 +1,500 @@
+"""A rank's side of a shared device: obeys the page of limits, keeps the flag, reports each mini-batch. Pure of torch.
+
+    agent --limits--> page --+-> gate.cpp, every 2 to 20 ms: rates    (AntMan §3.1.2)
+                             +-> boundary(): memory, then the epoch is acknowledged    (AntMan §3.1.1)
+    hooks --step ended--> boundary() --> page --report--> agent
+    hooks, gate.cpp --busy now?--> flag --> neighbours on the device
+
+Where `gate.cpp` was not built, a thread reads the limits and the script is stopped before modules and after steps;
+a script of JAX after each jitted call, whatever was built (`covey.hooks.frameworks.jax_share`).
+An agent that goes away leaves its pages here: rates end with their lease, memory stays as it is.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from covey.hooks.gate.native import GateCounters, NativeGate, Page
+from covey.hooks.neighbour import Neighbour
+from covey.hooks.quiet import Quiet
+from covey.hooks.reports.figures import RankReports, mini_batch
+from covey.hooks.reports.pace import GatePace
+from covey.hooks.reports.steps import Step
+from covey.hooks.words import DeviceWords
+from covey.kernel.futex import SharedWord
+from covey.kernel.pages import (
+    BUSY_AT,
+    GATES,
+    FlagWriter,
+    LimitsReader,
+    MiniBatch,
+    RankLimits,
+    RankReport,
+    ReportWriter,
+    rates_at,
+)
+from covey.wire.job import AskPages
+
+LOOK_S = 0.05
+"""Without a native gate, between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for
+its end."""
+LOOK_NATIVE_S = 0.25
+"""With one, whose thread sees new limits at once: the longest that a last report is not written."""
+
+
+@dataclass
+class SharedPages:
+    """The pages of this rank, mapped: limits to read, report and flag to write, and a neighbour's flag to read."""
+
+    limits_page: Page
+    report_page: Page
+    flag_page: Page
+
+    def __post_init__(self) -> None:
+        self.limits = LimitsReader(self.limits_page)
+        self.reports = RankReports(ReportWriter(self.report_page))
+        self.flag = FlagWriter(self.flag_page)
+        self._flag_word = SharedWord(self.flag_page, BUSY_AT)
+
+    def say(self, busy: bool, now_ns: int) -> None:
+        """To the neighbours, also to those that sleep until it changes."""
+        self.flag.write(busy, now_ns)
+        self._flag_word.wake()
+
+
+class MemoryUsed(msgspec.Struct, frozen=True):
+    """Of the mini-batch that ended; bytes. As in `covey.kernel.pages.RankReport`."""
+
+    peak_bytes: int = 0
+    stable_bytes: int = 0
+    spill_bytes: int = 0
+    retries: int = 0
+
+
+class MemoryLimit(Protocol):
+    """Keeps a rank within its device memory. Called in the script's thread, between two mini-batches."""
+
+    def ended(self) -> MemoryUsed: ...
+
+    @property
+    def counting(self) -> bool:
+        """Whether the mini-batch that begins is counted, without a limit."""
+
+    def apply(self, limit_bytes: int) -> bool:
+        """From now on; 0: none. Whether it holds; one that does not is applied again after the next mini-batch."""
+
+
+class FixedMemory(Protocol):
+    """Device memory that a framework took when it started (JAX). Asked in the script's thread, after a mini-batch."""
+
+    def took(self) -> int | None:
+        """Bytes; 0: nobody knows. None: it has not started."""
+
+    def ended(self) -> MemoryUsed: ...
+
+    def on_cores(self) -> bool:
+        """Whether its device is a set of cores."""
+
+
+class Stops(Protocol):
+    """Calls something before each module of the script, from `put_in` until `take_out`."""
+
+    def put_in(self, before: Callable[[], None]) -> None: ...
+
+    def take_out(self) -> None: ...
+
+
+class ShareControl:
+    """One for this process, whatever frameworks it uses (`of_process`); without pages it does nothing. `meters()`:
+    whether what the threads of this process do says that it has work on the device, which is so where the device is a
+    set of cores. `fixed`: of a framework that is stopped after its jitted calls, and keeps the memory it took."""
+
+    def __init__(
+        self,
+        native: NativeGate | None = None,
+        memory: MemoryLimit | None = None,
+        stops: Stops | None = None,
+        meters: Callable[[], bool] = lambda: True,
+        fixed: FixedMemory | None = None,
+    ) -> None:
+        self._native, self._memory, self._stops, self._fixed = native, memory, stops, fixed
+        self._torch_on_cores, self._meters = meters, False
+        self.graphs: Callable[[], bool] = lambda: False
+        """Whether the script replays recorded graphs, in which no operator is seen."""
+        self._lock = threading.Lock()
+        self._pages: SharedPages | None = None
+        self._neighbour: Neighbour | None = None
+        self._limits = RankLimits()
+        self._limit_bytes = self._acked = 0
+        self._used = MemoryUsed()
+        self._since, self._changes = GateCounters(), 0
+        self._applied_bytes = 0
+        self.quiet = Quiet()
+        self._catch_up: Callable[[], None] = lambda: None
+        self._script, self.script_native_id = threading.main_thread().ident, threading.main_thread().native_id or 0
+        self._words, self._speaking = DeviceWords(), threading.Lock()
+        self._took: int | None = None
+        """Of `fixed`, at the newest mini-batch."""
+        self._idle_before_ns = 0
+        self._pace, self._paced = GatePace(), False
+        self._gated_ns = self._gated_before_ns = 0
+        self._looks: threading.Thread | None = None
+        self._closed = threading.Event()
+        os.register_at_fork(after_in_child=self._forked)
+
+    @property
+    def gate(self) -> str:
+        """By what the script can be stopped: one of `covey.kernel.pages.GATES`."""
+        if self.graphs():
+            return "graph"
+        if self._native is not None:
+            return "operator"
+        return "module" if self._stops is not None else "jitted call" if self._fixed is not None else "step"
+
+    @property
+    def here(self) -> bool:
+        """Whether there are pages."""
+        return self._pages is not None
+
+    @property
+    def stops_now(self) -> bool:
+        """Whether limits hold that may stop the script where it is stopped without a native gate."""
+        return self._paced
+
+    @property
+    def flagged(self) -> bool:
+        """Whether neighbours go by this rank's flag."""
+        return self._pages is not None and self._limits.guaranteed and not self._limits.alone
+
+    @property
+    def only_calls(self) -> bool:
+        """Whether all work of this process for the device is that of jitted calls."""
+        return self._native is None and self._memory is None
+
+    def gains(
+        self,
+        native: NativeGate | None = None,
+        memory: MemoryLimit | None = None,
+        stops: Stops | None = None,
+        meters: Callable[[], bool] | None = None,
+        fixed: FixedMemory | None = None,
+    ) -> "ShareControl":
+        """One framework more of this process is hooked, perhaps after its pages came."""
+        with self._lock:
+            self._memory, self._stops = memory or self._memory, stops or self._stops
+            self._fixed, self._torch_on_cores = fixed or self._fixed, meters or self._torch_on_cores
+            if stops is not None and self._paced:
+                stops.put_in(self._stop_until_allowed)
+            if native is not None:
+                self._native = native
+                self._start_native()
+        return self
+
+    def _on_cores(self) -> bool:
+        return self._torch_on_cores() and (self._took is None or self._fixed is None or self._fixed.on_cores())
+
+    # ---- the client's thread ----
+
+    def now(self) -> AskPages:
+        """By what it goes, also by the word of an agent before this one."""
+        return AskPages(self._acked, self._limit_bytes)
+
+    def pages_came(self, limits: Page, report: Page, flag: Page) -> None:
+        """From an agent, also from one that began anew: from now on these hold."""
+        self._catch_up()  # what ended before is not theirs
+        with self._lock:
+            pages = self._pages = SharedPages(limits, report, flag)
+            self.quiet.end()
+            with self._speaking:
+                pages.say(not self._words.idle, time.monotonic_ns())
+            self._start_native()
+            self._look(between_batches=False)
+            self._write()
+            if self._looks is None:
+                self._looks = threading.Thread(target=self._keep_looking, name="covey-limits", daemon=True)
+                self._looks.start()
+
+    def _start_native(self) -> None:
+        if self._native is None or self._pages is None:
+            return
+        self._meters = self._on_cores()
+        self._native.start(self._pages.limits_page, self._pages.flag_page, self._meters)
+        self._since = self._native.counters()
+        if self._neighbour is not None:
+            self._native.neighbour_is(self._neighbour.page)
+
+    def neighbour_is(self, flag: Page | None) -> None:
+        """Another rank shares the device from now on, or none that has a flag."""
+        with self._lock:
+            self._neighbour = None if flag is None else Neighbour(flag)
+            if self._native is not None:
+                self._native.neighbour_is(flag)
+
+    def pages_lost(self) -> None:
+        """The agent went away. Its pages stay: rates end with their lease, memory is not raised by nobody."""
+
+    def close(self) -> None:
+        """Limits are not looked at any more, but at the end of a mini-batch."""
+        self._closed.set()
+        if self._looks is not None:
+            self._looks.join()
+
+    # ---- the script's threads ----
+
+    def boundary(self, step: Step) -> None:
+        """A mini-batch ended."""
+        with self._lock:
+            if self._pages is None:
+                return
+            self._script_is(threading.current_thread())
+            if self._meters and not self._on_cores() and self._native is not None:
+                self._meters = False
+                self._native.meter(False)
+            self._used = self._memory_used()
+            self._look(between_batches=True)
+            self._report(step)
+            self._be_quiet(self._pages.reports)
+        self.stop_if_limited()
+
+    def _be_quiet(self, reports: RankReports) -> None:
+        """From now on, if nothing limits this rank and it only computes."""
+        native, counting = self._native, self._memory is not None and self._memory.counting
+        limited = counting or self._paced or self._applied_bytes or self._fixed or not self._meters
+        if limited or native is None or native.changes[0] != self._changes:
+            self.quiet.end()
+        else:
+            self.quiet.until(reports.due_ns / 1e9, native.changes, self._script, reports.left)
+
+    def ended_before(self, step: Step) -> None:
+        """A mini-batch that was no news when it ended (`quiet`). By any thread, in the order of their numbers."""
+        if (pages := self._pages) is not None and step.step_s > 0:
+            pages.reports.later(step)
+
+    def before_telling(self, catch_up: Callable[[], None]) -> None:
+        """Call this, which tells of all mini-batches that were no news (`ended_before`)."""
+        self._catch_up = catch_up
+
+    def stop_if_limited(self) -> None:
+        """Here the script may be stopped, until it may go on."""
+        if self._paced:
+            self._stop_until_allowed()
+
+    def waits(self, begins: bool) -> None:
+        """The script's thread begins, or ends, to wait for what other processes do, and has no work on the device."""
+        if self.is_script():
+            self.idles(begins)
+
+    def fetches(self, begins: bool) -> None:
+        """The script's thread begins, or ends, to fetch input by itself: that is work, or a sleep, seen at once."""
+        if self._native is not None and self.is_script():
+            self._native.fetch(begins)
+
+    def is_script(self) -> bool:
+        """Whether this thread is the script's, which ends its mini-batches, and there are pages."""
+        return self._pages is not None and threading.get_ident() == self._script
+
+    def memory_is_free(self) -> None:
+        """The script has to have all that it needs where it is: whatever limit held is not kept from now on."""
+        with self._lock:
+            self._limit_bytes = self._applied_bytes = 0
+
+    def flag_is_kept(self) -> None:
+        """By others, who say idle themselves when the device is done."""
+        self._words.ever_idle = True
+
+    def idles(self, begins: bool) -> None:
+        """The script has no work for the device from now on, or may have some again."""
+        self._say(self._words.script_idles, begins)
+
+    def works(self, on: bool) -> None:
+        """A jitted call was given to the device from now on, or it is done with all of them."""
+        self._say(self._words.device_works, on)
+
+    def _say(self, word: Callable[[bool, int], bool], on: bool) -> None:
+        with self._speaking:
+            now_ns = time.monotonic_ns()
+            if self._pages is None or not word(on, now_ns):
+                return
+            if self._native is not None:
+                self._native.wait(self._words.idle)
+            else:
+                self._pages.say(not self._words.idle, now_ns)
+
+    def _script_is(self, thread: threading.Thread) -> None:
+        if thread.ident != self._script and not self._words.idle:
+            self._script, self.script_native_id = thread.ident, thread.native_id or 0
+            if self._native is not None:
+                self._native.script_is(self.script_native_id)
+
+    def _report(self, step: Step) -> None:
+        idle_ns, gated_ns = self._spent(step)
+        self._write(mini_batch(step, idle_ns, gated_ns) if step.step_s > 0 else None)
+
+    def _spent(self, step: Step) -> tuple[int, int]:
+        """Idle and stopped since the last boundary, ns."""
+        gated_ns, self._gated_before_ns = self._gated_ns - self._gated_before_ns, self._gated_ns
+        said_ns = self._words.idle_ns(time.monotonic_ns())
+        idle_ns, self._idle_before_ns = max(int(step.input_s * 1e9), said_ns - self._idle_before_ns), said_ns
+        if self._native is None:
+            return idle_ns, gated_ns
+        changes = self._native.changes[0]
+        if changes == self._changes:  # and odd: it was busy, and nobody was stopped
+            return 0 if self._meters else idle_ns, gated_ns
+        now, before = self._native.counters(), self._since
+        self._since, self._changes = now, changes if changes % 2 else 0
+        return now.idle_ns - before.idle_ns if self._meters else idle_ns, gated_ns + now.gated_ns - before.gated_ns
+
+    def _write(self, ended: MiniBatch | None = None) -> None:
+        assert self._pages is not None
+        says_idle = self._words.ever_idle or (self._native is not None and self._meters)
+        used = self._used
+        self._pages.reports.write(
+            RankReport(
+                self._acked,
+                self._limit_bytes,
+                used.peak_bytes,
+                used.stable_bytes,
+                used.spill_bytes,
+                used.retries,
+                GATES.index(self.gate),
+                says_idle,
+                self._took is not None,
+            ),
+            ended,
+            time.monotonic_ns(),
+            self._limits.alone,
+        )
+
+    # ---- memory ----
+
+    def _memory_used(self) -> MemoryUsed:
+        """Of all frameworks. What one took at its start is not given back between mini-batches."""
+        used = MemoryUsed() if self._memory is None else self._memory.ended()
+        if self._fixed is None or (took := self._fixed.took()) is None:
+            return used
+        began = self._took is None and self._memory is not None  # what another framework holds stays its own
+        known = max(took, self._limit_bytes) if began else took or self._limit_bytes
+        self._took = max(known, self._took or 0)
+        least = self._fixed.ended()
+        peak, stable = used.peak_bytes + least.peak_bytes, used.stable_bytes + least.stable_bytes
+        return MemoryUsed(max(peak, self._took), max(stable, self._took), used.spill_bytes, used.retries)
+
+    def _obeys(self, limit_bytes: int, between_batches: bool) -> bool:
+        """Whether memory is by this limit now, perhaps since it was just applied. Who is alone on a set of cores has
+        all of their memory, and is spared the counting."""
+        memory = self._memory if between_batches else None
+        apply_bytes = 0 if self._limits.alone and self._on_cores() else limit_bytes
+        if self._took is not None:
+            if self._took <= limit_bytes or not limit_bytes:
+                self._limit_bytes = limit_bytes
+        elif apply_bytes == self._applied_bytes or (memory is not None and memory.apply(apply_bytes)):
+            self._limit_bytes, self._applied_bytes = limit_bytes, apply_bytes
+        return limit_bytes == self._limit_bytes
+
+    # ---- limits ----
+
+    def _look(self, between_batches: bool) -> None:
+        """Under the lock. Memory changes between two mini-batches; an epoch is acknowledged when all of it holds."""
+        assert self._pages is not None
+        if self._pages.limits.changed():
+            newest = self._pages.limits.newest
+            assert newest is not None
+            self._limits = newest
+            self.quiet.end()
+            if self._native is not None:
+                self._native.look()
+        limits = self._limits
+        if self._native is None or self._fixed is not None:
+            self._set_pace(limits)
+        if self._obeys(limits.memory_bytes, between_batches) and limits.epoch != self._acked:
+            self._acked = limits.epoch
+            if not between_batches:
+                self._write()
+
+    def _keep_looking(self) -> None:
+        while not self._closed.wait(LOOK_S if self._native is None else 0):
+            if self._native is not None:
+                self._native.await_limits(LOOK_NATIVE_S)
+            with self._lock:
+                if self._pages is None:
+                    continue
+                self._look(between_batches=False)
+                late = time.monotonic_ns() >= self._pages.reports.due_ns
+            if late:
+                self.tell()
+
+    def tell(self) -> None:
+        """Write the report of mini-batches that wait for the next one's, which does not come."""
+        self._catch_up()
+        with self._lock:
+            if self._pages is not None and self._pages.reports.untold:
+                self._write()
+
+    # ---- without a native gate ----
+
+    def _set_pace(self, limits: RankLimits) -> None:
+        now_ns = time.monotonic_ns()
+        rates = rates_at(limits, now_ns)
+        self._pace.set(rates, now_ns, self._worked_ns(now_ns))
+        if self._paced == (not rates.free):
+            return
+        self._paced = not rates.free
+        if self._stops is not None and self._paced:
+            self._stops.put_in(self._stop_until_allowed)
+        elif self._stops is not None:
+            self._stops.take_out()
+
+    def _stop_until_allowed(self) -> None:
+        """In a thread of the script. Never longer than the lease: then other rates hold."""
+        began_ns = time.monotonic_ns()
+        while pause_ns := self._pause_ns():
+            neighbour = self._neighbour
+            if neighbour is not None:
+                neighbour.sleep(pause_ns)
+            else:
+                time.sleep(pause_ns / 1e9)
+        self._gated_ns += time.monotonic_ns() - began_ns
+
+    def _pause_ns(self) -> int:
+        """How long the script stays stopped, unless its neighbour's flag changes; 0: it may go on."""
+        with self._lock:
+            if self._pages is None or not self._paced:
+                return 0
+            self._look(between_batches=False)
+            now_ns = time.monotonic_ns()
+            busy, since_ns = (True, 0) if self._neighbour is None else self._neighbour.said()
+            self._pace.account(now_ns, self._worked_ns(now_ns), busy, since_ns)
+            may = self._pace.may(now_ns, busy, since_ns) or not self.stops_now
+            return 0 if may else self._pace.pause_ns(busy)
+
+    def _worked_ns(self, now_ns: int) -> int:
+        """Processor time; on a GPU that time says nothing of, how long jitted calls were at work there."""
+        on_cores = self._took is None or self._memory is not None or self._on_cores()
+        return time.process_time_ns() if on_cores else self._words.worked_ns(now_ns)
+
+    def _forked(self) -> None:
+        """In a child: the pages are its parent's."""
+        self._lock, self._speaking = threading.Lock(), threading.Lock()
+        self._pages = self._looks = None
+        self.quiet.nobody_asks()
+        self._paced, self._words = False, DeviceWords()
+        if self._native is None and self._stops is not None:
+            with contextlib.suppress(RuntimeError):
+                self._stops.take_out()
+
+
+_process: ShareControl | None = None
+
+
+def of_process() -> ShareControl:
+    """The one of this process, made if there is none; the hooks of each framework add to it what theirs can do."""
+    global _process
+    if _process is None:
+        _process = ShareControl()
+    return _process

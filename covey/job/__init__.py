@@ -1,0 +1,1 @@
+"""What a script holds of its job: `job.tensors`, `job.state`, and the connection to its agent."""

@@ -1,0 +1,140 @@
+"""What a script lets Covey keep alive: `job.state`, and the loop over its steps.
+
+    w, rng = np.zeros(1000, np.float32), np.random.default_rng(job.rank)
+
+    def load(arrays, own):
+        w[:] = arrays["w"]
+        if own is not None:                     # None: the job had just begun
+            rng.bit_generator.state = own
+
+    state = job.state(lambda: {"w": w}, load, own=lambda: rng.bit_generator.state)
+    for step in state.steps(1000):
+        g = job.tensors.push_pull("g", gradient(w, rng))
+        w -= 0.1 * g
+
+A rank that is lost (its process is killed, or ends with an error) is started again on its host, alone: it gets what
+`load` needs from the others, which wait, and begins with the step in which they stand. The result is that of a run in
+which nothing was lost, to the bit, as long as
+
+- what `get` gives is the same on every rank at the beginning of each step, and does not change in a step before all
+  that was pushed in it has come back; a successor compares (`load` may get the very arrays that `get` gave it, with
+  what is in them now),
+- what `own` gives is as it will be at the step's end once something is pushed: random numbers are drawn before
+  (with many ranks `state.drawn()` says when, if there is something to compute in between),
+- tensors are used only after `job.state` was called, to sum gradients: not `job.tensors.model`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from covey.core.errors import EXIT_STATE_LOST, CoveyError
+from covey.healing.healing import Healing
+from covey.healing.likeness import likeness
+from covey.healing.neighbours import Beside
+from covey.healing.own_gather import OwnGather
+from covey.healing.owns import RANKS_MAX
+from covey.healing.taking_over import WITHIN_S
+from covey.job.tensors import TensorClient
+from covey.kernel.this_process import OfOneProcess
+from covey.tensors.aggregator.block_rounds import BlockRounds
+from covey.tensors.numbers.arrays import Array
+
+Get = Callable[[], Mapping[str, Array]]
+Load = Callable[[dict[str, Array], Any], None]
+STEPS_MAX = 1 << 31
+
+
+class StepsHeal(Protocol):
+    """`covey.healing.healing`, or `covey.simulated.healing_streams`."""
+
+    @property
+    def step(self) -> int: ...
+
+    def begin(self, state: Mapping[str, Array]) -> None: ...
+    def end(self, state: Mapping[str, Array]) -> None: ...
+    def drawn(self, own: Callable[[], object] | None) -> None: ...
+
+
+class JobState(OfOneProcess):
+    """Made by `job.state`. In a forked child `step` can be read, and the rest raises OtherProcess."""
+
+    _kind = "the steps of a job's state"
+    _instead = "make its steps in the process that called job.state"
+
+    def __init__(
+        self, healing: StepsHeal, get: Get, own: Callable[[], object] | None, stepped: Callable[[int], object]
+    ) -> None:
+        self._healing, self._get, self._own, self._stepped = healing, get, own, stepped
+        healing.begin(_held(get()))
+
+    @property
+    def step(self) -> int:
+        """The one that this rank is in: the first one to be done after `job.state`."""
+        return self._healing.step
+
+    def steps(self, stop: int) -> Iterator[int]:
+        """Each step from the present one on, up to `stop`, which is left out. One is done when the next is asked for.
+        CoveyError when a round of a tensor is under way then."""
+        while self.step < stop:
+            yield self.step
+            self.done()
+
+    def drawn(self) -> None:
+        """What `own` gives is as it will be at the step's end: where two neighbours keep it, it goes there while this
+        rank computes, so the first push of the step need not wait for that. Need not be called; nothing happens where
+        all ranks gather it."""
+        self._check_process("nothing was handed over")
+        self._healing.drawn(self._own)
+
+    def done(self) -> None:
+        """The step is done, where `steps` is not used: all its results are here, and the state is that of the next one.
+        Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
+        self._check_process(f"step {self.step} was not ended")
+        self._healing.end(_held(self._get()))
+        self._stepped(self.step - 1)
+
+
+def _held(state: Mapping[str, Array]) -> Mapping[str, Array]:
+    """As it is now: a script may put other arrays into its dict."""
+    return dict(state) if isinstance(state, dict) else state
+
+
+def begun(
+    tensors: TensorClient,
+    here: range,
+    incarnation: int,
+    get: Get,
+    load: Load,
+    own: Callable[[], object] | None,
+    step: int,
+    stepped: Callable[[int], object],
+    within_s: float = WITHIN_S,
+    gathers_max: int = RANKS_MAX,
+    host: str = "",
+) -> JobState:
+    """As of `JobClient.state`, with the end of the process where that says so. `here`: the ranks of this `host`;
+    `incarnation`: so many processes of this one were lost; `stepped` is told of each step that is done;
+    with more ranks than `gathers_max` neighbours keep what is each one's own."""
+    if not 0 <= step < STEPS_MAX:
+        raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
+    ranks, beside = tensors.world_size, Beside(tensors.rank, tensors.world_size, here, host)
+
+    def make(far: BlockRounds) -> Healing:
+        gather = OwnGather(tensors.rank, ranks, step, far) if 1 < ranks <= gathers_max else None
+        of = tensors.rank, ranks, beside.neighbours, far, far.versions, step, incarnation
+        return Healing(*of, tensors.tell, likeness(), gather, beside)
+
+    if ranks == 1 and not incarnation:
+        tensors.tell(
+            "has nobody who holds its state: this job has one rank, which begins from its checkpoint when lost"
+        )
+    healing, far = tensors.heal(make, own)
+    if incarnation:
+        try:
+            found = healing.recover(tensors.tell, own is not None, get(), within_s=within_s)
+            load(found.arrays, found.own)
+        except CoveyError as error:
+            tensors.tell(f"ends: {error}")
+            raise SystemExit(EXIT_STATE_LOST) from error
+        far.begin_with(found.rounds)
+    return JobState(healing, get, own, stepped)

@@ -1,0 +1,62 @@
+"""Which rank of which job this process is, by its environment."""
+
+import sys
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from covey.core.errors import CoveyError
+from covey.core.ids import HostId, JobId
+from covey.tensors.numbers.blocks import TABLES_MAX
+
+
+class RankIdentity(NamedTuple):
+    job: JobId
+    rank: int
+    world_size: int
+    epoch: int
+    host: HostId
+    here: range
+    """Ranks on this host, or what lies between them."""
+    incarnation: int
+    """How many processes of this rank were lost before this one."""
+    tables: int
+    """How many the job's tensors have, by the hosts of its start (`covey.tensors.numbers.blocks`): the same on each of
+    its ranks."""
+    token: str
+    socket: str
+    preempt_file: str
+
+
+def identity(environ: Mapping[str, str]) -> RankIdentity:
+    """CoveyError when this process is no rank of a job."""
+    path = environ.get("COVEY_SOCKET")
+    if not path:
+        what, why = "this process is not part of a Covey job", "COVEY_SOCKET is not set in its environment"
+        raise CoveyError(what, why, f"agentctl submit --workers 1 -- python {sys.argv[0] or 'train.py'}")
+    try:
+        rank = int(environ["COVEY_RANK"])
+        here = [int(each) for each in environ.get("COVEY_RANKS_HERE", str(rank)).split(",")]
+        return RankIdentity(
+            JobId(environ["COVEY_JOB_ID"]),
+            rank,
+            int(environ["COVEY_WORLD_SIZE"]),
+            int(environ["COVEY_EPOCH"]),
+            HostId(environ.get("COVEY_HOST", "")),
+            range(min(here), max(here) + 1),
+            int(environ.get("COVEY_INCARNATION", "0")),
+            _tables(environ["COVEY_TABLES"]),
+            environ["COVEY_TOKEN"],
+            path,
+            environ.get("COVEY_PREEMPT_FILE", ""),
+        )
+    except (KeyError, ValueError) as error:
+        what = "this process is not a whole part of a Covey job"
+        why = f"COVEY_SOCKET is set, but {error} is missing or no such number"
+        raise CoveyError(what, why, "start it with agentctl submit, and keep its environment") from error
+
+
+def _tables(said: str) -> int:
+    """ValueError when no job has so many."""
+    if not 1 <= int(said) <= TABLES_MAX:
+        raise ValueError(f"COVEY_TABLES, which is {said},")
+    return int(said)

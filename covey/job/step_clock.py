@@ -1,0 +1,45 @@
+"""The steps of a script as its agent hears of them: their numbers and where the time went, unless the script says."""
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from covey.wire.job import Stepped
+
+
+class ToldStep(msgspec.Struct, frozen=True):
+    """What a script, or `covey.hooks`, says of one mini-batch; times in s, None: not told."""
+
+    step: int | None
+    step_s: float | None
+    compute_s: float | None
+    communicate_s: float | None
+    input_s: float
+    memory_bytes: int
+    metrics: Mapping[str, float]
+    boundary: str
+
+
+class StepClock:
+    """Runs from now on. Steps count from 0 by themselves."""
+
+    def __init__(self) -> None:
+        self._step, self._stepped_at_s, self._communicated_s = 0, time.monotonic(), 0.0
+
+    def newest_step(self) -> int | None:
+        """None: there was none."""
+        return self._step - 1 if self._step else None
+
+    def stepped(self, told: ToldStep, communicated_s: float) -> Stepped:
+        """`communicated_s`: inside `tensors` so far, all steps together."""
+        now_s = time.monotonic()
+        number = self._step if told.step is None else int(told.step)
+        took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)
+        talked_s = communicated_s - self._communicated_s if told.communicate_s is None else float(told.communicate_s)
+        left_s = max(0.0, took_s - talked_s - told.input_s)
+        computed_s = left_s if told.compute_s is None else float(told.compute_s)
+        self._step, self._stepped_at_s, self._communicated_s = number + 1, now_s, communicated_s
+        shown = {name: float(value) for name, value in told.metrics.items()}
+        sizes = float(told.input_s), int(told.memory_bytes)
+        return Stepped(number, took_s, computed_s, talked_s, shown, *sizes, told.boundary)

@@ -1,0 +1,64 @@
+"""What a rank knows of the end that its agent asked for: whether, how long is left, and whether more was granted."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from covey.core.errors import CoveyError
+from covey.wire.job import GRACE_KEPT, Refusal, Stopping
+
+
+class StopAsked:
+    """The one of one rank. `preempt_file`: there once the job is asked to end, also while the agent is away; empty:
+    there is none."""
+
+    def __init__(self, preempt_file: str) -> None:
+        self._file = preempt_file
+        self._stopping: Stopping | None = None
+        self._killed_at_s = float("inf")
+        self._answered = threading.Event()
+        self._kept: Refusal | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self._stopping is not None or (bool(self._file) and os.path.exists(self._file))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the rest of this rank is killed, by the agent's last message; infinite without one."""
+        return max(0.0, self._killed_at_s - time.monotonic())
+
+    def defer(self) -> None:
+        """SIGTERM does no more than make `asked` true. In the main thread."""
+
+        def deferred(_number: int, _frame: object) -> None:
+            self._stopping = self._stopping or Stopping(0.0, "SIGTERM")
+
+        signal.signal(signal.SIGTERM, deferred)
+
+    def asks_for_more(self) -> None:
+        self._answered.clear()
+        self._kept = None
+
+    def more(self, timeout_s: float, no_answer: Callable[[], str]) -> float:
+        """Seconds left once the agent has answered. CoveyError when it has not, or refused."""
+        if not self._answered.wait(timeout_s):
+            raise CoveyError(GRACE_KEPT, no_answer(), f"save within {self.left_s:.0f} s")
+        if (kept := self._kept) is not None:
+            raise CoveyError(kept.what, kept.why, kept.next)
+        return self.left_s
+
+    # ---- from the agent ----
+
+    def told(self, stopping: Stopping) -> None:
+        self._killed_at_s = time.monotonic() + stopping.left_s
+        self._stopping = stopping
+        if not stopping.may_extend:
+            self._answered.set()
+
+    def refused(self, refusal: Refusal) -> None:
+        """No more time is granted."""
+        self._kept = refusal
+        self._answered.set()

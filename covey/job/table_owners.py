@@ -1,0 +1,46 @@
+"""What a rank knows of the owners of its job's tables, and what it has to say of them to an agent that is back."""
+
+from collections.abc import Sequence
+
+from covey.wire.job import AggregatorAt, AggregatorLost, Frame, TableWanted
+
+WHY_MAX = 500
+
+
+class TableOwners:
+    """Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, AggregatorAt] = {}
+        """By table: the newest that the agent named."""
+        self._lost: dict[int, AggregatorLost] = {}
+        self._wanted: set[int] = set()
+
+    def all(self) -> Sequence[AggregatorAt]:
+        return list(self._named.values())
+
+    def moved(self, at: AggregatorAt) -> bool:
+        """Whether it is no older than what is known."""
+        known, lost = self._named.get(at.table), self._lost.get(at.table)
+        if known is not None and known.epoch > at.epoch:
+            return False
+        self._named[at.table] = at
+        if lost is not None and lost.epoch < at.epoch:
+            del self._lost[at.table]
+        return True
+
+    def lost(self, epoch: int, why: str, table: int) -> AggregatorLost | None:
+        """The owner of that epoch cannot be used: what to say; None: another one is known already."""
+        known = self._named.get(table)
+        if known is not None and known.epoch > epoch:
+            return None
+        said = self._lost[table] = AggregatorLost(epoch, why[:WHY_MAX], table)
+        return said
+
+    def wanted(self, table: int) -> TableWanted:
+        self._wanted.add(table)
+        return TableWanted(table)
+
+    def again(self) -> Sequence[Frame]:
+        """All of it, for an agent that may not have heard."""
+        return [*map(TableWanted, sorted(self._wanted)), *self._lost.values()]

@@ -1,0 +1,497 @@
+"""Push and pull of named tensors: what a training script calls `job.tensors` (the AutoPS Agent, §4.3.1).
+
+    with covey.join() as job:
+        w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
+        w = job.tensors.push_pull("w", delta)       # parameters + sum of all ranks' deltas
+        g = job.tensors.push_pull("grad", g)        # a name never given to `model`: just the sum
+        w = job.tensors.model("v", v0, update=covey.Adam())     # what is pushed are gradients, of which it makes steps
+        h = job.tensors.push("grad", g, out=g)      # the same in two halves: this begins the round
+        ...                                         # compute, push other names
+        g = h.wait()                                # and this ends it
+
+Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly
+one contribution per rank, in a fixed order of additions (`covey.tensors.numbers.sum_order`), in whatever order they
+arrive and however often the aggregator is replaced. Rounds of different names may be under way at once, from several
+threads. Of types: float32, float64, float16 or bfloat16; the last two are added in float32 and rounded once
+(`covey.tensors.numbers.types`).
+
+Where all ranks of the job are on one host they need no aggregator: they add in memory that they share. Otherwise, or
+where a rank cannot, tensors go to an aggregator by TCP. The bits are the same.
+
+Calls block until every rank has pushed; after 30 s they write to stderr what they wait for.
+
+    script --push--> all ranks here, and memory for it?  yes: covey.tensors.same_host.shared_rounds
+                                                         no:  covey.tensors.aggregator.block_rounds
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TextIO
+
+import numpy as np
+
+from covey.core.errors import RankLeft as RankLeft
+from covey.core.errors import TensorError as TensorError
+from covey.core.ids import JobId
+from covey.core.patience import Patience
+from covey.healing.healing import Healing
+from covey.job.given_rounds import GivenRound
+from covey.job.heartbeats import CallTimes
+from covey.job.leaving import LEAVE, GoneRanks, in_vain
+from covey.kernel.this_process import OfOneProcess
+from covey.tensors.aggregator.block_rounds import BlockRounds
+from covey.tensors.aggregator.host_rounds import HostTensor
+from covey.tensors.numbers.arrays import Array, check_out, checked
+from covey.tensors.numbers.handle import TensorHandle as TensorHandle
+from covey.tensors.numbers.moments import NAME as MOMENTS
+from covey.tensors.numbers.moments import Moments, gathered
+from covey.tensors.numbers.sum_order import ORDERS, Order
+from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, Type
+from covey.tensors.numbers.types import NUMBERS
+from covey.tensors.numbers.updates import Update
+from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMemory
+from covey.tensors.same_host.shared_rounds import SharedRounds, SharedTensor
+from covey.wire.job import AggregatorAt, GoneRank
+
+BARRIER = "covey/barrier"
+LEAVE_S = 60.0
+"""How long a rank that is done waits for the others, s. Longer than any takeover; it runs out only when an aggregator
+dies after it told some ranks, and not all, that every rank is done."""
+
+
+class TensorClient(OfOneProcess):
+    """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, and so may the rest: one name
+    has one round at a time, of different names there may be as many as there are. In a forked child, calls raise
+    OtherProcess: the ranks' shared memory came along, and a push there would go into the parent's round."""
+
+    _kind = "the tensors of a job"
+    _instead = "push and pull in the process that called covey.join(); give workers arrays, and take arrays from them"
+
+    def __init__(
+        self,
+        job: JobId,
+        rank: int,
+        world_size: int,
+        lost: Callable[[int, str, int], None],
+        *,
+        tables: int = 1,
+        incarnation: int = 0,
+        wanted: Callable[[int], None] = lambda table: None,
+        undecided: bool = False,
+        shared: Callable[[int, int], None] = lambda largest_bytes, total_bytes: None,
+        part_bytes: int = PART_BYTES,
+        patience_s: float = 30.0,
+        say: TextIO | None = None,
+        host: str = "",
+        in_vain: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
+        `tables`: how many the job has (`covey.tensors.numbers.blocks`); `incarnation`: of this rank; `wanted` is told
+        whose owner is needed. `undecided`: the first tensors wait for `memory_is`. `shared` hears what goes by shared
+        memory, `in_vain` that this rank waits for one that has left. `host`: this rank's."""
+        self.rank, self.world_size = rank, world_size
+        self.calls = CallTimes()
+        self.newest_step: Callable[[], int | None] = lambda: None
+        """The newest one that the script did, for others once this rank has left."""
+        self._gone, self._say_in_vain = GoneRanks(host), in_vain
+        self._job, self.patience_s, self._say = job, patience_s, say
+        self._changed = threading.Condition()
+        """Guards what follows; notified when any of it changes."""
+        self._open: dict[str, GivenRound] = {}
+        """Tensors with a round that nobody has waited for, and what was pushed, which stays as it is until then."""
+        self._undecided = undecided
+        """Whether the agent has yet to say if the ranks share memory."""
+        self._shared: SharedRounds | None = None
+        self._tell_shared = shared
+        """Tensors of which it was said, once, that a sum has NaN or infinity."""
+        self._healing: Healing | None = None
+        self._own: Callable[[], object] | None = None
+        self._ways: dict[str, SharedTensor | None] = {}  # through shared memory, or through an aggregator
+        self._closed = self.left = False
+        far = {"tables": tables, "incarnation": incarnation, "part_bytes": part_bytes}
+        self._far = BlockRounds(job, rank, world_size, lost, wanted=wanted, heard=self._far_heard, **far)
+
+    # ---- from the script ----
+
+    @property
+    def order(self) -> Order:
+        """Of the additions of a round (`covey.tensors.numbers.sum_order`): "tree", or "rank" as a plain loop adds. To
+        be set before the first tensor, to the same on every rank: ValueError."""
+        return self._far.order
+
+    @order.setter
+    def order(self, order: Order) -> None:
+        """ValueError once there are tensors, or when there is no such order."""
+        self._check_process("the order of additions was not set")
+        if order not in ORDERS:
+            raise ValueError(f"tensors are added by {' or '.join(ORDERS)}, not {order!r}")
+        with self._changed:
+            if self._ways:
+                raise ValueError("there are tensors already; set the order of their additions before the first one")
+            self._far.order = order
+
+    def model(
+        self,
+        name: str,
+        initial: Array,
+        *,
+        mean: bool = False,
+        update: Update | None = None,
+        moments: Moments | None = None,
+        type: Type | None = None,
+    ) -> Array:
+        """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new array of that type and
+        shape; `mean`, `type`: as of their rounds. With an `update` (`covey.SGD`, `covey.Adam`) gradients are pushed, of
+        which each round is a step, with the bits that `covey.tensors.numbers.update_steps` says; `moments`: it goes on
+        from these of rank 0. Blocks until all ranks called it. Errors as of `push_pull`; ValueError: `moments` are of
+        another one."""
+        given = checked(name, initial, type)
+        self._check_process(f"model {name!r} was not declared")
+        if self._healing is not None:
+            raise ValueError(f"model {name!r} cannot be taken over from a rank that is lost (job.state); push sums")
+        with self.calls.timed():
+            self._begin(name, GivenRound(given, "model", mean, None, update, moments), True)
+            try:
+                return self._wait(name).view(given.dtype)
+            finally:
+                self._ended(name)
+
+    def push(
+        self,
+        name: str,
+        array: Array,
+        *,
+        out: Array | None = None,
+        mean: bool = False,
+        type: Type | None = None,
+        rate: float | None = None,
+    ) -> TensorHandle:
+        """Begin this tensor's next round, and go on: `push(...).wait()` is `push_pull`. `array` is read until then, and
+        must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape and type,
+        contiguous. Does not wait for other ranks, nor for the network; only the first tensor waits until all ranks have
+        joined their agents. Errors as of `push_pull`."""
+        return self._push(name, GivenRound(checked(name, array, type), mean=mean, rate=rate), out, False)
+
+    def push_pull(
+        self,
+        name: str,
+        array: Array,
+        *,
+        out: Array | None = None,
+        mean: bool = False,
+        type: Type | None = None,
+        rate: float | None = None,
+    ) -> Array:
+        """The result of this tensor's next round: the sum of all ranks' arrays, with `mean` divided by their number;
+        added to the parameters of `model` where there are any. Of the same type and shape: `out`, as of `push`, or a
+        new array. `type="bfloat16"`: the array holds its bits, as uint16 or int16. `rate`: at which an optimizer learns
+        in this round, on every rank the same; None: as it was declared. Blocks until every rank has pushed.
+
+        ValueError when shape, type or `mean` are not those of earlier calls or the last round of this name was not
+        waited for, TypeError when it is of another type than Covey adds, TensorError when the aggregator refuses it,
+        Superseded when this run of the job is over.
+        """
+        handle = self._push(name, GivenRound(checked(name, array, type), mean=mean, rate=rate), out, True)
+        try:
+            return handle.wait()
+        finally:
+            self._ended(name)
+
+    def moments(self, name: str) -> Moments:
+        """Of a model that has an optimizer, for a checkpoint: what `model` takes as `moments`. Every rank calls it,
+        between the same two rounds, for one tensor after the other in the same order, and has all of them then.
+        ValueError when there is no such tensor or a round of it is under way; other errors as of `push_pull`."""
+        self._check_process(f"the moments of tensor {name!r} were not gathered")
+        way, declared = self._ways.get(name), self._declared(name)
+        if declared is None or declared.update is None:
+            raise ValueError(f"tensor {name!r} is no model with an optimizer")
+        if name in self._open or not (self._far.has_result(name) if way is None else way.rests):
+            raise ValueError(f"tensor {name!r} has a round under way")
+        steps, kept = (way.steps, way.kept()) if way is not None else (self._far.steps(name), self._far.kept(name))
+        like = np.empty(declared.shape, NUMBERS[declared.type].wide)
+        alone = way is not None and way.whole_job
+
+        def add(mine: Array) -> Array:
+            return mine if alone else self.push_pull(f"{MOMENTS}.{mine.dtype.name}", mine, out=mine)
+
+        return Moments(steps, gathered(like, declared.moments, kept, add))
+
+    @property
+    def not_finite(self) -> int:
+        """Numbers of sums that were NaN or infinite, of those that this rank has added in memory that ranks share."""
+        return sum(way.not_finite for way in list(self._ways.values()) if way is not None)
+
+    def heal(
+        self, make: Callable[[BlockRounds], Healing], own: Callable[[], object] | None
+    ) -> tuple[Healing, BlockRounds]:
+        """For `job.state`: this rank may be lost, or took over. ValueError when there are tensors."""
+        self._check_process("job.state was not begun")
+        with self._changed:
+            if self._ways:
+                raise ValueError("there are tensors already; call job.state before the first one")
+            self._healing, self._own = healing, _ = make(self._far), own
+            if self._closed:
+                healing.close()
+        healing.gone(self._gone.words(self._job))
+        self._far.heal(healing.told)
+        return healing, self._far
+
+    def has_result(self, name: str) -> bool:
+        """Whether no round of this tensor is under way, and nothing of it is being sent."""
+        self._check_process(f"the round of tensor {name!r} cannot be looked at")
+        with self._changed:
+            way = self._ways[name]
+        return self._far.has_result(name) if way is None else way.advance_unless_busy()
+
+    def finish(self, name: str, out: Array | None) -> Array:
+        """The end of the round that is under way; for its handle."""
+        with self.calls.timed():
+            result = self._wait(name, out=out)
+        self._ended(name)
+        return result
+
+    def in_background(self) -> None:
+        """The script computes while this thread waits here, from now on: that is not counted in `communicate_s`."""
+        self.calls.in_background()
+
+    @property
+    def communicate_s(self) -> float:
+        """Seconds the script has spent in calls here."""
+        return self.calls.communicate_s
+
+    def reaches(self) -> bool:
+        """Whether those that add for it are connected, as far as anybody is needed."""
+        return self._far.connected or all(way is not None and way.whole_job for way in list(self._ways.values()))
+
+    def barrier(self) -> None:
+        """Blocks until every rank called it. Errors as of `push_pull`."""
+        self.push_pull(BARRIER, np.zeros(1, np.float32))
+
+    def leave(self, linger_s: float = LEAVE_S) -> bool:
+        """The last call of a script that ended well: blocks until every rank has made it, so that no rank ends while
+        another may still need its copy of a last result. False when that took longer than `linger_s` seconds, or a
+        rank has ended without. Who waits for another tensor is told that this rank pushes none any more. Again is
+        harmless: `with covey.join()` makes it too."""
+        self._check_process("the job was not left")
+        with self.calls.timed(waits=False):
+            if LEAVE in self._ways:
+                return self.has_result(LEAVE)
+            try:
+                self._begin(LEAVE, GivenRound(checked(LEAVE, np.zeros(1, np.float32))), True, linger_s)
+                self._gone.leave(self.rank, self.newest_step(), self._far, self._shared)
+                self._wait(LEAVE, linger_s)
+            except (TimeoutError, RankLeft):
+                return False
+            self.left = True
+            return True
+
+    def close(self) -> None:
+        """Drops the connection and ends the thread; blocked calls raise TensorError. Again is harmless. In a forked
+        child nothing happens: what is open is the parent's."""
+        if self.is_elsewhere:
+            return
+        with self._changed:
+            self._closed, shared = True, self._shared
+            self._changed.notify_all()
+        if shared is not None:
+            shared.close()
+        if self._healing is not None:
+            self._healing.close()
+        self._far.close()
+
+    # ---- from the agent ----
+
+    def moved(self, at: AggregatorAt) -> None:
+        """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
+        self._far.moved(at)
+        if self._far.fatal is None:
+            return
+        with self._changed:  # who waits looks at once
+            self._changed.notify_all()
+            shared = self._shared
+        if shared is not None:
+            shared.memory.ring()
+
+    def memory_is(self, memory: TensorMemory | None, why: str = "") -> None:
+        """The agent's word: this is shared with all other ranks, or there is none. `why`: a rank cannot share it, so
+        nobody does from now on."""
+        with self._changed:
+            if self._undecided:
+                self._shared, self._undecided = None, False
+                if memory is not None:
+                    make = SharedTensor if memory.whole_job else partial(HostTensor, far=self._far)
+                    self._shared = SharedRounds(memory, self._over_tcp, make)
+                self._changed.notify_all()
+            shared = self._shared
+        if why:
+            self.tell(f"uses no memory that ranks share: {why}")
+            if shared is not None:
+                shared.memory.refuse()
+
+    def gone(self, ranks: Mapping[int, GoneRank]) -> None:
+        """The agent's word: these have ended, and push nothing more."""
+        with self._changed:
+            self._gone.ended.update(ranks)
+            self._changed.notify_all()
+        self._far_heard()
+        if self._healing is not None:
+            self._healing.gone(self._gone.words(self._job))
+
+    # ---- from a link thread ----
+
+    def _far_heard(self) -> None:
+        if (shared := self._shared) is not None:
+            shared.memory.ring_here()
+
+    # ---- script side ----
+
+    def _push(self, name: str, given: GivenRound, out: Array | None, blocks: bool) -> TensorHandle:
+        if out is not None:
+            check_out(name, out, given.array)
+        with self.calls.timed():
+            self._begin(name, given, blocks)
+        return TensorHandle(self, name, given.array, out)
+
+    def _begin(self, name: str, given: GivenRound, blocks: bool, give_up_s: float | None = None) -> None:
+        """The next round of a tensor; a new model's is about its initial value. TimeoutError after `give_up_s`."""
+        self._check_process(f"tensor {name!r} was not pushed")
+        data = given.array.data
+        with self._changed:
+            if name in self._open:
+                raise ValueError(f"tensor {name!r} has a round that was not waited for; call wait() of its handle")
+            self._open[name] = given
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._ended, name)
+            moments = given.moments_of(name)
+            way = self._way(name, given, give_up_s)
+            declared = way.declared if way is not None else self._far.known[name].declared
+            rate = given.rate_in(declared)
+            self.raise_if_over()
+            if self._healing is not None:
+                self._healing.before_push(self._own)
+            if way is not None and self._shared is not None:
+                try:
+                    self._shared.begin(way, data, blocks, rate, moments)
+                except MemoryRefused:
+                    self._over_tcp(way)
+            elif given.kind == "grad":
+                self._far.push(name, data, blocks, rate)
+            undo.pop_all()
+
+    def _declared(self, name: str) -> Declared | None:
+        """What was declared of this tensor, if anything was."""
+        way = self._ways.get(name)
+        cut = self._far.known.get(name)
+        return way.declared if way is not None else cut.declared if cut is not None else None
+
+    def _ended(self, name: str) -> None:
+        with self._changed:
+            self._open.pop(name, None)
+
+    def _way(self, name: str, given: GivenRound, give_up_s: float | None) -> SharedTensor | None:
+        """That of a tensor, which is declared if it is new."""
+        if name in self._ways:
+            way = self._ways[name]
+            given.check(self._far.known[name].declared if way is None else way.declared)
+            return way
+        patience = Patience(self, name, give_up_s)
+        with self._changed:
+            while self._undecided:
+                patience.look()
+                self._changed.wait(patience.left_s)
+        declared = given.declared(name, self._far.part_bytes, self._far.order)
+        way = self._share(declared)
+        if way is None:
+            self._far.declare(declared, given.array.data, given.moments_of(name))
+        self._ways[name] = way
+        if way is not None and way.whole_job:
+            sizes = [each.declared.size_bytes for each in list(self._ways.values()) if each is not None]
+            self._tell_shared(max(sizes), sum(sizes))
+        return way
+
+    def _share(self, declared: Declared) -> SharedTensor | None:
+        if self._shared is None:
+            return None
+        try:
+            return self._shared.tensor(declared)
+        except MemoryFault as fault:
+            raise TensorError(f"tensor {declared.name!r}: {fault}") from fault
+        except MemoryRefused as refused:
+            self.tell(f"pushes tensor {declared.name!r} over TCP: {refused}")
+            return None
+
+    def _over_tcp(self, way: SharedTensor) -> None:
+        """A rank refused, after this one had begun the first round."""
+        name, kind = way.declared.name, way.declared.kind
+        self.tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
+        given = self._open.get(name)
+        if given is None:
+            raise TensorError(f"tensor {name!r} is in a round that the script gave up; it cannot be pushed elsewhere")
+        self._far.declare(way.declared, given.array.data, given.moments_of(name))
+        if kind == "grad":
+            self._far.push(name, given.array.data, False)
+        with self._changed:
+            self._ways[name] = None
+            self._changed.notify_all()
+
+    def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:
+        """The tensor's result. TimeoutError after `give_up_s`."""
+        self._check_process(f"tensor {name!r} was not pulled")
+        with contextlib.nullcontext() if self._healing is None else self._healing.waiting():
+            found = self._come(name, give_up_s, out)
+        self.calls.rounds += 1
+        return found
+
+    def _come(self, name: str, give_up_s: float | None, out: Array | None) -> Array:
+        patience = Patience(self, name, give_up_s)
+        try:
+            if self._healing is not None:
+                self._far.until(name, patience)  # who waits for the last one to come is woken once
+                self._healing.gathered(lambda own: self._far.wait(own, Patience(self, own, give_up_s), None))
+            while (way := self._ways[name]) is not None and self._shared is not None:
+                if self._shared.wait(way, patience.look):
+                    if way.fault:
+                        raise (RankLeft if way.in_vain else ValueError)(way.fault)
+                    found = way.take(out)
+                    for text in way.remarks():
+                        self.tell(text)
+                    return found
+            return self._far.wait(name, patience, out)
+        except ValueError as error:
+            raise TensorError(f"tensor {name!r}: {error}") from error
+        except RankLeft as error:
+            if name != LEAVE:
+                self._say_in_vain(f"tensor {name!r}: {error}")
+            raise RankLeft(f"tensor {name!r}: {error}") from error
+
+    def raise_in_vain(self, name: str) -> None:
+        """RankLeft when a rank of this host has left, for whose part of this tensor this one waits."""
+        way, shared = self._ways.get(name), self._shared
+        left = self._gone.of(self._gone.ended, here=True) if self._undecided else ""
+        if way is not None and shared is not None:
+            left = self._gone.awaited(way, shared.memory)
+        if left:
+            self._far.leave(left.encode())  # other hosts wait for what this one speaks for
+            raise RankLeft(in_vain(left, self._job))
+
+    def why(self, name: str) -> str:
+        """For what this tensor waits, for people."""
+        if self._undecided:
+            return "the agent has not said yet whether the ranks share memory: not all have joined"
+        way = self._ways.get(name)
+        return self._far.why(name) if way is None else way.why()
+
+    def tell(self, text: str) -> None:
+        """People, on stderr: one line about this rank."""
+        with contextlib.suppress(OSError, ValueError):
+            print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
+
+    def raise_if_over(self) -> None:
+        """When nothing is added any more."""
+        if self._far.fatal is not None:
+            raise self._far.fatal
+        if self._closed:
+            raise TensorError("the tensor client is closed")

@@ -1,0 +1,170 @@
+"""`covey.healing.healing` for a rank on asyncio and `covey.ports`: the same machine, and no thread.
+
+For programs that run on the ports, such as ranks in the simulator. `begun_on` is what `job.state` is to scripts,
+`HealingStreams.push` and `result` what `job.tensors` is to them: sums alone, each of float32.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from covey.healing.likeness import Likeness
+from covey.healing.machine import HealingMachine, Own, Says
+from covey.healing.neighbours import Beside
+from covey.healing.own_gather import OwnGather
+from covey.healing.owns import RANKS_MAX
+from covey.healing.stepwise import Found, Stepwise
+from covey.healing.taking_over import WITHIN_S, Recovered
+from covey.job.job_state import Get, JobState, Load
+from covey.simulated.block_streams import BlockStreams
+from covey.tensors.aggregator.rounds import ToldByRank
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.tensor_wire import Declared
+
+Spawn = Callable[[str, Coroutine[Any, Any, Any]], object]
+
+
+class HealingStreams:
+    """Of one rank."""
+
+    def __init__(
+        self,
+        far: BlockStreams,
+        spawn: Spawn,
+        now_s: Callable[[], float],
+        rank: int,
+        world_size: int,
+        neighbours: Sequence[int],
+        step: int,
+        incarnation: int,
+        people: Callable[[str], None],
+        own: Own,
+        like: Likeness | None = None,
+        gather: OwnGather | None = None,
+        beside: Beside | None = None,
+    ) -> None:
+        """`own`: what is this rank's own, as of `job.state`; the rest as of `covey.healing.healing`."""
+        self._far, self._spawn, self._people, self._own = far, spawn, people, own
+        self._changed = asyncio.Event()
+        self.machine = HealingMachine(
+            rank, world_size, neighbours, step, incarnation, now_s, self._say_on, like, gather, beside
+        )
+        far.heal(self._told)
+
+    # ---- as `covey.healing.healing` ----
+
+    @property
+    def step(self) -> int:
+        return self.machine.step
+
+    def begin(self, state: Mapping[str, Array]) -> None:
+        self._tell(self.machine.begin(state, self._far.versions()))
+
+    def end(self, state: Mapping[str, Array]) -> None:
+        self._tell(self.machine.end(state, self._far.versions()))
+
+    def drawn(self, own: Own) -> None:
+        self._spawn("own drawn", self._run(self.machine.drawn(own)))
+
+    async def recover(self, has_own: bool, known: Mapping[str, Array], within_s: float = WITHIN_S) -> Recovered:
+        return await self._run(self.machine.recover(has_own, known, within_s=within_s))
+
+    # ---- as `covey.job.tensors` ----
+
+    async def push(self, name: str, data: Array) -> None:
+        """Begin a tensor's next round; `data`, of one shape in all of them, stays as it is until its result is here."""
+        far = self._far
+        if not far.is_declared(name):
+            far.declare(Declared(name, "grad", data.shape, far.part_bytes, far.order), data)
+        await self._run(self.machine.before_push(self._own))
+        far.push_soon(name, data)
+
+    async def result(self, name: str) -> bytes:
+        """Of the round that was begun last."""
+        self._tell(self.machine.waits())
+        found = await self._far.result(name)
+        await self._gathered()
+        await self._run(self.machine.waited())
+        return found
+
+    # ---- inside ----
+
+    async def _gathered(self) -> None:
+        """Not used by two at a time."""
+        gather = self.machine.gather
+        while gather is not None and (name := gather.awaited) is not None:
+            if gather.came(await self._far.result(name)):
+                gather.push_again()
+
+    def _told(self, told: ToldByRank) -> None:
+        says, words, is_awaited = self.machine.told(told)
+        if is_awaited:
+            self._changed.set()
+            self._changed = asyncio.Event()
+        self._tell(says)
+        if words:
+            self._people(words)
+
+    def _tell(self, says: Says) -> None:
+        for said in says:
+            self._far.tell(said)
+
+    def _say_on(self) -> None:
+        self._spawn("says what it holds", self._run(self.machine.saying()))
+
+    async def _run(self, steps: Stepwise[Found]) -> Found:
+        """To its end."""
+        gave: object = None
+        try:
+            while True:
+                try:
+                    pause = steps.send(gave)
+                except StopIteration as end:
+                    found: Found = end.value
+                    return found
+                self._tell(pause.says)
+                if pause.words:
+                    self._people(pause.words)
+                gave = pause.work() if pause.work is not None else None
+                await self._until(pause.until, pause.most_s)
+        finally:
+            steps.close()
+
+    async def _until(self, reached: Callable[[], bool], most_s: float | None) -> None:
+        if reached():
+            return
+        try:
+            async with asyncio.timeout(most_s):
+                while not reached():
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+
+
+async def begun_on(
+    far: BlockStreams,
+    spawn: Spawn,
+    now_s: Callable[[], float],
+    rank: int,
+    world_size: int,
+    here: range,
+    incarnation: int,
+    get: Get,
+    load: Load,
+    own: Own,
+    stepped: Callable[[int], object],
+    people: Callable[[str], None],
+    like: Likeness | None = None,
+    gathers_max: int = RANKS_MAX,
+    host: str = "",
+) -> tuple[JobState, HealingStreams]:
+    """As of `covey.job.job_state.begun`, from step 0. StateLost where that ends the process."""
+    beside = Beside(rank, world_size, here, host)
+    gather = OwnGather(rank, world_size, 0, far) if 1 < world_size <= gathers_max else None
+    of = far, spawn, now_s, rank, world_size, beside.neighbours, 0, incarnation
+    healing = HealingStreams(*of, people, own, like, gather, beside)
+    if incarnation:
+        found = await healing.recover(own is not None, get())
+        load(found.arrays, found.own)
+        far.begin_with(found.rounds)
+    return JobState(healing, get, own, stepped), healing

@@ -1,0 +1,1 @@
+"""Rounds with aggregators of other hosts."""

@@ -1,0 +1,401 @@
+"""A rank's rounds of tensors through an aggregator: one connection, which a thread keeps and reads.
+
+The thread connects again whenever it must: to the same address until the agent names another one (`moved`), and then to
+that at once. It answers the aggregator that asks for the last result while the script computes.
+
+    script threads   push ------- PUSH parts ------>|         |
+                     wait: on the condition         |  socket |   aggd
+    link thread      reads RESULT, answers ASK <----|         |
+
+A round copies a tensor once at the rank, from the buffer it came into to where the script wants it.
+"""
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Protocol
+
+import numpy as np
+
+from covey.core.errors import RankLeft
+from covey.tensors.aggregator.early_copy import EarlyCopy
+from covey.tensors.aggregator.link import CONNECT_S, Poster, TensorLink
+from covey.tensors.aggregator.present_owner import PresentOwner
+from covey.tensors.aggregator.rounds import Rounds, Stale, Superseded, Tell, ToldByRank
+from covey.tensors.numbers.arrays import Array, bytes_of
+from covey.tensors.numbers.sum_order import Node
+from covey.tensors.numbers.tensor_wire import (
+    HEADER_BYTES,
+    Declared,
+    Frame,
+    Header,
+    TensorOp,
+    TensorWireError,
+    epoch_text,
+    grant_of,
+    parse,
+    verify,
+)
+from covey.tensors.numbers.types import NUMBERS
+from covey.wire.handshake import NONCE_BYTES
+from covey.wire.job import AggregatorAt
+
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Pauses between attempts to reach the same address, seconds; the last one repeats."""
+SMALL_BYTES = 64 << 10
+"""Such a push is sent at once by whoever makes it: handing it to another thread costs more."""
+
+
+class Waits(Protocol):
+    """Who waits for a tensor."""
+
+    @property
+    def left_s(self) -> float:
+        """Until the next look, at most."""
+
+    def look(self) -> None:
+        """Raises when there is nothing to wait for any more."""
+
+
+class AggregatorRounds:
+    """Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        lost: Callable[[int, str], None],
+        failed: Callable[[Exception], None] = lambda error: None,
+        poster: Poster | None = None,
+        heard: Callable[[], None] = lambda: None,
+    ) -> None:
+        """From the link thread `lost(epoch, why)` is called each time the address of that epoch cannot be used,
+        `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: which all tables
+        share."""
+        self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
+        self._changed = threading.Condition()
+        """Guards everything below, and the rounds; notified when any of it changes."""
+        self._owner = PresentOwner()
+        self._link: TensorLink | None = None
+        self._problem = "the agent has not named an aggregator yet"
+        self.fatal: Exception | None = None
+        """Why nothing will be added any more."""
+        self._repeating = False
+        """What was pushed is sent once more, over a new connection: it must stay as it is, even if its result comes."""
+        self._saying = False
+        """That this rank keeps a result is still to be said: nobody has that result before."""
+        self._closed = False
+        self._awaited = Counter[int]()
+        """By a tensor's key, threads that wait for it: others are not woken by its result."""
+        self._copies: dict[int, EarlyCopy] = {}
+        """By a tensor's key: of results that threads wait for."""
+        self._held: list[Iterable[Frame]] = []
+        """To go out before whatever is said next on this connection."""
+        self.told: Callable[[ToldByRank], None] = lambda told: None
+        """Hears, in the link thread, what other ranks tell."""
+        self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
+        self._thread.start()
+
+    # ---- from the script ----
+
+    def declare(self, declared: Declared, initial: Array, moments: Sequence[Array] = ()) -> None:
+        """A new tensor, or one Block of it, of which `initial` is a model's value, with the `moments` of an optimizer
+        that goes on. ValueError when there is one."""
+        value = bytes_of(initial) if declared.kind == "model" else None
+        size, kept = 0 if value is None else initial.nbytes, [bytes_of(each) for each in moments]
+        self._say_out(lambda: self.rounds.declare_as(declared, value, moments=kept), size)
+
+    def speak(self, declared: Declared, ranks: Node, results: Sequence[Sequence[Array]]) -> None:
+        """Likewise, for all these ranks, of one host: `results` are where theirs lie in turn, with their moments, the
+        first one with a model's initial value. ValueError when there is one."""
+        first, second = ([bytes_of(array) for array in each] for each in results)
+        self._say_out(lambda: self.rounds.declare_as(declared, None, ranks, (first, second)))
+
+    def push(self, label: str, *sums: Array, blocks: bool, rate: float = 0.0) -> None:
+        """Begin a round of a Block, with this rank's contribution, or what those it speaks for have added. `blocks`:
+        this thread waits for it at once. `rate`: of learning. ValueError when one is under way."""
+        size = 0 if blocks else sum(each.nbytes for each in sums)
+        self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
+
+    def push_soon(self, label: str, data: Array) -> None:
+        """As `push`, for one rank; it goes out before whatever is said next, together with that."""
+        with self._changed:
+            if self.fatal is not None:
+                raise self.fatal
+            frames = self.rounds.push(label, bytes_of(data))
+            if self._link is not None:  # else `_serve` sends them
+                self._held.append(frames)
+
+    def say_held(self) -> None:
+        """What was to go out soon goes out now."""
+        if self._held:
+            self._say_out(tuple)
+
+    def moments(self, label: str) -> list[Array]:
+        """Those of a Block that this rank keeps, of its last result; none when another one does. Not to be written, and
+        for the time until the next round only."""
+        with self._changed:
+            tensor = self.rounds.tensors[label]
+            wide = NUMBERS[tensor.declared.type].wide
+            return [np.frombuffer(each, dtype=wide) for each in tensor.moments] if tensor.keeps else []
+
+    def tell(self, said: Tell) -> None:
+        """To another rank, if both are connected."""
+        with self._changed:
+            link = self._link
+            frame = self.rounds.tell(said) if link is not None else None
+        if link is not None and frame is not None:
+            link.say((frame,), at_once=len(said.data) <= SMALL_BYTES)
+
+    def leave(self, words: bytes) -> None:
+        """As of `Rounds`."""
+        self._say_out(lambda: self.rounds.leave(words))
+
+    def adopt(self, declared: Declared, version: int) -> None:
+        """As of `Rounds`."""
+        self._say_out(lambda: self.rounds.adopt(declared, version))
+
+    def versions(self) -> list[tuple[bytes, int]] | None:
+        """As of `Rounds`."""
+        with self._changed:
+            return self.rounds.versions()
+
+    def has_result(self, label: str) -> bool:
+        """Whether no round of this Block is under way, and nothing of it is being sent."""
+        with self._changed:
+            tensor = self.rounds.tensors[label]
+            return tensor.unacknowledged is None and tensor.agreed and not self._repeating and not self._saying
+
+    def round(self, label: str) -> int | None:
+        """Of a Block: that is under way, else the last one. None: nothing was declared."""
+        with self._changed:
+            tensor = self.rounds.tensors.get(label)
+            return None if tensor is None else tensor.unacknowledged or tensor.version
+
+    def fault(self, label: str) -> tuple[str, bool]:
+        """Why a Block is not added, for people, and whether that is because a rank has left; empty: it is added."""
+        with self._changed:
+            tensor = self.rounds.tensors[label]
+            return tensor.fault, tensor.in_vain
+
+    def until(self, label: str, waits: Waits) -> None:
+        """The Block's result is here. ValueError when the aggregator does not add it; RankLeft."""
+        self.say_held()
+        with self._changed:
+            tensor = self.rounds.tensors[label]
+            self._awaited[tensor.key] += 1
+            try:
+                while tensor.unacknowledged is not None or not tensor.agreed or self._repeating or self._saying:
+                    waits.look()
+                    if tensor.fault:
+                        raise (RankLeft if tensor.in_vain else ValueError)(tensor.fault)
+                    self._changed.wait(waits.left_s)
+            finally:
+                self._awaited[tensor.key] -= 1
+
+    def wait(self, label: str, waits: Waits, out: Array) -> None:
+        """The Block's result, into `out`, flat. Errors as of `until`."""
+        tensor = self.rounds.tensors[label]
+        with self._changed:
+            copy = self._copies[tensor.key] = EarlyCopy(tensor.declared, bytes_of(out), tensor.pushed)
+        try:
+            self.until(label, waits)
+        finally:
+            with self._changed:  # the script may do what it likes with `out` from now on
+                del self._copies[tensor.key]
+        # only this Block's next round, which nobody can begin before this ends, would write here
+        copy.finish(tensor.state)
+
+    @property
+    def connected(self) -> bool:
+        return self._link is not None
+
+    def why(self) -> str:
+        """Nothing comes, for people."""
+        at = self._owner.at
+        if self._link is None or at is None:
+            return self._problem
+        return f"connected to the aggregator on {at.host}; other ranks have not pushed this round yet"
+
+    def close(self) -> None:
+        """Drops the connection and ends the thread; who waits looks at once. Again is harmless."""
+        with self._changed:
+            self._closed = True
+            if self._link is not None:
+                self._link.shut()
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2 * CONNECT_S)
+
+    # ---- from the agent ----
+
+    def moved(self, at: AggregatorAt) -> None:
+        """Push and pull there from now on, or once the present owner hands over, unless an assignment of a higher epoch
+        is already known."""
+        try:
+            with self._changed:
+                if self._owner.told(at, self._link is not None, time.monotonic()):
+                    self._go_to(at)
+        except Superseded as error:
+            self._fail(error)
+
+    # ---- inside ----
+
+    def _go_to(self, at: AggregatorAt) -> None:
+        """Superseded."""
+        self.rounds.moved(at.epoch)
+        if not at.address:
+            raise Superseded("this run of the job was taken back; this process should end")
+        self._problem = f"connecting to the aggregator on {at.host}"
+        if self._link is not None:
+            self._link.shut()
+            self._link = None
+        self._changed.notify_all()
+
+    def _say_out(self, make: Callable[[], Iterable[Frame]], size: int = 0) -> None:
+        """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them. `size`:
+        so many bytes are not worth waiting for."""
+        with self._changed:
+            if self.fatal is not None:
+                raise self.fatal
+            frames, link = make(), self._link
+            if self._held:
+                held, self._held = self._held, []
+                frames = chain(*held, frames)
+        if link is not None:
+            link.say(frames, at_once=size <= SMALL_BYTES)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing will be added any more; who waits looks at once."""
+        with self._changed:
+            self.fatal = self.fatal or error
+            self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        self.fail(error)
+        self._failed(error)
+
+    # ---- link thread ----
+
+    def _run(self) -> None:
+        tried: AggregatorAt | None = None
+        attempt = 0
+        while (at := self._target()) is not None:
+            attempt = attempt + 1 if at is tried else 0
+            tried, began = at, time.monotonic()
+            try:
+                self._serve(at)
+            except Superseded as error:
+                self._fail(error)
+            except OSError as error:
+                if not self._handed_over(at):
+                    self._report(at, _words(error))
+            if time.monotonic() - began > RETRY_S[-1]:
+                attempt = 0
+            with self._changed:
+                if not self._closed and self._owner.at is at:
+                    self._changed.wait(timeout=RETRY_S[min(attempt, len(RETRY_S) - 1)])
+
+    def _target(self) -> AggregatorAt | None:
+        """Where to connect, once the agent has named it; None when the client is closed."""
+        with self._changed:
+            while not self._closed and self.fatal is None and self._owner.at is None:
+                self._changed.wait()
+            return None if self._closed or self.fatal is not None else self._owner.at
+
+    def _handed_over(self, at: AggregatorAt) -> bool:
+        """The connection to this one ended, and another one is to follow."""
+        with self._changed:
+            after = self._owner.ended(at)
+            if after is not None:
+                self._go_to(after)
+            return after is not None
+
+    def _report(self, at: AggregatorAt, why: str) -> None:
+        with self._changed:
+            if self._closed or self._owner.at is not at:
+                return
+            self._problem = f"no aggregator: {at.address} on {at.host} (epoch {epoch_text(at.epoch)}) {why}"
+        self._lost(at.epoch, why)
+
+    def _serve(self, at: AggregatorAt) -> None:
+        """Connect and carry frames until the connection ends, always by an exception."""
+        link = TensorLink(at.address, self._poster, at.near)
+        try:
+            with self._changed:
+                hello = self.rounds.hello(at.secret, os.urandom(NONCE_BYTES)) if self._owner.at is at else None
+            if hello is None:
+                raise ConnectionAbortedError("is no longer the aggregator")
+            link.send((hello,))
+            for expected in (TensorOp.CHALLENGE, TensorOp.WELCOME):
+                header = self._take(link, at)
+                if header.op is not expected:
+                    raise TensorWireError(f"answered {header.op.name} to our hello")
+            link.sock.settimeout(None)
+            with link.lock:  # no other frame goes before those that open our tensors
+                with self._changed:
+                    if self._closed or self._owner.at is not at:
+                        raise ConnectionAbortedError("is no longer the aggregator")
+                    self.rounds.near = link.near
+                    frames, self._link, self._repeating = self.rounds.connected(), link, True
+                    self._held.clear()
+                    for copy in self._copies.values():
+                        copy.forget()
+                link.send_locked(frames)
+                with self._changed:
+                    self._repeating = False
+                    self._changed.notify_all()
+            self._heard()
+            while True:
+                self._take(link, at)
+        finally:
+            with self._changed:
+                if self._link is link:
+                    self._link = None
+                self._repeating = self._saying = False
+                self._changed.notify_all()
+            self._heard()
+            link.close()
+
+    def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
+        """One frame."""
+        link.await_byte(self.rounds.ping)
+        head = bytearray(HEADER_BYTES)
+        link.read_into(memoryview(head))
+        header = parse(head)
+        with self._changed:
+            if self._owner.at is not at or self._owner.overdue(time.monotonic()):
+                raise ConnectionAbortedError("is no longer the aggregator")
+            into = self.rounds.destination(header)
+        link.read_into(into)
+        verify(head, into, link.near)
+        with self._changed:
+            if self._owner.at is not at:
+                raise ConnectionAbortedError("is no longer the aggregator")
+            if header.op is TensorOp.RESULT and header.key in self._copies and self.rounds.expects(header):
+                self._copies[header.key].came(header.part, into)
+            answer: Iterable[Frame] = self.rounds.heard(header, into)
+            if header.op is TensorOp.RESULT:  # a script that has its last result may end: what is kept is said before
+                answer = tuple(answer)
+                self._saying = bool(answer)
+            if not self._saying and (header.op is not TensorOp.RESULT or self._awaited[header.key]):
+                self._changed.notify_all()
+        link.send(answer, careful=False)
+        if self._saying:
+            with self._changed:
+                self._saying = False
+                self._changed.notify_all()
+        if header.op in (TensorOp.RESULT, TensorOp.FAULT):
+            self._heard()
+        if header.op is TensorOp.TOLD:
+            self.told(ToldByRank(header.rank, header.key, header.round, into))
+        return header
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, Stale):
+        known = f"; it serves epoch {epoch_text(error.epoch)}" if grant_of(error.epoch) else ""
+        return f"{error}{known}"
+    return str(error) or type(error).__name__

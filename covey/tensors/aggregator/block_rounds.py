@@ -1,0 +1,288 @@
+"""One rank's tensors at aggregators: cut into Blocks, each at the owner of its table (`covey.tensors.numbers.blocks`).
+
+    push "g" --+-- Block 0 --> table 2: covey.tensors.aggregator.aggregator_rounds --> aggd on h3
+               +-- Block 1 --> table 0: covey.tensors.aggregator.aggregator_rounds --> aggd on h1
+               +-- Block 2 --> table 1: covey.tensors.aggregator.aggregator_rounds --> aggd on h2
+
+A table has a connection, a thread and an epoch of its own, from its first Block on. Table 0's owner is there without
+being asked for; that of another one is asked for by its first Block.
+
+Blocks go out one after the other, each rank beginning with the table after its own number, so that not all ranks push
+to one owner first: TCP would divide its network card unfairly, and each sum waits for the slowest.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from covey.core.ids import JobId
+from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds, Waits
+from covey.tensors.aggregator.link import Poster
+from covey.tensors.aggregator.packed_rounds import pack_rounds, unpack_rounds
+from covey.tensors.aggregator.rounds import Rounds, Tell, ToldByRank
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.blocks import Block, blocks_of, keeper, table_id
+from covey.tensors.numbers.sum_order import Order
+from covey.tensors.numbers.tensor_wire import PART_BYTES, Declared, block_label, key_of
+from covey.tensors.numbers.types import NUMBERS
+from covey.wire.job import AggregatorAt
+
+
+class CutTensor(NamedTuple):
+    """A tensor, and where it is summed."""
+
+    declared: Declared
+    blocks: tuple[Block, ...]
+    keepers: tuple[int, ...]
+    """Of each Block, which rank has its moments too; 0 where there are none."""
+
+    def block(self, at: int) -> Declared:
+        """What is declared of one Block."""
+        whole = msgspec.structs.replace(self.declared, keeper=self.keepers[at])
+        if len(self.blocks) == 1:
+            return whole
+        return msgspec.structs.replace(whole, block=at, elements=self.blocks[at][:2])
+
+
+class BlockRounds:
+    """Methods may be called from any thread; of one tensor, by one at a time."""
+
+    def __init__(
+        self,
+        job: JobId,
+        rank: int,
+        world_size: int,
+        lost: Callable[[int, str, int], None],
+        *,
+        tables: int = 1,
+        incarnation: int = 0,
+        wanted: Callable[[int], None] = lambda table: None,
+        heard: Callable[[], None] = lambda: None,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
+        `heard` when a result may be there; `wanted(table)` when the owner of a table other than 0 is needed for the
+        first time."""
+        self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
+        self._order: Order = "tree"
+        self.known: dict[str, CutTensor] = {}
+        """By name: what was declared."""
+        self.fatal: Exception | None = None
+        """Why nothing will be added any more."""
+        self._job, self._rank, self._world_size = job, rank, world_size
+        self._lost, self._wanted, self._heard = lost, wanted, heard
+        self._poster = Poster() if tables > 1 else None
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._at: dict[int, AggregatorRounds] = {}
+        self._told: dict[int, AggregatorAt] = {}
+        """The newest owner of each table that the agent named."""
+        self._closed = False
+        self._heals, self._leaves = False, b""
+        self._told_by_ranks: Callable[[ToldByRank], None] = lambda told: None
+        self.table(0)
+
+    # ---- from the script ----
+
+    @property
+    def order(self) -> Order:
+        """Of the additions of tensors that are declared from now on."""
+        return self._order
+
+    @order.setter
+    def order(self, order: Order) -> None:
+        with self._lock:
+            self._order = order
+            for rounds in self._at.values():
+                rounds.rounds.order = order
+
+    def declare(self, declared: Declared, data: Array, moments: Sequence[Array] = ()) -> None:
+        """A new tensor; a model's initial value is `data`, with the `moments` of an optimizer that goes on. ValueError
+        when there is one of that name."""
+        cut = self.cut(declared)
+        flat, *first_moments = (each.reshape(-1) for each in (data, *(moments if self._rank == 0 else ())))
+        for at, block in enumerate(cut.blocks):
+            here = slice(block.first, block.end)
+            self.table(block.table).declare(cut.block(at), flat[here], [each[here] for each in first_moments])
+        self.known[declared.name] = cut
+
+    def is_declared(self, name: str) -> bool:
+        """By this process."""
+        return name in self.known
+
+    def push(self, name: str, data: Array, blocks: bool, rate: float = 0.0) -> None:
+        """Begin a round. `blocks`: this thread waits for it at once. `rate`: of learning. ValueError when one is under
+        way."""
+        flat, cut = data.reshape(-1), self.known[name]
+        for at in self.in_turn(cut, range(len(cut.blocks))):
+            block = cut.blocks[at]
+            self._at[block.table].push(block_label(name, at), flat[block.first : block.end], blocks=blocks, rate=rate)
+        self._at[0].say_held()
+
+    def push_soon(self, name: str, data: Array) -> None:
+        """As `push`, of a tensor that is pushed just before another one: its frames go out together with those, if it
+        is small."""
+        cut = self.known[name]
+        if len(cut.blocks) > 1:
+            self.push(name, data, False)
+        else:
+            self._at[0].push_soon(name, data.reshape(-1))
+
+    def steps(self, name: str) -> int:
+        """Of this tensor's optimizer, by now."""
+        cut = self.known[name]
+        return cut.declared.steps + (self._at[cut.blocks[0].table].round(name) or 0)
+
+    def kept(self, name: str) -> Iterator[tuple[int, list[Array]]]:
+        """Moments of this tensor that this rank keeps: the first element, and an array of each."""
+        cut = self.known[name]
+        for at, block in enumerate(cut.blocks):
+            if moments := self._at[block.table].moments(block_label(name, at)):
+                yield block.first, moments
+
+    def has_result(self, name: str) -> bool:
+        """Whether no round of this tensor is under way, and nothing of it is being sent."""
+        return all(
+            self._at[block.table].has_result(block_label(name, at)) for at, block in enumerate(self.known[name].blocks)
+        )
+
+    def until(self, name: str, waits: Waits) -> None:
+        """The tensor's result is here. ValueError when an aggregator does not add it."""
+        for at, block in enumerate(self.known[name].blocks):
+            self._at[block.table].until(block_label(name, at), waits)
+
+    def wait(self, name: str, waits: Waits, out: Array | None) -> Array:
+        """The tensor's result. ValueError when an aggregator does not add it."""
+        cut = self.known[name]
+        result = np.empty(cut.declared.shape, NUMBERS[cut.declared.type].stored) if out is None else out
+        flat = result.reshape(-1)
+        for at, block in enumerate(cut.blocks):
+            self._at[block.table].wait(block_label(name, at), waits, flat[block.first : block.end])
+        return result
+
+    def why(self, name: str) -> str:
+        """Nothing comes, for people."""
+        cut = self.known.get(name)
+        blocks: Sequence[Block] = () if cut is None else cut.blocks
+        late = [
+            self._at[block.table]
+            for at, block in enumerate(blocks)
+            if not self._at[block.table].has_result(block_label(name, at))
+        ]
+        return "; ".join(dict.fromkeys(rounds.why() for rounds in late)) or self._at[0].why()
+
+    def leave(self, words: bytes) -> None:
+        """This rank pushes no tensor more but the last one: whoever waits for it is told, in these words."""
+        with self._lock:
+            self._leaves, each = words, list(self._at.values())
+        for rounds in each:
+            rounds.leave(words)
+
+    def close(self) -> None:
+        """Drops the connections and ends the threads; who waits looks at once. Again is harmless."""
+        with self._lock:
+            self._closed = True
+            each = list(self._at.values())
+        for rounds in each:
+            rounds.close()
+        if self._poster is not None:
+            self._poster.close()
+
+    # ---- for a rank that may be lost, and its successor ----
+
+    def heal(self, told: Callable[[ToldByRank], None]) -> None:
+        """`told` hears, from link threads, what other ranks tell."""
+        with self._lock:
+            self._told_by_ranks, self._heals = told, True
+            for rounds in self._at.values():
+                rounds.told = told
+
+    def begin_with(self, packed: bytes) -> None:
+        """Of another rank's `versions`: its Blocks are those of this rank, too. TensorWireError, ValueError."""
+        for table, declared, version in unpack_rounds(packed, self.tables):
+            self.table(table).adopt(declared, version)
+
+    def versions(self) -> bytes | None:
+        """Each Block and the round whose result is here, the same on all ranks that are in the same step; None while
+        one is under way."""
+        with self._lock:
+            each = {table: rounds.versions() for table, rounds in sorted(self._at.items())}
+        return pack_rounds(each)
+
+    def tell(self, said: Tell) -> None:
+        """To another rank, if both are connected."""
+        self._at[0].tell(said)
+
+    # ---- for who speaks for a host ----
+
+    def cut(self, declared: Declared) -> CutTensor:
+        """Where a tensor is summed."""
+        count, key = declared.size_bytes // declared.element_bytes, key_of(declared.name)
+        blocks = blocks_of(key, count, declared.element_bytes, self.tables)
+        if not declared.moments:
+            return CutTensor(declared, blocks, (0,) * len(blocks))
+        each = enumerate(blocks)
+        keepers = tuple(keeper(key, at, block.table, self.tables, self._world_size) for at, block in each)
+        return CutTensor(declared, blocks, keepers)
+
+    def in_turn(self, cut: CutTensor, blocks: Iterable[int]) -> list[int]:
+        """These Blocks, as this rank pushes them."""
+        return sorted(blocks, key=lambda at: (cut.blocks[at].table - self._rank - 1) % self.tables)
+
+    def table(self, table: int) -> AggregatorRounds:
+        """Rounds at the owner of this table, who is asked for if there was none."""
+        with self._lock:
+            rounds = self._at.get(table)
+            if rounds is not None:
+                return rounds
+            of = Rounds(table_id(self._job, table), self._rank, self._world_size, self.part_bytes)
+            of.incarnation = self._incarnation
+            lost = partial(self._table_lost, table)
+            rounds = self._at[table] = AggregatorRounds(of, lost, self._failed, self._poster, self._heard)
+            rounds.rounds.order = self._order
+            rounds.told = self._told_by_ranks
+            rounds.leave(self._leaves)
+            told = self._told.get(table)
+        if self._closed:
+            rounds.close()
+        if self.fatal is not None:
+            rounds.fail(self.fatal)
+        if told is not None:
+            rounds.moved(told)
+        if table:
+            self._wanted(table)
+        return rounds
+
+    @property
+    def connected(self) -> bool:
+        """Whether the owner of each table is."""
+        return all(rounds.connected for rounds in list(self._at.values()))
+
+    # ---- from the agent ----
+
+    def moved(self, at: AggregatorAt) -> None:
+        """Push and pull the Blocks of that table there from now on, unless an owner of a higher epoch is known."""
+        with self._lock:
+            told = self._told.get(at.table)
+            if told is None or told.epoch < at.epoch:
+                self._told[at.table] = at
+            rounds = self._at.get(at.table)
+        if rounds is not None:
+            rounds.moved(at)
+
+    # ---- inside ----
+
+    def _table_lost(self, table: int, epoch: int, why: str) -> None:
+        self._lost(epoch, why, table)
+
+    def _failed(self, error: Exception) -> None:
+        """One table's owners say that this run of the job is over: so is that of the others."""
+        with self._lock:
+            self.fatal = self.fatal or error
+            each = list(self._at.values())
+        for rounds in each:
+            rounds.fail(error)

@@ -1,0 +1,49 @@
+"""A result is copied to where the script wants it part by part, as it comes: each part is still in a cache then.
+
+Only where nobody can see it: the script waits, and what it gave for the round lies elsewhere, since that may be needed
+again until the result is whole. What was not copied by then is copied at the end.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from covey.tensors.numbers.tensor_wire import Declared, Payload
+
+
+class EarlyCopy:
+    """Of one round of one Block."""
+
+    def __init__(self, declared: Declared, out: memoryview, given: Sequence[Payload]) -> None:
+        """`out`: where the result is to be; `given`: what was pushed."""
+        self._declared = declared
+        self._out = _numbers(out)
+        self._may = not any(np.may_share_memory(self._out, _numbers(each)) for each in given)
+        self._copied: set[int] = set()
+
+    def came(self, part: int, data: Payload) -> None:
+        """A part of the result, whole and right."""
+        if self._may and part < self._declared.parts:
+            start, end = self._declared.span(part)
+            np.copyto(self._out[start:end], _numbers(data))
+            self._copied.add(part)
+
+    def forget(self) -> None:
+        """All parts will come again."""
+        self._copied.clear()
+
+    def finish(self, state: Payload) -> None:
+        """The whole result is here."""
+        whole = _numbers(state)
+        if not self._copied:
+            np.copyto(self._out, whole)
+            return
+        for part in range(self._declared.parts):
+            if part not in self._copied:
+                start, end = self._declared.span(part)
+                np.copyto(self._out[start:end], whole[start:end])
+
+
+def _numbers(data: Payload) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)

@@ -1,0 +1,153 @@
+"""Rounds of tensors of a job on several hosts: ranks of one host first add what they have, in memory that they share.
+
+Each Block has a *speaker* on every host, one of its ranks, so that all of them have their part of the work. When all
+ranks of the host have pushed, the speaker adds the Block for the host (whole sums of the tree of additions, mostly one:
+`covey.tensors.numbers.spoken`), pushes that to the Block's owner, and gets the result into memory that all of them
+read:
+
+    rank 0   copy in | add Block 0 of ranks 0 and 1, push --> table 0 --> result of Block 0 |            | copy out
+    rank 1   copy in | add Block 1 of ranks 0 and 1, push --> table 1 --> result of Block 1 | all Blocks | copy out
+    (the other host)   add Block 0 of ranks 2 and 3, ...
+
+So a network card carries a Block once for a host, and not once for each of its ranks. To an aggregator the speaker is
+one that pushes for several ranks; its loss and its recovery are as of any other. Results lie in memory twice, in turn:
+one of round 9 is written over that of round 7, which all ranks have copied out before they pushed round 8, and so the
+last whole result is there for an aggregator that asks for it.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from covey.tensors.aggregator.aggregator_rounds import AggregatorRounds
+from covey.tensors.aggregator.block_rounds import BlockRounds
+from covey.tensors.aggregator.rounds import Superseded
+from covey.tensors.numbers.additions import Contribution, add, tree_of
+from covey.tensors.numbers.arrays import Array
+from covey.tensors.numbers.blocks import Block, speaker
+from covey.tensors.numbers.pieces import pieces
+from covey.tensors.numbers.sum_order import Node, nodes_of
+from covey.tensors.numbers.tensor_wire import Declared, key_of
+from covey.tensors.same_host.memory import TensorRange
+from covey.tensors.same_host.shared_rounds import SharedTensor
+
+
+class _SpokenBlock(NamedTuple):
+    """One Block for which this rank speaks."""
+
+    declared: Declared
+    at: AggregatorRounds
+    elements: slice
+    """Of the tensor."""
+    sums: tuple[Array, ...]
+    """Of each node, which several ranks make, or one of them."""
+
+    @property
+    def label(self) -> str:
+        return self.declared.label
+
+
+class HostTensor(SharedTensor):
+    """One tensor of one rank, as `SharedTensor`."""
+
+    def __init__(self, declared: Declared, range_: TensorRange, far: BlockRounds) -> None:
+        super().__init__(declared, range_)
+        memory, cut = range_.memory, far.cut(declared)
+        self._far, self._members = far, memory.members
+        self._nodes = nodes_of(memory.members, memory.world_size, declared.order)
+        if any(end - first == 1 for first, end in self._nodes):
+            self._lent = None  # what one rank pushes for itself lies in its slot until another owner may ask for it
+        self._trees = {node: tree_of(node, declared.order, self._first) for node in self._nodes}
+        key = key_of(declared.name)
+        mine = [at for at in range(len(cut.blocks)) if speaker(key, at, far.tables, memory.ranks) == memory.at]
+        self._mine = [self._spoken(cut.block(at), cut.blocks[at]) for at in far.in_turn(cut, mine)]
+        self._here = self._said = 0
+        """So many of them have the result of this round; the last round of which this was said."""
+
+    def why(self) -> str:
+        missing = self.missing()
+        if missing:
+            return super().why()
+        waits = ", ".join(map(str, self.late()))
+        whys = dict.fromkeys(spoken.at.why() for spoken in self._mine[self._here :])
+        return "; ".join(whys) or f"rank {waits} of this host waits for the sum of all hosts"
+
+    # ---- inside ----
+
+    def _own_part(self) -> bool:
+        if self._far.fatal is not None:
+            return False  # who waits is told
+        if self._added < self.round:
+            self._here = 0
+            with contextlib.suppress(Superseded):
+                if not self._add_lent(self._push):
+                    return False
+                self._added = self.round
+        while self._here < len(self._mine):
+            spoken = self._mine[self._here]
+            fault, in_vain = spoken.at.fault(spoken.label)
+            if fault and not self.fault:
+                self._range.say_fault(fault, in_vain)
+            if not spoken.at.has_result(spoken.label):
+                return False
+            self._here += 1
+        if self._said < self.round:
+            self._said = self.round
+            self._say_added()
+        return True
+
+    def _push(self, slots: Sequence[Contribution]) -> None:
+        """Add this host's part of each Block, and give it to its owner. Who was interrupted can begin again."""
+        rate = self._rate()
+        for spoken in self._mine:
+            begun = spoken.at.round(spoken.label)
+            if begun is None:
+                begun = self._declare(spoken)
+            if begun == (self.round if self.declared.kind == "grad" else self.round - 1):
+                continue
+            for node, into in zip(self._nodes, spoken.sums, strict=True):
+                self._add_node(slots, node, spoken.elements, into)
+            spoken.at.push(spoken.label, *spoken.sums, blocks=False, rate=rate)
+
+    def _add_node(self, slots: Sequence[Contribution], node: Node, elements: slice, into: Array) -> None:
+        if node[1] - node[0] == 1:
+            return  # it is that rank's own contribution, as it lies
+        with np.errstate(all="ignore"):  # whatever a script asks of numpy
+            for here in pieces(elements.start, elements.stop):
+                found = into[here.start - elements.start : here.stop - elements.start]
+                add(self._trees[node], slots, self._numbers, here, found)
+
+    def _declare(self, spoken: _SpokenBlock) -> int:
+        """The last round of it, which is none."""
+        if self._is_initial(1) and self._first == 0:
+            np.copyto(self._results[0][spoken.elements], self._slots[0][0][spoken.elements])
+        first, end = self._members
+        moments = self._moments
+        if not first <= spoken.declared.keeper < end:  # they lie elsewhere, but for those of the beginning
+            moments = [self._moments[0] if first == 0 and self.declared.steps else [], []]
+        each = [[result, *kept] for result, kept in zip(self._results, moments, strict=True)]
+        spoken.at.speak(
+            spoken.declared, self._members, [[array[spoken.elements] for array in arrays] for arrays in each]
+        )
+        return 0
+
+    def kept(self) -> Iterator[tuple[int, list[Array]]]:
+        for spoken in self._mine:
+            if moments := spoken.at.moments(spoken.label):
+                yield spoken.elements.start, moments
+
+    def _spoken(self, declared: Declared, block: Block) -> _SpokenBlock:
+        elements = slice(block.first, block.end)
+        sums = tuple(
+            self._slots[first - self._first][0][elements]
+            if end - first == 1
+            else np.empty(block.end - block.first, self._numbers.wide)
+            for first, end in self._nodes
+        )
+        return _SpokenBlock(declared, self._far.table(block.table), elements, sums)
+
+    @property
+    def _first_moments(self) -> Sequence[Array]:
+        return self._moments[0]

@@ -1,0 +1,223 @@
+"""One connection of a rank to its aggregator: frames out, by whoever has some, and bytes in, by one thread."""
+
+import contextlib
+import queue
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+
+from covey.core.units import format_seconds
+from covey.tensors.numbers.tensor_wire import Frame, Payload, is_lasting
+from covey.wire.bulk import widen
+from covey.wire.page_pipe import PagePipe
+from covey.wire.splicing import LEAST_BYTES
+
+CONNECT_S = 2.0
+"""How long one attempt to connect and be welcomed may take, seconds."""
+SILENT_S = 2.0
+"""Quiet time after which the link sends the aggregator a PING, seconds."""
+DEAD_S = 6.0
+"""Quiet time after which the connection is given up, seconds."""
+
+SMALL_BYTES = 4096
+"""Payloads that are copied, and sent together with what is before them, and after them."""
+READ_BYTES = 16 << 10
+"""As much is read at a time where less is wanted."""
+
+
+def _near(path: str) -> socket.socket | None:
+    """A connection to this unix socket. None: there is none, or not for this user."""
+    if not path:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.connect(path)
+        widen(sock)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _far(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class Poster:
+    """A thread that sends what others need not wait for, in the order in which it was posted."""
+
+    def __init__(self) -> None:
+        self._posted: queue.SimpleQueue[tuple[TensorLink, Iterable[Frame]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def post(self, link: "TensorLink", frames: Iterable[Frame]) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name="covey-push", daemon=True)
+                self._thread.start()
+        self._posted.put((link, frames))
+
+    def close(self) -> None:
+        """After what was posted. Again is harmless."""
+        self._posted.put(None)
+
+    def _send(self) -> None:
+        while (posted := self._posted.get()) is not None:
+            link, frames = posted
+            link.send(frames)
+            link.posted_sent()
+
+
+class TensorLink:
+    """One connection. Sending is serialised by `lock`; only the link thread reads."""
+
+    def __init__(self, address: str, poster: Poster | None = None, near: str = "") -> None:
+        """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: of
+        several connections, which then take turns; without, it has its own."""
+        self.lock = threading.RLock()
+        found = _near(near)
+        self.near = found is not None
+        """The other end is on this host."""
+        self.sock = _far(address) if found is None else found
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
+        self._poll = select.poll()
+        self._poll.register(self.sock, select.POLLIN)
+        self._shared, self._poster = poster is not None, poster or Poster()
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._read = self._buffer[:0]
+        """What came, and was not asked for yet."""
+        self._pipe: PagePipe | None = None
+        self._may_pipe = True
+        self._waiting = 0
+        """Posted and not sent."""
+        self._counting = threading.Lock()
+
+    def send(self, frames: Iterable[Frame], careful: bool = True) -> None:
+        """Send whole frames, or shut the connection: after half a frame it cannot be used. Never raises when `careful`:
+        the link thread notices a broken connection and connects again."""
+        with self.lock:
+            try:
+                self.send_locked(frames)
+            except OSError:
+                if not careful:
+                    raise
+
+    def say(self, frames: Iterable[Frame], at_once: bool) -> None:
+        """As `send`, after all that was said before, by whatever thread. `at_once`: in this thread, if nobody else is
+        sending; else a thread of the link does it and this one goes on."""
+        if at_once and not self._shared and self.lock.acquire(blocking=False):
+            try:
+                with self._counting:
+                    first = not self._waiting
+                if first:
+                    self.send(frames)
+                    return
+            finally:
+                self.lock.release()
+        with self._counting:
+            self._waiting += 1
+        self._poster.post(self, frames)
+
+    def posted_sent(self) -> None:
+        """For the poster: one of what was posted is out, or will never be."""
+        with self._counting:
+            self._waiting -= 1
+
+    def send_locked(self, frames: Iterable[Frame]) -> None:
+        whole = False
+        try:
+            small = bytearray()
+            for head, payload in frames:
+                small += head
+                if len(payload) <= SMALL_BYTES and len(small) < READ_BYTES:
+                    small += payload
+                    continue
+                self.sock.sendall(small, socket.MSG_MORE)
+                small.clear()
+                self._send_large(head, payload)
+            if small:
+                self.sock.sendall(small)
+            whole = True
+        finally:
+            if not whole:  # also when a person pressed Ctrl-C
+                self.shut()
+
+    def _send_large(self, head: bytes, payload: Payload) -> None:
+        if not self.near or len(payload) < LEAST_BYTES or not is_lasting(head) or (pipe := self._page_pipe()) is None:
+            self.sock.sendall(payload)
+            return
+        view, descriptor = memoryview(payload), self.sock.fileno()
+        while view.nbytes:
+            try:
+                count = pipe.fill(view)
+            except OSError:  # such memory, a device's perhaps, is copied
+                self._may_pipe = False
+                self.sock.sendall(view)
+                return
+            view = view[count:]
+            while count:
+                count -= pipe.drain(descriptor, count, waits=True)
+
+    def _page_pipe(self) -> PagePipe | None:
+        if self._pipe is None and self._may_pipe:
+            try:
+                self._pipe = PagePipe()
+            except OSError:
+                self._may_pipe = False
+        return self._pipe if self._may_pipe else None
+
+    def await_byte(self, ping: Callable[[], Frame]) -> None:
+        """Until something arrives. TimeoutError when the peer is silent although asked."""
+        if self._read:
+            return
+        silent_s = 0.0
+        while not self._poll.poll(SILENT_S * 1000):
+            silent_s += SILENT_S
+            if silent_s >= DEAD_S:
+                raise TimeoutError(f"was silent for {format_seconds(silent_s)}")
+            if self.lock.acquire(blocking=False):  # otherwise another thread is sending, and notices
+                try:
+                    self.send_locked((ping(),))
+                finally:
+                    self.lock.release()
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill `view`. TimeoutError when a frame that began does not go on."""
+        while view.nbytes:
+            if not self._read and view.nbytes < READ_BYTES:
+                self._read = self._buffer[: self._receive(self._buffer)]
+            if self._read:
+                count = min(view.nbytes, len(self._read))
+                view[:count], self._read = self._read[:count], self._read[count:]
+            else:
+                count = self._receive(view)
+            view = view[count:]
+
+    def _receive(self, into: memoryview) -> int:
+        if not self._poll.poll(DEAD_S * 1000):
+            raise TimeoutError(f"stopped for {format_seconds(DEAD_S)} in the middle of a frame")
+        count = self.sock.recv_into(into)
+        if count == 0:
+            raise ConnectionResetError("closed the connection")
+        return count
+
+    def shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shut()
+        if not self._shared:
+            self._poster.close()
+        with self.lock:
+            self.sock.close()
+            if self._pipe is not None:
+                self._pipe.close()
+            self._pipe, self._may_pipe = None, False

@@ -1,0 +1,89 @@
+"""Blocks and tables: how a job's tensors are divided, so that several aggregators can sum them.
+
+A *Block* is a run of a tensor's elements that one aggregator sums: a small tensor is one Block, a large one is cut into
+several of nearly equal size. A *table* is all Blocks of a job that have one owner, under one epoch (AutoPS figure 4.5:
+its Agents know which Aggregator has which part). A job has as many tables as it starts on hosts, at most
+`TABLES_MAX`; table n is offered to its n-th host first, so that no network card carries more than its share:
+
+    tensor "g", 1 MB, 3 hosts      | Block 0: table 2 | Block 1: table 0 | Block 2: table 1 |
+    tensor "b", 4 KB               | Block 0: table 0 |
+
+Which Block is in which table follows from name, size and the number of tables alone, so that all ranks agree without a
+word. That number is fixed when the job starts, by the hosts that it has then: the log keeps it (`tables` of a job), and
+a rank's successor is told the same, on however many hosts the others are by then. Each table has an owner of its own:
+it moves, is lost and is recovered alone. Table 0 is there from the start, another one once a rank has a Block for it.
+"""
+
+from typing import NamedTuple
+
+from covey.core.ids import ID_PATTERN, JobId
+
+TABLES_MAX = 16
+"""Tables of one job."""
+TABLE_PATTERN = ID_PATTERN.removesuffix(r"\Z") + r"(/([1-9]|1[0-5]))?\Z"
+"""Of what `table_id` makes."""
+
+
+class Sizes(NamedTuple):
+    """By which tensors of a job with several tables are cut; simulations use smaller ones."""
+
+    elsewhere_bytes: int = 64 << 10
+    """A tensor below this is in table 0: a job of small tensors needs one owner."""
+    least_bytes: int = 128 << 10
+    """Of a Block of a tensor that is cut: each costs a message more, and smaller ones save nothing."""
+    most_bytes: int = 512 << 10
+    """Longest Block."""
+    aligned: int = 16
+    """Elements: Blocks begin at cache lines."""
+
+
+class Block(NamedTuple):
+    """Elements from `first` up to, and without, `end` of a flattened tensor; summed by the owner of `table`."""
+
+    first: int
+    end: int
+    table: int
+
+
+def tables_of(hosts: int) -> int:
+    """How many tables a job that starts on so many hosts has."""
+    return max(1, min(hosts, TABLES_MAX))
+
+
+def table_id(job: JobId, table: int) -> JobId:
+    """How a table is named among aggregators: as its job, which table 0 is to them, else `job/2`."""
+    return JobId(f"{job}/{table}") if table else job
+
+
+def job_of(table: JobId) -> JobId:
+    return JobId(table.partition("/")[0])
+
+
+def number_of(table: JobId) -> int:
+    return int(table.partition("/")[2] or 0)
+
+
+def speaker(key: int, block: int, tables: int, ranks: int) -> int:
+    """Which of a host's ranks, counted from 0, speaks for that Block, so that each does for about as many. `key`: of
+    the tensor's name."""
+    return (key // tables + block) % ranks
+
+
+def keeper(key: int, block: int, table: int, tables: int, world_size: int) -> int:
+    """Which rank has a copy of that Block's moments (`covey.tensors.numbers.updates`): one of another host than that to
+    which the table is offered first, where all hosts have as many ranks, and each rank for about as many Blocks."""
+    alike = max(1, world_size // tables)
+    return ((table + 1) % tables * alike + (key // tables + block) % alike) % world_size
+
+
+def blocks_of(key: int, elements: int, element_bytes: int, tables: int, sizes: Sizes = Sizes()) -> tuple[Block, ...]:
+    """Of a tensor, in order; at least one. `key`: of its name, by which small tensors are dealt among the tables."""
+    size = elements * element_bytes
+    if tables == 1 or size < sizes.elsewhere_bytes:
+        return (Block(0, elements, 0),)
+    count = max(1, min(tables, size // sizes.least_bytes))
+    if size > count * sizes.most_bytes:  # then there are `tables` of them, or a multiple, so that all carry the same
+        count *= -(-size // (count * sizes.most_bytes))
+    cuts = [elements * at // count // sizes.aligned * sizes.aligned for at in range(count)]
+    ends = [*cuts[1:], elements]
+    return tuple(Block(*span, (key + at) % tables) for at, span in enumerate(zip(cuts, ends, strict=True)))

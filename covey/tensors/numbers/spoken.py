@@ -1,0 +1,71 @@
+"""For which ranks one rank pushes, and in what pieces: for itself, or for all of its host, whose contributions it added
+first (`covey.tensors.aggregator.host_rounds`).
+
+A host's ranks make few whole sums of the tree of additions, mostly one. These go out one after the other, each in the
+parts of its tensor, numbered through: with two parts and two sums, pieces 0 and 1 are the first sum, 2 and 3 the other.
+
+    ranks 2 to 5 of 8, 2 parts     | 2+3, part 0 | 2+3, part 1 | 4+5, part 0 | 4+5, part 1 |
+
+A sum of several ranks is of the type in which numbers are added, and is rounded only at the aggregator.
+"""
+
+from typing import NamedTuple
+
+from covey.tensors.numbers.sum_order import Node, nodes_of
+from covey.tensors.numbers.tensor_wire import ADDED_AS, PART_BYTES_MAX, PARTS_MAX, TYPES, Declared, Type
+
+
+class Piece(NamedTuple):
+    """What one PUSH carries."""
+
+    node: Node
+    """Whose contributions were added."""
+    part: int
+    """Of the tensor."""
+    type: int
+    """Of its numbers, as a header says it."""
+    first: int
+    """Byte of the sum of `node` that it begins with."""
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.first
+
+
+class Spoken:
+    """Of one Block. ValueError when its pieces would be too many or too long, or there are no such ranks."""
+
+    def __init__(self, declared: Declared, ranks: Node, world_size: int) -> None:
+        """`ranks`: from the first up to, and without, the second."""
+        if not 0 <= ranks[0] < ranks[1] <= world_size:
+            raise ValueError(f"ranks {ranks[0]} to {ranks[1] - 1} of {world_size} cannot be spoken for")
+        self.declared, self.ranks = declared, ranks
+        self.nodes = nodes_of(ranks, world_size, declared.order)
+        self._added = ADDED_AS[declared.type]
+        if self.count > PARTS_MAX or self._wider(declared.part_bytes, self.nodes[0]) > PART_BYTES_MAX:
+            raise ValueError(f"{len(self.nodes)} sums of {declared.name!r} take too many pieces, or too long ones")
+
+    @property
+    def count(self) -> int:
+        """Pieces of a round."""
+        return len(self.nodes) * self.declared.parts
+
+    def piece(self, number: int) -> Piece | None:
+        """None: there is no such piece."""
+        if number >= self.count:
+            return None
+        at, part = divmod(number, self.declared.parts)
+        node = self.nodes[at]
+        first, end = (self._wider(offset, node) for offset in self.declared.span(part))
+        return Piece(node, part, TYPES[self._type(node)][0], first, end)
+
+    def size_of(self, node: Node) -> int:
+        """Bytes of a whole sum."""
+        return self._wider(self.declared.size_bytes, node)
+
+    def _type(self, node: Node) -> Type:
+        return self._added if node[1] - node[0] > 1 else self.declared.type
+
+    def _wider(self, size: int, node: Node) -> int:
+        return size // self.declared.element_bytes * TYPES[self._type(node)][1]

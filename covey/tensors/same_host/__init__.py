@@ -1,0 +1,1 @@
+"""Rounds among ranks of one host, in memory that they share."""

@@ -1,0 +1,308 @@
+"""One rank's view of the memory that a job's ranks on one host share (`covey.tensors.same_host.layout`): who joins
+which tensor, and bells."""
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from covey.core.host_memory import available_bytes
+from covey.core.units import format_size
+from covey.kernel import futex
+from covey.kernel.mapping import map_shared
+from covey.tensors.numbers.tensor_wire import (
+    FAULT_BYTES_MAX,
+    OPEN_BYTES_MAX,
+    Declared,
+    TensorWireError,
+    key_of,
+    pack_declared,
+    unpack_declared,
+)
+from covey.tensors.same_host import layout as tensor_layout
+from covey.tensors.same_host.layout import (
+    BELLS_AT,
+    COUNT_AT,
+    ENTRY,
+    FORMING,
+    FREE_AT,
+    LEFT,
+    LEFT_AT,
+    LEFT_BEFORE,
+    PAGE_BYTES,
+    REFUSED,
+    REFUSED_AT,
+    TENSORS_MAX,
+)
+
+LOOK_NS = 200_000_000
+"""A rank that sleeps looks so often whether it is still wanted."""
+FREE_SHARE = 0.5
+"""A tensor takes at most this share of the memory that the host has available."""
+_IN_VAIN_AT, _DECLARED_AT, _FAULT_AT = 8, 16, 16 + OPEN_BYTES_MAX
+_HEAD_BYTES = 2 * PAGE_BYTES
+"""Of a tensor: how long its declaration and its fault are, whether that is since a rank left, and both."""
+
+
+F_OFD_SETLKW = 38
+"""fcntl.h; it has no name in Python 3.11. Such a lock belongs to an open file, so nothing else that this process closes
+drops it, and it keeps out other clients of the process too."""
+_LOCK = struct.Struct("=hhqqi4x")
+
+
+class MemoryRefused(Exception):
+    """A tensor does not go through shared memory; why."""
+
+
+class MemoryFault(Exception):
+    """Ranks mean different tensors by one name, in words."""
+
+
+class TensorMemory:
+    """One rank's view of the memory of `covey.tensors.same_host.layout`."""
+
+    def __init__(self, descriptor: int, rank: int, world_size: int, lends: bool = True) -> None:
+        """Takes the descriptor. `lends`: other ranks may read this one's memory
+        (`covey.tensors.same_host.lent_rounds`). ValueError, OSError when it cannot be used."""
+        self.lends, self.told_copies = lends, False
+        self.members = tensor_layout.check(descriptor, rank, world_size)
+        """Ranks that share it: from the first up to, and without, the second."""
+        self.rank, self.world_size, self._descriptor = rank, world_size, descriptor
+        ranks = self.ranks = self.members[1] - self.members[0]
+        self.at = rank - self.members[0]
+        """Of this rank among them."""
+        self._head = map_shared(descriptor, tensor_layout.tensors_at(ranks), 0)
+        self._locks = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        self._alone = threading.Lock()
+        row = tensor_layout.row_bytes(ranks)
+        self._bells = [futex.SharedWords(self._head, BELLS_AT + to * row, ranks) for to in range(ranks)]
+        self._ringing = threading.Lock()
+
+    def close(self) -> None:
+        """No tensor more. What is mapped stays so as long as something refers to it. Again is harmless."""
+        with self._alone:
+            for descriptor in (self._descriptor, self._locks):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._descriptor = self._locks = -1
+
+    # ---- bells ----
+
+    @property
+    def whole_job(self) -> bool:
+        """Whether all ranks of the job share it."""
+        return self.ranks == self.world_size
+
+    def leave(self, step: int | None) -> None:
+        """This rank pushes no tensor more but the last one, after this step."""
+        LEFT.pack_into(self._head, LEFT_AT + self.at * LEFT.size, 1 if step is None else step + LEFT_BEFORE)
+        self.ring()
+
+    def has_left(self, rank: int) -> tuple[bool, int | None]:
+        """Whether one of these ranks has, and after which step, if it said one."""
+        (said,) = LEFT.unpack_from(self._head, LEFT_AT + (rank - self.members[0]) * LEFT.size)
+        return said > 0, said - LEFT_BEFORE if said >= LEFT_BEFORE else None
+
+    def bells(self) -> Any:
+        """This rank's, now."""
+        return self._bells[self.at].values
+
+    def ring(self) -> None:
+        """Every rank's, also this one's: another thread may sleep."""
+        with self._ringing:
+            for bells in self._bells:
+                bells.ring(self.at)
+
+    def ring_here(self) -> None:
+        """Only this rank's, from a thread of it."""
+        with self._ringing:
+            self._bells[self.at].ring(self.at)
+
+    def sleep(self, bells: Any, length_ns: int = LOOK_NS) -> None:
+        """Until one of them rang since then."""
+        self._bells[self.at].sleep(bells, length_ns)
+
+    # ---- tensors ----
+
+    def join(self, declared: Declared, size: int) -> "TensorRange":
+        """Where this tensor lies, of `size` bytes. MemoryRefused when it goes another way, MemoryFault."""
+        key, packed = key_of(declared.name), pack_declared(declared)
+        with self._locked():
+            if self.is_refused:
+                raise MemoryRefused("a rank of this job cannot use memory that is shared")
+            entry = self._find(key)
+            place, state, at = entry if entry is not None else self._add(key, size, packed)
+            if state != FORMING:
+                raise MemoryRefused("a rank of this job had no memory for it")
+            try:
+                head = self._map(at, _HEAD_BYTES)
+                theirs = bytes(head[_DECLARED_AT : _DECLARED_AT + min(OPEN_BYTES_MAX, _number(head, 0))])
+                mapped = self._map(at, size) if theirs == packed else head
+            except (OSError, ValueError) as error:
+                self._refuse(place, key, at)
+                raise MemoryRefused(f"its memory cannot be mapped: {error}") from error
+        found = TensorRange(self, place, mapped)
+        if theirs != packed:
+            name, why = _unlike(declared, theirs, self.rank)
+            if name == declared.name:
+                found.say_fault(why)
+            raise MemoryFault(why)
+        return found
+
+    def is_given_up(self, place: int) -> bool:
+        """Whether all go another way with this tensor."""
+        return self._entry(place)[1] != FORMING
+
+    def unless_given_up(self, place: int, join: Callable[[], None]) -> None:
+        """`join`, which tells the others that this rank takes part. MemoryRefused, and nothing is told, when a rank
+        cannot: of all that came first or come later none takes part."""
+        with self._locked():
+            if self.is_refused:
+                self._give_up(place)
+            if self.is_given_up(place):
+                raise MemoryRefused("another rank cannot share memory for it")
+            join()
+
+    def give_up_if(self, place: int, is_missing: Callable[[], object]) -> None:
+        """A rank of the job cannot share memory: so nobody does for this tensor, unless all have joined it."""
+        with self._locked():
+            if is_missing():
+                self._give_up(place)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a rank of the job cannot share memory: no tensor more is shared."""
+        return bool(_number(self._head, REFUSED_AT))
+
+    def refuse(self) -> None:
+        """No tensor more, and none that has not had a round yet."""
+        with self._alone:
+            if self._descriptor >= 0:
+                tensor_layout.refuse(self._descriptor)
+        self.ring()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._alone:
+            if self._locks < 0:
+                raise MemoryRefused("the client is closed")
+            fcntl.fcntl(self._locks, F_OFD_SETLKW, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            try:
+                yield
+            finally:
+                fcntl.fcntl(self._locks, F_OFD_SETLKW, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+
+    def _entry(self, place: int) -> tuple[int, int, int]:
+        """Key, state, where it lies."""
+        found: tuple[int, int, int] = ENTRY.unpack_from(self._head, self._entry_at(place))
+        return found
+
+    def _entry_at(self, place: int) -> int:
+        return tensor_layout.directory_at(self.ranks) + place * ENTRY.size
+
+    def _find(self, key: int) -> tuple[int, int, int] | None:
+        """Place, state, where it lies."""
+        for place in range(min(_number(self._head, COUNT_AT), TENSORS_MAX)):
+            known, state, at = self._entry(place)
+            if known == key:
+                return place, state, at
+        return None
+
+    def _add(self, key: int, size: int, packed: bytes) -> tuple[int, int, int]:
+        place, free = _number(self._head, COUNT_AT), int.from_bytes(self._head[FREE_AT : FREE_AT + 8], "little")
+        if place >= TENSORS_MAX:
+            raise MemoryRefused(f"there are {TENSORS_MAX} tensors already")
+        try:
+            self._allocate(free, size)
+        except (OSError, MemoryRefused) as error:
+            self._refuse(place, key, 0)
+            self._count(place + 1)
+            raise MemoryRefused(f"no memory for it: {error}") from error
+        head = len(packed).to_bytes(4, "little") + bytes(_DECLARED_AT - 4) + packed
+        os.pwrite(self._descriptor, head, free)
+        ENTRY.pack_into(self._head, self._entry_at(place), key, FORMING, free)
+        self._head[FREE_AT : FREE_AT + 8] = (free + size).to_bytes(8, "little")
+        self._count(place + 1)
+        return place, FORMING, free
+
+    def _allocate(self, at: int, size: int) -> None:
+        """Memory that is touched before it is needed."""
+        if at % PAGE_BYTES or at < tensor_layout.tensors_at(self.ranks):
+            raise MemoryRefused(f"free memory is said to begin at {at}: it was overwritten")
+        available = available_bytes()
+        if at + size > tensor_layout.SIZE_BYTES or size > FREE_SHARE * available:
+            raise MemoryRefused(f"it takes {format_size(size)}, and the host has {format_size(available)} left")
+        os.posix_fallocate(self._descriptor, at, size)
+
+    def _refuse(self, place: int, key: int, at: int) -> None:
+        ENTRY.pack_into(self._head, self._entry_at(place), key, REFUSED, at)
+        self.ring()
+
+    def _give_up(self, place: int) -> None:
+        key, _, at = self._entry(place)
+        self._refuse(place, key, at)
+
+    def _count(self, count: int) -> None:
+        self._head[COUNT_AT : COUNT_AT + 4] = count.to_bytes(4, "little")
+
+    def _map(self, at: int, size: int) -> memoryview:
+        if at % PAGE_BYTES or at + size > tensor_layout.SIZE_BYTES:
+            raise ValueError(f"it lies at {at}")
+        return map_shared(self._descriptor, size, at)
+
+
+class TensorRange:
+    """The memory of one tensor, mapped."""
+
+    HEAD_BYTES = _HEAD_BYTES
+    """The rest is the tensor's."""
+
+    def __init__(self, memory: TensorMemory, place: int, mapped: memoryview) -> None:
+        self.memory, self.mapped, self._place = memory, mapped, place
+
+    def first(self, join: Callable[[], None]) -> None:
+        """`join` this tensor, by the first push. MemoryRefused: all go another way."""
+        self.memory.unless_given_up(self._place, join)
+
+    def is_given_up(self, is_missing: Callable[[], object]) -> bool:
+        """Whether all go another way; asked while ranks are missing in its first round."""
+        if self.memory.is_refused and not self.memory.is_given_up(self._place):
+            self.memory.give_up_if(self._place, is_missing)
+        return self.memory.is_given_up(self._place)
+
+    @property
+    def fault(self) -> str:
+        """Why it is not added, for people; empty: it is."""
+        length = _number(self.mapped, 4)
+        return bytes(self.mapped[_FAULT_AT : _FAULT_AT + min(length, FAULT_BYTES_MAX)]).decode("utf-8", "replace")
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether that is because a rank has left."""
+        return bool(_number(self.mapped, _IN_VAIN_AT))
+
+    def say_fault(self, why: str, in_vain: bool = False) -> None:
+        """To every rank."""
+        text = why.encode()[:FAULT_BYTES_MAX]
+        self.mapped[_IN_VAIN_AT : _IN_VAIN_AT + 4] = int(in_vain).to_bytes(4, "little")
+        self.mapped[_FAULT_AT : _FAULT_AT + len(text)] = text
+        self.mapped[4:8] = len(text).to_bytes(4, "little")
+        self.memory.ring()
+
+
+def _number(page: memoryview, at: int) -> int:
+    return int.from_bytes(page[at : at + 4], "little")
+
+
+def _unlike(mine: Declared, packed: bytes, rank: int) -> tuple[str, str]:
+    """The name of the tensor that is there, and in words that another is meant."""
+    try:
+        theirs = unpack_declared(packed)
+    except TensorWireError as error:
+        return mine.name, f"its memory was overwritten: {error}"
+    if theirs.name != mine.name:
+        return theirs.name, f"give it another name: {theirs.name!r} has the same key of 32 bits"
+    return mine.name, f"rank {rank} declares {mine.words}, another rank {theirs.words}"

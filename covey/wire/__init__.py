@@ -1,0 +1,1 @@
+"""Bytes between processes: frames and handshakes, and one file for each protocol."""

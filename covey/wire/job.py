@@ -1,0 +1,317 @@
+"""Frames between a process on this host and its agent, on the unix socket `jobs.sock` (encoding: `covey.wire.frames`).
+
+The process sends `Join` first; the agent answers `Joined` or `Refusal`. After that both sides may send at any time.
+A process that loses the socket keeps working and joins again when the agent is back.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from covey.core.ids import HostId, JobId
+from covey.core.version import VERSION
+
+PROTOCOL = 1
+"""Version of these frames: one higher whenever one side can no longer decode the other. On a mismatch a side refuses
+the other and names both versions; wheels of unlike versions with the same protocol work together, as during an
+upgrade."""
+VERSION_MAX = 32
+"""Characters shown of a version that the other side sends."""
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True):
+    """One frame; the tag is the class name."""
+
+
+class Join(Frame, frozen=True):
+    """First frame of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
+    leaves `job` empty and is known by its uid (SO_PEERCRED)."""
+
+    pid: int
+    job: JobId | None = None
+    rank: int = 0
+    epoch: int = 0
+    """Fencing epoch of the grant this rank was started under (COVEY_EPOCH)."""
+    token: str = ""
+    """COVEY_TOKEN: proves that the runner started this process."""
+    kernel: str = ""
+    """`covey.healing.kernels.kernel()`; empty: not known yet."""
+    protocol: int = 1
+    """`PROTOCOL` of the process."""
+    version: str = ""
+    """Of its covey-job."""
+    tensor_memory: int = 0
+    """Whether it can share memory for tensors with the other ranks of its job: 0 no, 1 yes, 2 it does."""
+
+
+class Joined(Frame, frozen=True):
+    host: HostId
+    job: JobId | None = None
+    rank: int = 0
+    world_size: int = 1
+    epoch: int = 0
+    protocol: int = 1
+    version: str = ""
+    """Of the agent."""
+    tensor_memory: bool = False
+    """Whether `TensorMemoryHere` or `NoTensorMemory` follows, once all ranks have joined."""
+    heals: bool = False
+    """Whether its ranks may be lost one by one: `Heals` is heard."""
+    heartbeat_s: float = 0.0
+    """How often the process is to say `Heartbeat`; 0: never."""
+
+
+class Refusal(Frame, frozen=True):
+    """The agent refuses, with text for a person: one line what, one line why, one line what to do next."""
+
+    what: str
+    why: str
+    next: str
+
+
+class AggregatorAt(Frame, frozen=True):
+    """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one, and the rank then
+    pushes its unacknowledged round again there: at once, or when it is `handed_over`."""
+
+    job: JobId
+    epoch: int
+    host: HostId
+    address: str
+    """TCP `ip:port` of the aggregating process; empty: the rank's run of the job is over, and `epoch` is of a newer
+    one."""
+    secret: bytes
+    """16 bytes that a connection must prove to know; sent only to the ranks of this job."""
+    table: int = 0
+    """Of which Blocks it is the owner (`covey.tensors.numbers.blocks`)."""
+    handed_over: bool = False
+    """The owner before goes on until it ends the rank's connection, between two iterations."""
+    near: str = ""
+    """Path of a unix socket of the same process, where that is on the rank's host; empty: there is none."""
+
+
+class AggregatorLost(Frame, frozen=True):
+    """Rank -> agent: the address of `epoch` does not serve; the agent answers with `AggregatorAt` once it knows one."""
+
+    epoch: int
+    why: str
+    table: int = 0
+
+
+class TableWanted(Frame, frozen=True):
+    """Rank -> agent: this rank has Blocks in that table, and needs its owner; the agent answers with `AggregatorAt`."""
+
+    table: int
+
+
+class Stepped(Frame, frozen=True):
+    """Rank -> agent: one mini-batch done. Becomes the fact `StepTimed`."""
+
+    step: int
+    step_s: float
+    compute_s: float = 0.0
+    communicate_s: float = 0.0
+    metrics: dict[str, float] = {}
+    """Shown in `agentctl job` (loss, accuracy): at most 16 names of at most 64 characters."""
+    input_s: float = 0.0
+    """Of `step_s`, waited for input."""
+    memory_bytes: int = 0
+    """Highest use of device memory, of a process without a device its resident memory; 0: not known."""
+    boundary: str = "script"
+    """What a mini-batch is here: as the script says, or what `covey.hooks` goes by; at most 32 characters."""
+
+
+class Attached(Frame, frozen=True):
+    """Rank -> agent: what of the script is seen without its help. Becomes the fact `JobAttached`."""
+
+    to: str = ""
+    """Such as `torch 2.13.0`; empty: nothing. At most 160 characters."""
+    problem: str = ""
+    """One line: why less is seen than could be; at most 400 characters."""
+
+
+class AskPages(Frame, frozen=True):
+    """Rank -> agent: it can go by limits (`covey.kernel.pages`). It goes by these now, from an agent before this
+    one."""
+
+    epoch: int = 0
+    memory_limit_bytes: int = 0
+
+
+class PagesHere(Frame, frozen=True):
+    """Agent -> rank, with three descriptors (SCM_RIGHTS): the pages `limits`, `report` and `flag`."""
+
+
+class PagesMapped(Frame, frozen=True):
+    """Rank -> agent: `report` and `flag` are mapped; from now on nobody else comes to write them."""
+
+
+class TensorMemoryHere(Frame, frozen=True):
+    """Agent -> rank, with a descriptor: memory in which all ranks of the job exchange tensors
+    (`covey.tensors.same_host.layout`)."""
+
+
+class NoTensorMemory(Frame, frozen=True):
+    """Agent -> rank: there is none, or from now on none for more tensors. Rank -> agent: it cannot use what it was
+    given; the agent tells the others."""
+
+    why: str
+
+
+class Heals(Frame, frozen=True):
+    """Rank -> agent: this process has the job's state at the beginning of `step`; if it is lost from then on, start its
+    rank again alone: the others have what it needs (`job.state`)."""
+
+    step: int
+    over: bool = False
+    """No more: its script is through, and so are those of all others."""
+    modules: tuple[str, ...] = ()
+    """What a spare of this process imports ahead (`covey.hooks.warm`); none: it has none."""
+
+
+class Heartbeat(Frame, frozen=True):
+    """Rank -> agent, as often as `Joined.heartbeat_s` says: how the script gets on (`covey.job.heartbeats`)."""
+
+    step: int | None
+    """The newest one that it did, told or not; None: none yet."""
+    quiet_s: float
+    """Since its last sign of life: a step, a batch, a call of `tensors` that began or ended."""
+    waits_s: float
+    """For so long it has waited for other ranks, in `tensors`; 0: it does not."""
+    begun: bool = False
+    """It did a step, or had the result of a tensor: it is through with what comes before."""
+
+
+HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125
+"""Between two of them at least and at most, seconds; and of the time after which something is done."""
+
+
+def heartbeat_s(hang_s: float | None) -> float:
+    """How often processes of a job say how they get on; 0: never."""
+    return 0.0 if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
+
+
+class TensorsShared(Frame, frozen=True):
+    """Rank 0 -> agent: what goes through that memory, whenever it is one tensor more. Aggregators know of others."""
+
+    largest_bytes: int
+    total_bytes: int
+    """Of all tensors, each counted once."""
+
+
+class GoneRank(msgspec.Struct, frozen=True):
+    """A rank whose process ended with 0."""
+
+    host: HostId
+    step: int | None
+    """The newest that its host heard of; None: of none."""
+
+
+class RanksHaveLeft(Frame, frozen=True):
+    """Agent -> rank: these have ended with 0, while others run: what they have not pushed they never will. Said again,
+    with all of them, when there are more, and to each process that joins."""
+
+    ranks: dict[int, GoneRank]
+
+
+class InVain(Frame, frozen=True):
+    """Rank -> agent: it waits for a rank that has left, and ends that wait with an error. Becomes the fact
+    `RankWaitsInVain`."""
+
+    why: str
+
+
+class NeighbourFlag(Frame, frozen=True):
+    """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
+    none any more."""
+
+    there: bool
+
+
+class Stopping(Frame, frozen=True):
+    """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
+    to all that is left of the rank when the time is over. Sent again when the time has changed."""
+
+    left_s: float
+    why: str
+    may_extend: bool = True
+
+
+class ExtendGrace(Frame, frozen=True):
+    """Rank -> agent, once, after `Stopping`: so many seconds more are needed. Answer: `Stopping` to all ranks of the
+    job on this host, or `Refusal` with what = `GRACE_KEPT`."""
+
+    seconds: float
+
+
+GRACE_KEPT = "the time to end was not extended"
+
+
+Make = Literal["", "anew", "never"]
+"""Whether a volume that is not there is made. Empty: unless other hosts hold pages of one of this name; `anew`: also
+then, empty; `never`: it is not."""
+
+
+class Attach(Frame, frozen=True):
+    """Process -> agent: open (or make) the remote memory volume of this name. Answer: `VolumeAt` or `Refusal`, and
+    before it, while that takes long, `VolumeComing` every few seconds."""
+
+    volume: str
+    size_bytes: int
+    mirror: int = 0
+    """2: without a disk, each slab on two other hosts; 0: as it is, or with a disk."""
+    parity: str = ""
+    """`K+1`: without a disk, each slab divided among K other hosts, and its parity on one more."""
+    job: JobId | None = None
+    """Of which it is, when it did not join as one of its ranks: the volume counts against it. None: of none."""
+    epoch: int = 0
+    token: str = ""
+    """COVEY_TOKEN of the job's ranks on this host."""
+    make: Make = ""
+
+
+class VolumeComing(Frame, frozen=True):
+    """Agent -> process: the volume is being made or opened, and why it is not ready yet."""
+
+    volume: str
+    why: str
+
+
+class VolumeAt(Frame, frozen=True):
+    """Agent -> process: the volume's own process listens on this unix socket."""
+
+    volume: str
+    size_bytes: int
+    page_bytes: int
+    path: str
+    token: bytes
+
+
+class Detach(Frame, frozen=True):
+    """Process -> agent: forget the volume and everything in it. Answer: `Detached` or `Refusal`."""
+
+    volume: str
+
+
+class Detached(Frame, frozen=True):
+    volume: str
+
+
+FrameUnion = (
+    Join | Joined | Refusal | AggregatorAt | AggregatorLost | TableWanted | Stepped | Attached
+    | AskPages | PagesHere | PagesMapped | NeighbourFlag
+    | TensorMemoryHere | NoTensorMemory | TensorsShared | Heals | Heartbeat | Stopping | ExtendGrace
+    | RanksHaveLeft | InVain
+    | Attach | VolumeComing | VolumeAt | Detach | Detached
+)  # fmt: skip
+decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnion)
+
+
+def other_protocol(what: str, there: str, other: Join | Joined) -> Refusal | None:
+    """The refusal, on either side, when `there` (covey-job or covey-agent) has another protocol than this process;
+    None when it has the same."""
+    if other.protocol == PROTOCOL:
+        return None
+    here = "covey-agent" if there == "covey-job" else "covey-job"
+    version = "".join(filter(str.isprintable, other.version[:VERSION_MAX])) or "of a version that it does not say"
+    why = f"{there} {version} speaks version {other.protocol} of jobs.sock, {here} {VERSION} here speaks {PROTOCOL}"
+    return Refusal(what, why, "install the covey-job of this host's agent where the script runs, and start it again")

@@ -1,0 +1,1 @@
+"""Blocks on their way from one owner to the next."""

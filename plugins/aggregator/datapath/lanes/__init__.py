@@ -1,0 +1,1 @@
+"""Lanes: processes of `aggd` that add, so that sums use several cores."""

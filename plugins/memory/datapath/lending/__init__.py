@@ -1,0 +1,1 @@
+"""`slabd`: the process that lends this host's memory."""

@@ -1,0 +1,1 @@
+"""A volume's end of its connections to lenders."""

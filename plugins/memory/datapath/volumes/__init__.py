@@ -1,0 +1,1 @@
+"""A volume: its slabs, wherever they are, read and written as one range of bytes."""

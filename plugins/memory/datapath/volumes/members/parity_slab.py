@@ -1,0 +1,83 @@
+"""One slab of a volume with parity (`policy.parity`), as its process has it."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plugins.memory.datapath.links.remote_slab import RemoteSlab
+from plugins.memory.datapath.volumes.members.mirror_slab import MirrorSlab
+from plugins.memory.datapath.volumes.members.row_locks import RowLocks
+from plugins.memory.datapath.wire.control import PlaceState
+from plugins.memory.machine.mirror import Mirror, Whole
+from plugins.memory.policy import parity
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class ParitySlab(MirrorSlab):
+    """`newest`: versions of its pages, shape (rows, columns); those of a volume's end that is no whole row are 0 for
+    ever. `held` of a link has a flag for each row: of a member with pages, that it has the newest; of one with slots,
+    that the slot is parity."""
+
+    __slots__ = ("data", "locks", "newest", "repairing", "slots")
+
+    def __init__(
+        self, index: int, first: int, pages: int, touched: Callable[["MirrorSlab"], None], newest: "NDArray[np.uint64]"
+    ) -> None:
+        super().__init__(index, first, pages, touched)
+        self.newest = newest
+        self.data: int = newest.shape[1]
+        self.mirror = Mirror(needed=self.data, members=self.data + 1)
+        self.slots: NDArray[np.uint64] = np.zeros(len(newest), np.uint64)
+        """Versions of the slots."""
+        self.locks = RowLocks()
+        self.repairing = False
+        """Slots are being made parity."""
+
+    @property
+    def at_lender(self) -> int:
+        return len(self.newest)
+
+    def column(self, epoch: int) -> int:
+        """Of a member; that of slots is `data`."""
+        return self.places[epoch].index % (self.data + 1)
+
+    def of_column(self, column: int, epochs: list[int]) -> list[RemoteSlab]:
+        """Those of these members that have this column, and a link that works."""
+        return [
+            link
+            for epoch in epochs
+            if (link := self.links.get(epoch)) is not None and link.usable and self.column(epoch) == column
+        ]
+
+    def missing(self) -> int | None:
+        """The column with pages that no whole member has, if there is one."""
+        whole = self.mirror.whole
+        return next((column for column in range(self.data) if not self.of_column(column, whole)), None)
+
+    def all_there(self) -> bool:
+        """Does each column with pages have a whole member?"""
+        return self.missing() is None
+
+    def lacking(self) -> "NDArray[np.int64]":
+        """Rows in which something was written, and the slot is not known to be parity at every member with slots."""
+        held = np.ones(len(self.newest), np.bool_)
+        for link in self.of_column(self.data, self.mirror.takes):
+            held &= np.frombuffer(bytes(link.held.flags), np.bool_)[: len(held)]
+        return np.flatnonzero((self.newest.max(axis=1) > 0) & ~held)
+
+    def state(self, epoch: int) -> PlaceState:
+        """A member whose slots are not all parity is still being filled."""
+        found = super().state(epoch)
+        is_slots = isinstance(self.mirror.of(epoch), Whole) and self.column(epoch) == self.data
+        return "filling" if is_slots and self.repairing else found
+
+    def kept(self, column: int) -> "NDArray[np.bool_]":
+        """In which rows the page of that column may be had from the slot: as a copy, or with the others."""
+        flags = np.zeros(len(self.newest), np.bool_)
+        for link in self.of_column(self.data, self.mirror.whole):
+            flags |= np.frombuffer(bytes(link.held.flags), np.bool_)[: len(flags)]
+            flags |= parity.is_copy(self.slots, self.newest[:, column], column)
+        return flags

@@ -1,0 +1,1 @@
+"""What the byte processes of remote memory say to one another and to their agent."""

@@ -1,0 +1,1 @@
+"""Arrays that are in local memory in part."""

@@ -1,0 +1,1 @@
+"""The borrowing half of a host: where the slabs of its volumes are."""

@@ -1,0 +1,1 @@
+"""The lending half of a host: what it lends to whom."""

@@ -1,0 +1,1 @@
+"""Which chunks of an array are fetched, and which leave local memory."""

@@ -1,0 +1,462 @@
+"""The coordinator's part: find the GPUs of a granted gang, all of them or none.
+
+    GrantSeen --> plan on the gossiped view --> Reserve to each host --> all yes --> propose Placed
+                      ^                             |
+                      +-- Release all, wait --------+ a no, or silence        (after n attempts: PlaceFailed)
+
+The view may be old, so each host is asked, and a host that refuses says how many GPUs are free there; the next attempt
+plans with that number. GPUs that the log keeps for another gang meanwhile are closed to the plan too. Nothing starts
+here: committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the
+grant.
+
+A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places.
+One that has ranks of it already takes some more if somebody wants that, or if no other has room. Replaced is the start
+then.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core.events import Heard, Send, SetTimer, Undelivered
+from covey.core.ids import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.log.replacing import taken_over
+from plugins.scheduler.messages.commands import Applied, NotApplied, Placed, PlaceFailed, Replaced, Result
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.messages.wire import NotReserved, Release, Reserve, Reserved, ToGang
+from plugins.scheduler.policy.place import place, spread, stand_in
+from plugins.scheduler.policy.settings import SchedulerSettings
+
+RETRY_S = (0.2, 0.5, 1.0)
+"""Wait before the 2nd, 3rd, ... attempt."""
+ATTEMPTS = 1000
+"""Numbers of attempts of one search; those of the next one for the same grant are higher."""
+Placement = Placed | PlaceFailed | Replaced
+"""What a coordinator says in the log."""
+REFUSALS_KEPT_S = 10.0
+"""How long a host's own answer about its free GPUs counts before gossip."""
+
+
+class PlacesSought(msgspec.Struct, frozen=True):
+    """Places of a running gang that go on elsewhere."""
+
+    places: tuple[tuple[Place, HostId | None], ...]
+    """And the host that somebody wants for it."""
+    avoid: tuple[HostId, ...]
+    """Where ranks of it are."""
+    since: int
+    """Of the new places (`Place.since`)."""
+    number: int
+    """Grows with each time that places of this grant are looked for."""
+    prefer: HostId | None = None
+    """Where processes wait to become its ranks (`submit --spares`): the first choice, if there is room."""
+    stays: tuple[Place, ...] = ()
+    """Places of it that more ranks may join."""
+
+    def joined(self, host: HostId) -> Place | None:
+        """What there is on this host already, for ranks that go there."""
+        return next((place for place in self.stays if place.host == host), None)
+
+
+class GrantSeen(msgspec.Struct, frozen=True):
+    """Event: the log makes this host the coordinator of a grant."""
+
+    job: JobId
+    epoch: int
+    spec: JobSpec
+    skew: float | None = None
+    """What placement goes by (`machine/log/models.py`)."""
+    opportunistic: bool = False
+    """As the job is now."""
+    apart_from: tuple[JobId, ...] = ()
+    """See `JobTable.apart_from`."""
+    sought: PlacesSought | None = None
+    """It runs, and only these places are looked for."""
+
+
+class GrantOver(msgspec.Struct, frozen=True):
+    """Event: the log took the grant away, or placed it."""
+
+    job: JobId
+    epoch: int
+    placed: bool
+
+
+class RackSeen(msgspec.Struct, frozen=True):
+    """Event: hosts that are alive, with the GPUs that gossip calls free for the job that is looked at next and the
+    ranks that run there."""
+
+    free: dict[HostId, int]
+    ranks: dict[HostId, int]
+    packlimit: float | None = None
+    """Fitted from history; None: as set."""
+
+
+class KeptForAnother(msgspec.Struct, frozen=True):
+    """Event: the log keeps GPUs for another gang since this one was granted."""
+
+    job: JobId
+    epoch: int
+    by: JobId
+    free: dict[HostId, int]
+    """GPUs that this one may still start on, by the log, of each host where some are kept."""
+
+
+class AttemptOver(msgspec.Struct, frozen=True):
+    """Event (timer): the hosts had their time to answer."""
+
+    job: JobId
+    epoch: int
+    attempt: int
+
+
+class TryAgain(msgspec.Struct, frozen=True):
+    """Event (timer): the pause after an attempt is over."""
+
+    job: JobId
+    epoch: int
+    attempt: int
+
+
+class PlacementProposed(msgspec.Struct, frozen=True):
+    """Event: what the log said to a proposal; None while nobody knows."""
+
+    command: Placement
+    result: Result | None
+
+
+class ProposePlacement(msgspec.Struct, frozen=True):
+    """Action: offer this to the log, and come back with `PlacementProposed`."""
+
+    command: Placement
+
+
+Event = (
+    GrantSeen | GrantOver | RackSeen | KeptForAnother | AttemptOver | TryAgain | PlacementProposed | Heard | Undelivered
+)
+Action = Send | SetTimer[AttemptOver | TryAgain] | ProposePlacement
+
+
+class HostSearch(msgspec.Struct):
+    """One grant that is being placed."""
+
+    job: JobId
+    epoch: int
+    spec: JobSpec
+    skew: float | None = None
+    opportunistic: bool = False
+    apart_from: tuple[JobId, ...] = ()
+    sought: PlacesSought | None = None
+    goes: dict[HostId, Place] = {}
+    """Of the plan: host -> the place that it takes over."""
+    attempt: int = 0
+    plan: dict[HostId, int] = {}
+    """Workers per host, in rank order; empty between attempts."""
+    yes: dict[HostId, Reserved] = {}
+    proposed: Placement | None = None
+    trouble: str = ""
+    """Why the newest attempt failed."""
+    refusal: str = ""
+    """Who said no last, and why: gossip of its free GPUs counts for nothing then."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Epoch, and which search under it."""
+        return self.epoch, self.number
+
+    @property
+    def number(self) -> int:
+        return self.sought.number if self.sought is not None else 0
+
+    @property
+    def tries(self) -> int:
+        """Attempts so far."""
+        return self.attempt - ATTEMPTS * self.number
+
+
+class Gangs:
+    """All grants whose coordinator is this host."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.searches: dict[JobId, HostSearch] = {}
+        self.free: dict[HostId, int] = {}
+        self.ranks: dict[HostId, int] = {}
+        self.packlimit = settings.packlimit
+        self.refusals: dict[tuple[HostId, bool], tuple[int, float]] = {}
+        """Host, and whether parts were asked for -> (free GPUs by its own word, until when that counts)."""
+
+    def handle(self, event: Event, now_s: float) -> Sequence[Action]:
+        match event:
+            case RackSeen():
+                self.free, self.ranks = dict(event.free), dict(event.ranks)
+                self.packlimit = self.settings.packlimit if event.packlimit is None else event.packlimit
+                return ()
+            case GrantSeen():
+                return self._seen(event, now_s)
+            case GrantOver():
+                return self._grant_over(event)
+            case KeptForAnother():
+                return self._kept_for_another(event)
+            case AttemptOver():
+                search = self._find(event.job, event.epoch, event.attempt)
+                if search is None or not search.plan or search.proposed is not None:
+                    return ()
+                silent = ", ".join(host for host in search.plan if host not in search.yes)
+                return self._fail(search, f"no answer from {silent} in {self.settings.reserve_deadline_s:g} s")
+            case TryAgain():
+                search = self._find(event.job, event.epoch, event.attempt)
+                return () if search is None or search.plan else self._attempt(search, now_s)
+            case PlacementProposed():
+                return self._proposed(event)
+            case Heard():
+                return self._heard(event.sender, event.message, now_s)
+            case Undelivered():
+                return self._undelivered(event)
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        """A gang is proposed whole: every host of its plan said yes to as many GPUs as its workers need."""
+        for search in self.searches.values():
+            assert set(search.yes) <= set(search.plan)
+            if isinstance(search.proposed, Placed):
+                assert [place.host for place in search.proposed.places] == list(search.plan) == sorted(search.yes)
+                assert sum(len(place.ranks) for place in search.proposed.places) == search.spec.workers
+            if isinstance(search.proposed, Replaced):
+                assert search.sought is not None and set(search.plan) == set(search.yes)
+                joined = {place.host for place in search.sought.stays}
+                assert not set(search.plan) & (set(search.sought.avoid) - joined), "a host has two places of one gang"
+                assert set(search.proposed.places) == {place.host for place, _ in search.sought.places}
+
+    # ---- events ----
+
+    def _seen(self, event: GrantSeen, now_s: float) -> Sequence[Action]:
+        known = self.searches.get(event.job)
+        search = HostSearch(
+            event.job, event.epoch, event.spec, event.skew, event.opportunistic, event.apart_from, event.sought
+        )
+        if known is not None and known.key >= search.key:
+            return ()
+        before = self._release(known) if known is not None else []
+        search.attempt = ATTEMPTS * search.number
+        self.searches[event.job] = search
+        return [*before, *self._attempt(search, now_s)]
+
+    def _grant_over(self, event: GrantOver) -> Sequence[Action]:
+        search = self.searches.get(event.job)
+        if search is None or search.epoch > event.epoch:
+            return ()
+        del self.searches[event.job]
+        return [] if event.placed else self._release(search)
+
+    def _kept_for_another(self, event: KeptForAnother) -> Sequence[Action]:
+        """A plan that needs them is given up, unless it is proposed already: then it comes first."""
+        search = self.searches.get(event.job)
+        if search is None or search.epoch != event.epoch or search.proposed is not None:
+            return ()
+        each = search.spec.gpus_per_worker
+        closed = [host for host, free in event.free.items() if search.plan.get(host, 0) * each > free]
+        return self._fail(search, f"GPUs on {', '.join(closed)} are kept for {event.by} now") if closed else ()
+
+    def _attempt(self, search: HostSearch, now_s: float) -> Sequence[Action]:
+        search.attempt += 1
+        plan = self._plan(search, now_s)
+        if not plan:
+            have = ", ".join(f"{host} {count}" for host, count in sorted(self._known_free(search, now_s).items()))
+            misfit = "the gang does not fit whole" if search.sought is None else "no other host has room"
+            said = f" ({search.refusal})" if search.refusal else ""
+            return self._fail(search, f"free GPUs by host are {have or 'none'}: {misfit}{said}")
+        search.plan, search.yes = dict(sorted(plan.items())), {}
+        first = next(iter(search.plan)) if search.sought is None else None
+        asks: list[Action] = [
+            Send(
+                host,
+                Reserve(
+                    search.job,
+                    search.epoch,
+                    search.attempt,
+                    workers,
+                    search.spec.gpus_per_worker,
+                    host == first or (host in search.goes and 0 in search.goes[host].ranks),
+                    self.settings.reservation_lease_s,
+                    search.opportunistic,
+                    search.spec.gpu_memory,
+                    search.apart_from,
+                    search.sought is not None and search.sought.joined(host) is not None,
+                ),
+                self.settings.reserve_deadline_s,
+            )
+            for host, workers in search.plan.items()
+        ]
+        timer = AttemptOver(search.job, search.epoch, search.attempt)
+        return [*asks, SetTimer[AttemptOver | TryAgain](self.settings.reserve_deadline_s, timer)]
+
+    def _heard(self, sender: HostId, message: ToGang, now_s: float) -> Sequence[Action]:
+        match message:
+            case Reserved():
+                return self._said_yes(sender, message)
+            case NotReserved():
+                return self._said_no(sender, message, now_s)
+            case _:
+                assert_never(message)
+
+    def _said_yes(self, host: HostId, answer: Reserved) -> Sequence[Action]:
+        search = self._find(answer.job, answer.epoch, answer.attempt)
+        wanted = search.plan.get(host) if search is not None else None
+        if search is None or wanted is None:
+            placed = self._placed_with(answer, host)
+            return [] if placed else [Send(host, Release(answer.job, answer.epoch, answer.attempt))]
+        if search.proposed is not None:
+            return []
+        if len(set(answer.gpus)) != wanted * search.spec.gpus_per_worker:
+            return self._fail(search, f"{host} reserved {len(set(answer.gpus))} GPUs, not what was asked for")
+        search.yes[host] = answer
+        if len(search.yes) < len(search.plan):
+            return []
+        search.yes = dict(sorted(search.yes.items()))
+        search.proposed = self._placed(search) if search.sought is None else self._replaced(search, search.sought)
+        return [ProposePlacement(search.proposed)]
+
+    def _placed_with(self, answer: Reserved, host: HostId) -> bool:
+        """Whether this yes is one that the proposal on its way counts on (said twice)."""
+        search = self.searches.get(answer.job)
+        found = search.yes.get(host) if search is not None and search.proposed is not None else None
+        return found is not None and (found.epoch, found.attempt) == (answer.epoch, answer.attempt)
+
+    def _said_no(self, host: HostId, answer: NotReserved, now_s: float) -> Sequence[Action]:
+        self.refusals[host, answer.beside] = (answer.free, now_s + REFUSALS_KEPT_S)
+        search = self._find(answer.job, answer.epoch, answer.attempt)
+        if search is None or host not in search.plan or search.proposed is not None:
+            return ()
+        search.refusal = f"{host} said no: {answer.reason}"
+        return self._fail(search, search.refusal)
+
+    def _undelivered(self, event: Undelivered) -> Sequence[Action]:
+        if not isinstance(event.message, Reserve):
+            return ()
+        ask = event.message
+        search = self._find(ask.job, ask.epoch, ask.attempt)
+        if search is None or event.to not in search.plan or search.proposed is not None:
+            return ()
+        return self._fail(search, f"{event.to} could not be reached")
+
+    def _proposed(self, event: PlacementProposed) -> Sequence[Action]:
+        search = self.searches.get(event.command.job)
+        if search is None or search.proposed != event.command:
+            return ()
+        match event.result:
+            case None:
+                return [ProposePlacement(event.command)]
+            case Applied():
+                del self.searches[search.job]
+                return []
+            case NotApplied():
+                search.proposed = None
+                if isinstance(event.command, PlaceFailed):
+                    del self.searches[search.job]
+                    return []
+                return self._fail(search, event.result.why)
+            case _:
+                assert_never(event.result)
+
+    # ---- steps ----
+
+    def _find(self, job: JobId, epoch: int, attempt: int) -> HostSearch | None:
+        search = self.searches.get(job)
+        return search if search is not None and (search.epoch, search.attempt) == (epoch, attempt) else None
+
+    def _known_free(self, search: HostSearch, now_s: float) -> dict[HostId, int]:
+        """Free GPUs per host: gossip, or less where the host itself said less a moment ago."""
+        said = self.said(search.opportunistic, now_s)
+        return {host: min(free, said.get(host, free)) for host, free in self.free.items()}
+
+    def said(self, opportunistic: bool, now_s: float) -> dict[HostId, int]:
+        """GPUs that hosts which refused a moment ago have in truth for such a job."""
+        self.refusals = {key: word for key, word in self.refusals.items() if word[1] > now_s}
+        beside = opportunistic and self.settings.beside > 0
+        return {host: free for (host, parts), (free, _) in self.refusals.items() if parts == beside}
+
+    def _plan(self, search: HostSearch, now_s: float) -> Mapping[HostId, int] | None:
+        spec = search.spec
+        if search.sought is not None:
+            return self._stand_ins(search, search.sought, now_s)
+        if not spec.gpus_per_worker:
+            return spread(self.ranks, spec.workers, spec.pack)
+        free = self._known_free(search, now_s)
+        return place(free, spec.workers, spec.gpus_per_worker, search.skew, self.packlimit, spec.pack)
+
+    def _stand_ins(self, search: HostSearch, sought: PlacesSought, now_s: float) -> Mapping[HostId, int] | None:
+        each = search.spec.gpus_per_worker
+        free = self._known_free(search, now_s) if each else self.ranks
+        every = {host: count // each if each else -count for host, count in free.items()}
+        wanted = {to for _, to in sought.places if to is not None and sought.joined(to) is not None}
+        room = {host: count for host, count in every.items() if host not in sought.avoid or host in wanted}
+        needs = [(len(place.ranks) if each else 0, to) for place, to in sought.places]
+        hosts = _on_spares(room, needs, sought.prefer) or stand_in(room, needs)
+        if hosts is None:
+            may_join = {host: every[host] for host in every if sought.joined(host) is not None}
+            hosts = stand_in({**room, **may_join}, needs)
+        if hosts is None:
+            return None
+        search.goes = {host: place for host, (place, _) in zip(hosts, sought.places, strict=True)}
+        return {host: len(place.ranks) for host, place in search.goes.items()}
+
+    def _replaced(self, search: HostSearch, sought: PlacesSought) -> Replaced:
+        goes = search.goes.items()
+        new = {
+            old.host: taken_over(Place(host, old.ranks, search.yes[host].gpus, sought.since), sought.joined(host))
+            for host, old in goes
+        }
+        first = next((search.yes[host] for host, old in goes if 0 in old.ranks), None)
+        return Replaced(
+            wall_s=0.0,
+            job=search.job,
+            epoch=search.epoch,
+            places=new,
+            master_addr=first.address if first is not None else "",
+            master_port=first.port if first is not None else 0,
+        )
+
+    def _placed(self, search: HostSearch) -> Placed:
+        places, rank = [], 0
+        for host, workers in search.plan.items():
+            places.append(Place(host, tuple(range(rank, rank + workers)), search.yes[host].gpus))
+            rank += workers
+        master = search.yes[places[0].host]
+        return Placed(
+            wall_s=0.0,
+            job=search.job,
+            epoch=search.epoch,
+            places=tuple(places),
+            master_addr=master.address,
+            master_port=master.port,
+        )
+
+    def _fail(self, search: HostSearch, why: str) -> list[Action]:
+        """This attempt is over and no host holds GPUs for it; another one after a pause, or back to the queue."""
+        actions = self._release(search)
+        search.plan, search.yes, search.proposed, search.trouble = {}, {}, None, why
+        if search.tries >= min(self.settings.place_attempts, ATTEMPTS - 1):
+            search.proposed = PlaceFailed(wall_s=0.0, job=search.job, epoch=search.epoch, reason=why[:1000])
+            return [*actions, ProposePlacement(search.proposed)]
+        wait_s = RETRY_S[min(search.tries, len(RETRY_S)) - 1]
+        timer = TryAgain(search.job, search.epoch, search.attempt)
+        return [*actions, SetTimer[AttemptOver | TryAgain](wait_s, timer)]
+
+    def _release(self, search: HostSearch) -> list[Action]:
+        over = Release(search.job, search.epoch, search.attempt)
+        return [Send(host, over) for host in search.plan]
+
+
+def _on_spares(
+    room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]], prefer: HostId | None
+) -> list[HostId] | None:
+    """With the widest place that may go anywhere on the host where processes wait; None: that does not fit."""
+    anywhere = [(slots, -at) for at, (slots, wanted) in enumerate(needs) if wanted is None]
+    if prefer not in room or not anywhere:
+        return None
+    first = -max(anywhere)[1]
+    return stand_in(room, [(slots, prefer if at == first else to) for at, (slots, to) in enumerate(needs)])

@@ -1,0 +1,1 @@
+"""This host's GPUs: who holds which of them."""

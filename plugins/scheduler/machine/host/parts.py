@@ -1,0 +1,141 @@
+"""Which of a host's GPUs, or which parts of them, a gang gets where GPUs are shared (AntMan §3.3).
+
+A guaranteed gang takes GPUs that no other guaranteed job has, first those with the fewest beside it: whatever the
+others use there, they are pressed before it starts. An opportunistic one takes parts of GPUs that are not busy, have
+memory for it now, and where nothing else speaks against it; each other GPU has its reason, in words.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from covey.core.ids import HostId, JobId
+from plugins.facts import GpuUse
+from plugins.scheduler.machine.leader.shared_capacity import Sharing
+from plugins.scheduler.policy.shared import device_of, has_room_beside, is_part, least_busy, least_shared, part_of
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """GPUs of one grant on this host."""
+
+    job: JobId
+    epoch: int
+    attempt: int
+    coordinator: HostId
+    gpus: tuple[str, ...]
+    """UUIDs, or parts of GPUs (`policy/shared.py`)."""
+    port: int
+    started: bool = False
+    guaranteed: bool = True
+    """As the job is now; matters for parts only."""
+    joins: bool = False
+    """For ranks that are to join those of this grant, which run here and have a hold of their own."""
+
+    @property
+    def key(self) -> tuple[JobId, int, bool]:
+        return self.job, self.epoch, self.joins
+
+    @property
+    def is_guest(self) -> bool:
+        """It holds parts beside others, and was not upgraded."""
+        return not self.guaranteed and any(map(is_part, self.gpus))
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What a gang asks of one host."""
+
+    gpus: int
+    opportunistic: bool
+    memory_bytes: int = 0
+    """On each GPU; 0: it did not say."""
+    apart_from: tuple[JobId, ...] = ()
+    """Guaranteed jobs that it must not be beside."""
+
+
+class ChosenGpus(msgspec.Struct, frozen=True):
+    """`gpus` is empty when there are too few."""
+
+    gpus: tuple[str, ...]
+    there: int
+    """How many would do."""
+    why_not: str = ""
+    """Of the GPUs that would not, in words."""
+
+
+def refusals(refused: Mapping[str, str]) -> str:
+    """How many GPUs take no job, and why: `1 refused (...), 2 refused (...)`. `refused`: by GPU."""
+    said = Counter(f"refused ({why})" for why in refused.values())
+    return ", ".join(f"{count} {why}" for why, count in sorted(said.items()))
+
+
+def choice(
+    wish: Wish,
+    gpus: Sequence[str],
+    holds: Iterable[Hold],
+    uses: Mapping[str, GpuUse],
+    sharing: Sharing,
+    refused: Mapping[str, str] = {},
+) -> ChosenGpus:
+    """`gpus`: of this host, by number; `uses`: what was measured of them; `refused`: those that take no job, and
+    why."""
+    owners, guests = _owners(holds)
+    taken = {name for hold in holds for name in hold.gpus}
+    against = {
+        gpu: f"refused ({refused[gpu]})"
+        if refused.get(gpu)
+        else _against(gpu, wish, owners, guests[gpu], uses.get(gpu), sharing)
+        for gpu in gpus
+    }
+    fit = [number for number, gpu in enumerate(gpus) if not against[gpu]]
+    beside = {number: guests[gpus[number]] for number in fit}
+    if wish.opportunistic:
+        busy = {number: uses[gpus[number]].utilization for number in fit}
+        chosen = least_busy(fit, wish.gpus, busy, beside)
+    else:
+        chosen = least_shared(fit, wish.gpus, beside)
+    names = [_free_part(gpus[number], taken) if wish.opportunistic else gpus[number] for number in chosen]
+    said = Counter(why for why in against.values() if why)
+    return ChosenGpus(tuple(names), len(fit), ", ".join(f"{count} {why}" for why, count in sorted(said.items())))
+
+
+def _owners(holds: Iterable[Hold]) -> tuple[dict[str, JobId], Counter[str]]:
+    """Whom each GPU belongs to, and how many are beside that one."""
+    owners: dict[str, JobId] = {}
+    guests: Counter[str] = Counter()
+    for hold in holds:
+        for device in map(device_of, hold.gpus):
+            if hold.is_guest:
+                guests[device] += 1
+            else:
+                owners[device] = hold.job
+    return owners, guests
+
+
+def _against(
+    gpu: str, wish: Wish, owners: Mapping[str, JobId], guests: int, use: GpuUse | None, sharing: Sharing
+) -> str:
+    """Why this GPU is none for it, behind a count of GPUs; empty: it is."""
+    if use is not None and use.refusal:
+        return f"refused ({use.refusal})"
+    if not wish.opportunistic:
+        return "held by guaranteed jobs" if gpu in owners else ""
+    if use is None:
+        return "not measured yet"
+    if owners.get(gpu) in wish.apart_from:
+        return f"held by {owners[gpu]}, which it slows down"
+    if guests >= sharing.beside:
+        return f"with {guests} opportunistic jobs already"
+    if not has_room_beside(use.utilization, guests, sharing.beside, sharing.busy):
+        return f"busy for {sharing.busy:.0%} of the last 10 s or more"
+    if use.free_bytes < wish.memory_bytes:
+        return "without the memory that it asks for"
+    return ""
+
+
+def _free_part(device: str, taken: set[str]) -> str:
+    """A job that was upgraded goes on holding its part, so there may be one more than jobs beside it."""
+    number = 1
+    while part_of(device, number) in taken:
+        number += 1
+    return part_of(device, number)

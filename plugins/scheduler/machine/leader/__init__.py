@@ -1,0 +1,1 @@
+"""What the elected leader decides: which jobs run, and which stop for them."""

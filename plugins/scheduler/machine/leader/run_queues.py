@@ -1,0 +1,291 @@
+"""Which jobs should run, for tenants with and without quotas, kept up to date as jobs change.
+
+It decides what `policy/classes.py: choose` decides, without looking at every job. Each tenant with a quota has an
+`OrderBook` of its own, and the tenants without one share a book. A job moves in its book only when it changed. One walk
+goes down all books at once, and three facts keep it short:
+
+- A tenant is settled when its quota suffices for its running jobs and for none of those that wait. Nothing that other
+  tenants' jobs do changes that, so the walk leaves out its book. In a full rack most tenants are settled.
+- The running jobs of one queue all stay when their sum is within what is left of their tenant's quota, and the jobs
+  chosen before them took none of their GPUs. The walk then counts the sum and looks at none of them.
+- While the walk chooses among jobs that wait, what a tenant's next job may have only shrinks. So a job that was passed
+  over stays passed over, and the next chosen job is the first that fits of all tenants' first jobs.
+"""
+
+import bisect
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from covey.core.ids import JobId
+from plugins.scheduler.machine.leader.order_book import JOB_BITS, JOB_MASK, OrderBook
+from plugins.scheduler.machine.log.jobs import Job, row_of
+from plugins.scheduler.policy import order
+from plugins.scheduler.policy.classes import QuotaWalk
+from plugins.scheduler.policy.eligible import GangShape, shape_of
+from plugins.scheduler.policy.settings import SchedulerSettings
+
+PART_BITS = 64
+"""Of each part of a key; each part is a whole number below 2 to this power."""
+PLENTY = 1 << 60
+"""More GPUs than there are."""
+
+Books = Mapping[str, OrderBook]
+"""Tenant with a quota -> the order of its jobs."""
+
+
+class QueueEntry(msgspec.Struct, frozen=True):
+    """Where a guaranteed job stands."""
+
+    tenant: str | None
+    """Whose book; None: the one that tenants without a quota share."""
+    queue: int
+    key: int
+    running: bool
+    promoted: bool
+
+
+class Choice(NamedTuple):
+    """What one walk found, both in order."""
+
+    start: list[JobId]
+    """They wait and should run."""
+    stop: list[JobId]
+    """They run and should not."""
+
+
+class RunQueues:
+    """Jobs that may run. Whoever puts a job in says whether its tenant has a quota, and puts it in again when it
+    changed."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.books: dict[str | None, OrderBook] = {}
+        self.sizes: dict[str | None, int] = {}
+        """Jobs in each book."""
+        self.entries: dict[JobId, QueueEntry] = {}
+        """Guaranteed jobs; every job is here or in `shapes`."""
+        self.ids: dict[int, JobId] = {}
+        self.widths: dict[int, int] = {}
+        """Number of a guaranteed job -> its GPUs."""
+        self.opportunistic: dict[GangShape, list[int]] = {}
+        """GangShape -> numbers of the opportunistic jobs that wait, oldest first."""
+        self.shapes: dict[JobId, tuple[GangShape, int]] = {}
+        """Opportunistic job that waits -> its shape and number."""
+        self._asked: tuple[int, dict[str, int]] | None = None
+        """GPUs, and quotas, of the newest walk; None: a job moved since."""
+        self._choice = Choice([], [])
+        """What that walk found."""
+
+    def put(self, job: Job, has_quota: bool) -> None:
+        """A job that is queued, being placed or running."""
+        entry = self._entry(job, job.spec.tenant if has_quota else None) if job.counts else None
+        if entry is not None and self.entries.get(job.id) == entry:
+            return
+        self.drop(job.id)
+        if entry is not None:
+            self._put_in_book(job, entry)
+        elif job.state == "queued":
+            shape = shape_of(job.spec)
+            self.ids[job.number], self.shapes[job.id] = job.id, (shape, job.number)
+            bisect.insort(self.opportunistic.setdefault(shape, []), job.number)
+
+    def _entry(self, job: Job, tenant: str | None) -> QueueEntry:
+        thresholds = self.settings.queue_thresholds_gpu_s
+        row = row_of(job, thresholds)
+        queue = order.queue_of(row.attained_gpu_s, thresholds)
+        if row.promoted is not None:
+            return QueueEntry(tenant, queue, packed((row.promoted,), job.number), row.running, True)
+        if row.running and not self.settings.preemption:
+            queue = 0  # the walk comes to it before all that wait, so it is never stopped
+        key = packed(order.inside(row, self.settings.narrow_first), job.number)
+        return QueueEntry(tenant, queue, key, row.running, False)
+
+    def _put_in_book(self, job: Job, entry: QueueEntry) -> None:
+        self._asked = None
+        self.ids[job.number], self.widths[job.number], self.entries[job.id] = job.id, job.spec.gpus, entry
+        book = self.books.get(entry.tenant)
+        if book is None:
+            queues = len(self.settings.queue_thresholds_gpu_s) + 1
+            book = self.books[entry.tenant] = OrderBook(queues, self.widths)
+        self.sizes[entry.tenant] = self.sizes.get(entry.tenant, 0) + 1
+        if entry.promoted:
+            book.promote(entry.key, entry.running)
+        elif entry.running:
+            book.run(entry.queue, entry.key)
+        else:
+            book.wait(entry.queue, entry.key)
+
+    def drop(self, id: JobId) -> None:
+        """A job that is over, or may not run now."""
+        if id in self.shapes:
+            self._drop_opportunistic(id)
+        if id in self.entries:
+            self._drop_from_book(self.entries.pop(id))
+
+    def _drop_opportunistic(self, id: JobId) -> None:
+        shape, number = self.shapes.pop(id)
+        numbers = self.opportunistic[shape]
+        del numbers[bisect.bisect_left(numbers, number)], self.ids[number]
+        if not numbers:
+            del self.opportunistic[shape]
+
+    def _drop_from_book(self, entry: QueueEntry) -> None:
+        self._asked = None
+        book, number = self.books[entry.tenant], entry.key & JOB_MASK
+        if entry.promoted:
+            book.demote(entry.key)
+        elif entry.running:
+            book.stop(entry.queue, entry.key)
+        else:
+            book.leave(entry.queue, entry.key)
+        del self.ids[number], self.widths[number]
+        self.sizes[entry.tenant] -= 1
+        if not self.sizes[entry.tenant]:
+            del self.sizes[entry.tenant], self.books[entry.tenant]
+
+    # ---- the walk ----
+
+    def choose(self, capacity: int, quota_left: Callable[[str], int]) -> Choice:
+        """Guaranteed jobs that should start and that should stop, with so many GPUs. `quota_left`: GPUs of a tenant's
+        quota. Asked the same again before a job moved, it answers without a walk."""
+        books = {tenant: book for tenant, book in self.books.items() if tenant is not None}
+        asked = capacity, {tenant: quota_left(tenant) for tenant in books}
+        if self._asked != asked:
+            self._asked, self._choice = asked, self._walk(*asked, books)
+        return self._choice
+
+    def _walk(self, capacity: int, quotas: dict[str, int], books: Books) -> Choice:
+        walk = QuotaWalk(capacity, {tenant: book.running_gpus() for tenant, book in books.items()}, quotas)
+        unsettled = {tenant: book for tenant, book in books.items() if not _is_settled(book, quotas[tenant])}
+        with_quota = BookWalk(unsettled, self.widths, walk)
+        if unsettled:
+            with_quota.go(len(self.settings.queue_thresholds_gpu_s) + 1)
+        start, stop = self._without_quota(walk.pool)
+        named = self.ids
+        return Choice(
+            [named[number] for number in [*with_quota.start, *start]],
+            [named[number] for number in [*with_quota.stop, *stop]],
+        )
+
+    def _without_quota(self, gpus: int) -> tuple[list[int], list[int]]:
+        """Numbers of jobs of tenants without a quota that should start, and that should stop, with so many GPUs."""
+        book = self.books.get(None)
+        if book is None:
+            return [], []
+        start, stop = book.decide(gpus, PLENTY)
+        for number in start:
+            entry = self.entries[self.ids[number]]
+            if not entry.promoted:
+                book.wait(entry.queue, entry.key)  # `decide` took it out, and nothing was granted yet
+        return start, stop
+
+    def oldest_opportunistic(self, gpus_max: int, fits: Callable[[JobId], bool]) -> Iterator[JobId]:
+        """Opportunistic jobs of at most so many GPUs that wait and fit, oldest first. What is free must only shrink
+        meanwhile: once one job does not fit, none of its shape does."""
+        heads = [
+            (numbers[0], 0, shape)
+            for shape, numbers in self.opportunistic.items()
+            if shape.workers * shape.gpus_per_worker <= gpus_max
+        ]
+        heapq.heapify(heads)
+        while heads:
+            number, at, shape = heapq.heappop(heads)
+            if fits(self.ids[number]):
+                yield self.ids[number]
+                if at + 1 < len(self.opportunistic[shape]):
+                    heapq.heappush(heads, (self.opportunistic[shape][at + 1], at + 1, shape))
+
+    def check(self) -> None:
+        """What must hold between two looks."""
+        for book in self.books.values():
+            book.check()
+        assert sorted(self.ids.values()) == sorted([*self.entries, *self.shapes])
+        assert sum(self.sizes.values()) == len(self.entries) == len(self.widths)
+
+
+def packed(parts: Iterable[float], number: int) -> int:
+    """The key of a job in its book: parts that the order compares one after the other, then its number."""
+    key = 0
+    for part in parts:
+        key = key << PART_BITS | int(part)
+    return key << JOB_BITS | number
+
+
+class BookWalk:
+    """One walk down the books of several tenants with quotas, merged into one order. The books are as before
+    afterwards."""
+
+    def __init__(self, books: Books, widths: Mapping[int, int], quotas: QuotaWalk) -> None:
+        self.books, self.widths, self.quotas = books, widths, quotas
+        self.start: list[int] = []
+        """Numbers of jobs that wait and are chosen, in order."""
+        self.stop: list[int] = []
+        """Numbers of jobs that run and are not chosen, in order."""
+
+    def go(self, queues: int) -> None:
+        self._promoted()
+        chosen: list[tuple[OrderBook, int, int]] = []
+        for queue in range(queues):
+            self._running(queue)
+            chosen += self._waiting(queue)
+        for book, queue, key in chosen:
+            book.wait(queue, key)
+
+    def _promoted(self) -> None:
+        """Promoted jobs, whether they run or wait."""
+        merged = [(*each, tenant) for tenant, book in self.books.items() for each in book.promoted]
+        for key, width, running, tenant in sorted(merged):
+            chosen = self.quotas.admit(tenant, width, running)
+            if chosen and not running:
+                self.start.append(key & JOB_MASK)
+            elif running and not chosen:
+                self.stop.append(key & JOB_MASK)
+
+    def _running(self, queue: int) -> None:
+        """Running jobs of one queue: those of a tenant for which they cannot all stay, one by one."""
+        tight = [
+            tenant
+            for tenant, book in self.books.items()
+            if book.held[queue] and not self.quotas.admit_all(tenant, book.held[queue])
+        ]
+        merged = [(key, tenant) for tenant in tight for key in self.books[tenant].running[queue]]
+        for key, tenant in sorted(merged):
+            if not self.quotas.admit(tenant, self.widths[key & JOB_MASK], True):
+                self.stop.append(key & JOB_MASK)
+
+    def _waiting(self, queue: int) -> list[tuple[OrderBook, int, int]]:
+        """Waiting jobs of one queue. The chosen ones leave their books: each book, queue and key."""
+        chosen: list[tuple[OrderBook, int, int]] = []
+        heads: list[tuple[int, int, str]] = []
+        """Heap of key, width and tenant: of each tenant the first job that fits."""
+
+        def look_at(tenant: str) -> None:
+            key, width = self.books[tenant].first(queue, self.quotas.gpus_max(tenant))
+            if key >= 0:
+                heapq.heappush(heads, (key, width, tenant))
+
+        for tenant, book in self.books.items():
+            if book.narrow[queue]:
+                look_at(tenant)
+        while heads:
+            key, width, tenant = heapq.heappop(heads)
+            if width <= self.quotas.gpus_max(tenant):
+                book = self.books[tenant]
+                chosen.append((book, queue, book.pop(queue, width)))
+                self.quotas.admit(tenant, width, False)
+                self.start.append(key & JOB_MASK)
+            look_at(tenant)
+        return chosen
+
+
+def _is_settled(book: OrderBook, quota: int) -> bool:
+    """Whether all of a tenant's running jobs stay and none of its waiting ones is chosen, whatever other tenants do:
+    the quota suffices for the running ones, and for no other."""
+    for held, narrow in zip(book.held, book.narrow, strict=True):
+        quota -= held
+        if quota < 0 or (narrow and narrow[0] <= quota):
+            return False
+    return not book.promoted

@@ -1,0 +1,101 @@
+"""What the queue answers when it does not do what a command asks."""
+
+from collections.abc import Iterable, Mapping
+
+from covey.core.ids import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.log.beside import guaranteed_on
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.commands import (
+    AboutJob,
+    Applied,
+    Attained,
+    CancelAsked,
+    Command,
+    Elapsed,
+    HostDrained,
+    Leads,
+    NotApplied,
+    Placed,
+    QuotaSet,
+    Result,
+    Submitted,
+)
+from plugins.scheduler.messages.spec import JobSpec
+from plugins.scheduler.policy import eligible, explain
+from plugins.scheduler.policy.eligible import Drain
+from plugins.scheduler.policy.shared import device_of, is_part
+
+
+def touched(command: Command, result: Result) -> Iterable[JobId]:
+    """Jobs that this command may have changed."""
+    match command:
+        case Attained():
+            return {**command.service_gpu_s, **command.tensors, **command.heals}
+        case QuotaSet() | HostDrained() | Elapsed() | Leads():
+            return ()
+        case Submitted():
+            return (result.job,) if isinstance(result, Applied) and result.job is not None else ()
+        case _:
+            return (command.job,)
+
+
+def unknown(job: JobId, was: bool) -> NotApplied:
+    why = "it ended too long ago to be kept" if was else "no job was ever given this id"
+    return NotApplied(3, f"there is no job {job}", why, "see agentctl jobs --all")
+
+
+def stale(job: Job, command: AboutJob) -> NotApplied:
+    epoch = None if isinstance(command, CancelAsked) else command.epoch
+    why = f"the command is about epoch {epoch}; the job is {job.state} under epoch {job.grant.epoch}"
+    return NotApplied(4, f"nothing was changed about {job.id}", why, f"see agentctl why {job.id}")
+
+
+def over_quota(job: Job, used: int, quota: int, done: str) -> NotApplied:
+    why = f"tenant {job.spec.tenant} holds {used} of {explain.gpus(quota)}"
+    return NotApplied(4, f"{job.id} was not {done}", why, "wait until one of its jobs ends")
+
+
+def not_alone(job: Job, host: HostId, gpu: str, other: JobId) -> NotApplied:
+    why = f"GPU {device_of(gpu)} on {host} belongs to {other}, which is guaranteed"
+    return NotApplied(4, f"{job.id} was not upgraded", why, "wait until one of them ends")
+
+
+def barred_place(spec: JobSpec, places: Iterable[Place], drained: Mapping[HostId, Drain]) -> str:
+    """Why no rank of this job may start in one of these places; empty when it may."""
+    why = eligible.bars(spec, drained)
+    return next((why[place.host] for place in places if place.host in why), "")
+
+
+def wrong_places(
+    job: Job, command: Placed, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
+) -> str:
+    """Why these places are no whole gang of its own; empty when they are. `holders`: who has which GPU of a host, or
+    which part of it."""
+    spec = job.spec
+    hosts = {place.host for place in command.places}
+    ranks = [rank for place in command.places for rank in place.ranks]
+    whole = len(hosts) == len(command.places) and all(place.ranks for place in command.places)
+    if not whole or ranks != list(range(spec.workers)):
+        return "the places do not hold each rank once"
+    if spec.pack == "host" and job.counts and len(hosts) > 1:  # an opportunistic one lies where it is least busy
+        return f"it wants one host for all its workers, and these are {len(hosts)}"
+    if spec.pack == "apart" and len(hosts) < spec.workers:
+        return f"it wants a host for each of {spec.workers} workers, and these are {len(hosts)}"
+    return next(filter(None, (wrong_gpus(job, place, jobs, holders) for place in command.places)), "")
+
+
+def wrong_gpus(job: Job, place: Place, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]) -> str:
+    """Why this place cannot have its GPUs; empty when it can. `holders`: as of `wrong_places`."""
+    distinct = len(set(map(device_of, place.gpus)))
+    if distinct != len(place.gpus) or distinct != len(place.ranks) * job.spec.gpus_per_worker:
+        return f"{place.host} gives {explain.gpus(len(place.gpus))} to {len(place.ranks)} workers"
+    held = holders.get(place.host, {})
+    upgraded = guaranteed_on(place.host, jobs, holders) if job.counts else {}
+    for gpu in place.gpus:
+        if job.counts and is_part(gpu):
+            return f"it is guaranteed, and {place.host} gives it a part of GPU {device_of(gpu)}"
+        holder = held.get(gpu) or upgraded.get(gpu)
+        if holder is not None:
+            return f"GPU {gpu} on {place.host} belongs to {holder}"
+    return ""

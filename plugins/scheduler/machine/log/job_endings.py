@@ -1,0 +1,246 @@
+"""Commands of the log that end a job or its ranks, and the steps that they share: a job is stopped, waits for the
+reports of its hosts, is queued again, or is over."""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+import msgspec
+
+from covey.core.ids import HostId, JobId
+from covey.job.leaving import who
+from covey.tensors.numbers.blocks import tables_of
+from covey.wire.job import GoneRank
+from plugins.scheduler.machine.log import replacing
+from plugins.scheduler.machine.log.job_table import ENDED_MAX, JobTable
+from plugins.scheduler.machine.log.jobs import HOLDING, TRANSITIONS, After, Cause, FirstFailure, Job, JobEnding, State
+from plugins.scheduler.machine.log.kept_bytes import ENDED_BYTES_MAX
+from plugins.scheduler.messages.commands import (
+    Applied,
+    CancelAsked,
+    NotApplied,
+    RanksDone,
+    RanksReported,
+    Result,
+    TakenBack,
+)
+from plugins.scheduler.messages.spec import SealedEnv
+from plugins.scheduler.policy import explain
+
+HARMS_MAX = 16
+"""Guaranteed jobs that one opportunistic job is known to harm."""
+CAUSES: Mapping[str, Cause] = {"preempted": "preempted", "unfit": "unfit"}
+"""Why a running job was taken back, if not for a host that is lost."""
+
+
+def ranks_reported(queue: JobTable, job: Job, command: RanksReported) -> Result:
+    place = job.left_on(command.host) or job.place_on(command.host)
+    if place is None or place.since != command.since:
+        return NotApplied(4, f"no rank of {job.id} is on {command.host}", "the report was not taken", "nothing")
+    if not job.awaits(command.host):
+        return Applied(job.id)
+    if place in job.healing.leaving:
+        left(queue, job, command.host)
+        queue.note(job.id, "ranks ended", f"{command.host} has none of it any more")
+        end_when_all_reported(queue, job, command.wall_s)
+        return Applied(job.id)
+    job.ending.codes = {**job.ending.codes, command.host: dict(command.codes)}
+    ended = {rank: GoneRank(command.host, command.step) for rank, code in command.codes.items() if code == 0}
+    job.healing.gone = {**ended, **job.healing.gone}
+    replacing.ended(job, command.host)
+    job.ending.asked = job.ending.asked or command.asked or command.lost
+    if command.step is not None and (job.start.step is None or command.step >= job.start.step):
+        job.start.step = command.step
+        job.start.metrics = dict(list({**job.start.metrics, **command.metrics}.items())[-16:])
+    if command.step_s is not None:
+        job.start.step_s = max(command.step_s, job.start.step_s or 0.0)
+    queue.free(job, command.host)
+    queue.touch(job)
+    _weigh(queue, job, command)
+    end_when_all_reported(queue, job, command.wall_s)
+    return Applied(job.id)
+
+
+def ranks_done(queue: JobTable, job: Job, command: RanksDone) -> Result:
+    """Those of its ranks on a host that others may wait for in vain."""
+    place = job.place_on(command.host)
+    if place is None or not set(command.steps) <= set(place.ranks):
+        return NotApplied(4, f"no such ranks of {job.id} are on {command.host}", "others run there", "nothing")
+    new = {rank: GoneRank(command.host, step) for rank, step in command.steps.items() if rank not in job.healing.gone}
+    job.healing.gone = {**job.healing.gone, **new}
+    if new:
+        each = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(new.items()))
+        queue.touch(job)
+        queue.note(job.id, "ranks ended early", f"{each}; others of its ranks there run on")
+    return Applied(job.id)
+
+
+def _weigh(queue: JobTable, job: Job, command: RanksReported) -> None:
+    """What one host's report means for the job: the first failure decides, unless something decided before."""
+    failure = explain.first_failure(command.codes)
+    if command.lost:
+        _weigh_loss(queue, job, command, failure)
+        return
+    if failure is None:
+        queue.note(job.id, "ranks ended", f"{all_ranks(len(command.codes))} on {command.host} exited with 0")
+        return
+    rank, code = failure
+    said = explain.ended_words(rank, command.host, code, explain.SIGNALS.get(-code))
+    said = f"{said}: {command.reason}" if command.reason else said
+    if job.ending.blame is None:
+        job.ending.blame = FirstFailure(command.host, rank, code, said)
+    if job.ending.after is not None:
+        queue.note(job.id, "ranks ended", said)
+        return
+    if code == explain.EXIT_AGAIN:
+        job.tally.requeues += 1
+        again(queue, job, "exit 75", f"{said}; it wants to be started again")
+    elif cut_off := sorted({host for host in command.unreachable if host != command.host and job.awaits(host)}):
+        job.tally.hosts_lost += 1
+        again(queue, job, "host lost", f"{said}; {', '.join(cut_off)} did not answer {command.host} then")
+    else:
+        job.tally.failures += 1
+        again(queue, job, "failed", said)
+
+
+def _weigh_loss(queue: JobTable, job: Job, command: RanksReported, failure: tuple[int, int] | None) -> None:
+    """Ranks that a host lost did not fail, whatever their codes, and a gang that lost some of its ranks is not
+    done. Decided here: the host itself may know too little of the job to tell."""
+    said = f"{command.host} lost its ranks"
+    said = f"{said}: {command.reason}" if command.reason else said
+    if failure is not None and job.ending.blame is None:
+        job.ending.blame = FirstFailure(command.host, *failure, said)
+    if job.ending.after is not None:
+        queue.note(job.id, "ranks ended", said)
+        return
+    job.tally.hosts_lost += 1
+    again(queue, job, "host lost", said)
+
+
+def cancel_asked(queue: JobTable, job: Job, command: CancelAsked) -> Result:
+    by = f"by {command.by}" if command.by else "by a person"
+    if job.state in ("queued", "placing"):
+        end(queue, job, "cancelled", f"cancelled {by} before it started", command.wall_s, explain.EXIT_CANCELLED)
+    elif job.state == "running" or (job.state == "stopping" and job.ending.after == "queued"):
+        stop(queue, job, "cancelled", f"cancelled {by}")
+    return Applied(job.id)
+
+
+def time_limit_reached(queue: JobTable, job: Job) -> Result:
+    stop(queue, job, "failed", f"it reached its time limit of {job.spec.time_limit_s or 0:g} s")
+    return Applied(job.id)
+
+
+def taken_back(queue: JobTable, job: Job, command: TakenBack) -> Result | None:
+    if command.term not in (0, queue.leading_term):
+        return None
+    if job.state == "placing":
+        queue.use(job, -1)
+        enter(queue, job, "queued", "taken back", f"{command.cause}: {command.reason}")
+        return Applied(job.id)
+    lost = lose(queue, job, command.lost)
+    if job.state == "running":
+        cause = CAUSES.get(command.cause, "host lost")
+        job.tally.preemptions += cause == "preempted"
+        job.tally.hosts_lost += cause == "host lost"
+        job.tally.unfit += cause == "unfit"
+        if command.harms is not None and command.harms not in job.measured.harms:
+            job.measured.harms = (*job.measured.harms, command.harms)[-HARMS_MAX:]
+            _do_not_pair(queue, job, command.harms, command.wall_s)
+        again(queue, job, cause, f"taken back ({command.cause}): {command.reason}")
+    elif lost:
+        queue.note(job.id, "hosts lost", command.reason)
+    end_when_all_reported(queue, job, command.wall_s)
+    return Applied(job.id)
+
+
+def _do_not_pair(queue: JobTable, job: Job, harmed: JobId, wall_s: float) -> None:
+    """Nor do others of their names."""
+    if harmed in queue.jobs:
+        queue.models.saw_harm(job.spec, queue.jobs[harmed].spec, wall_s)
+
+
+def again(queue: JobTable, job: Job, cause: Cause, said: str) -> None:
+    """It stops because of this, which is counted, and is queued again unless that happened too often."""
+    count, allowed = job.happened(cause)
+    if allowed is None or count <= allowed:
+        stop(queue, job, "queued", said)
+    else:
+        stop(queue, job, "failed", f"{said}{explain.too_often(cause, count, allowed)}")
+
+
+def stop(queue: JobTable, job: Job, after: After, reason: str) -> None:
+    job.ending.lost = (*job.ending.lost, *job.healing.missing)
+    replacing.whole_again(job)
+    job.ending.after = after
+    enter(queue, job, "stopping", "stopping", reason)
+
+
+def end_when_all_reported(queue: JobTable, job: Job, wall_s: float) -> None:
+    if job.awaited:
+        return
+    if job.healing.missing:
+        job.tally.hosts_lost += 1
+        again(queue, job, "host lost", f"{', '.join(job.healing.missing)} was lost, and nothing of it is left")
+    start, ending = job.start, job.ending
+    if start.step_s is not None and tables_of(len(start.places)) == start.tables:  # else it stepped on more hosts, too
+        queue.models.saw_steps(job.spec, len(start.places), start.step_s)
+    codes = [code for reported in ending.codes.values() for code in reported.values()]
+    if (not ending.lost and not ending.asked and not any(codes)) or ending.after is None:
+        end(queue, job, "done", f"{all_ranks(job.spec.workers)} exited with 0", wall_s, 0)
+        return
+    unblamed = explain.EXIT_LOST if ending.lost else explain.EXIT_CANCELLED
+    code = explain.job_code(ending.blame.code) if ending.blame else unblamed
+    match ending.after:
+        case "failed":
+            end(queue, job, "failed", job.reason, wall_s, code)
+        case "cancelled":
+            end(queue, job, "cancelled", job.reason, wall_s, code)
+        case "queued":
+            queue.use(job, -1)
+            job.priority.queued_s = queue.clock_s
+            enter(queue, job, "queued", "queued again", job.reason)
+        case _:
+            assert_never(ending.after)
+
+
+def end(queue: JobTable, job: Job, state: State, reason: str, wall_s: float, code: int) -> None:
+    if job.state in HOLDING:
+        queue.use(job, -1)
+    queue.give_back(job)
+    job.ending.exit_code, job.times.ended_wall_s, job.times.ended_rack_s = code, wall_s, queue.rack_s
+    job.spec = msgspec.structs.replace(job.spec, env={})
+    job.env = SealedEnv(job.env.digest) if job.env is not None else None
+    enter(queue, job, state, state, reason)
+    queue.ended.append(job.id)
+    queue.kept_bytes.over(job)
+    while len(queue.ended) > ENDED_MAX or queue.kept_bytes.ended > ENDED_BYTES_MAX:
+        gone = queue.jobs.pop(queue.ended.pop(0))
+        del queue.keys[gone.key]
+        queue.kept_bytes.forgotten(gone.id)
+
+
+def enter(queue: JobTable, job: Job, state: State, event: str, reason: str) -> None:
+    if state in ("queued", "placing"):
+        replacing.began_anew(job)
+        job.ending = JobEnding()
+    job.state = TRANSITIONS.next(job.state, state)
+    queue.say(job, event, reason)
+
+
+def lose(queue: JobTable, job: Job, hosts: Sequence[HostId]) -> list[HostId]:
+    """Nobody waits for these any more; those for which somebody did."""
+    lost = sorted({host for host in hosts if job.awaits(host)})
+    job.ending.lost = (*job.ending.lost, *(host for host in lost if job.left_on(host) is None))
+    for host in lost:
+        left(queue, job, host)
+    return lost
+
+
+def left(queue: JobTable, job: Job, host: HostId) -> None:
+    queue.free(job, host)
+    replacing.left(job, host)
+    queue.touch(job)
+
+
+def all_ranks(ranks: int) -> str:
+    return "its rank" if ranks == 1 else f"all {ranks} ranks"

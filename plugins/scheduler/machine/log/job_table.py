@@ -1,0 +1,351 @@
+"""The replicated state of the scheduler: what is remembered, what follows from it, and how it is kept.
+
+Only commands of the log change it; `machine/log/queue.py` applies them.
+"""
+
+import weakref
+from collections.abc import Iterable
+
+import msgspec
+
+from covey.core.events import LogEvent
+from covey.core.ids import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.log.jobs import HOLDING, Job
+from plugins.scheduler.machine.log.kept_bytes import KeptBytes
+from plugins.scheduler.machine.log.models import Models, StepHistory, model_of
+from plugins.scheduler.policy.eligible import Drain
+from plugins.scheduler.policy.shared import device_of
+
+ENDED_MAX = 1000
+"""Ended jobs kept."""
+SNAPSHOT_VERSION = 1
+"""Of what `JobTable.snapshot` writes."""
+DRAINED_MAX = 10_000
+"""Hosts that are drained at a time."""
+
+
+class SnapshotHead(msgspec.Struct, frozen=True):
+    """What every version of a snapshot says."""
+
+    version: int
+
+
+class QueueState(SnapshotHead, frozen=True):
+    """A snapshot of this version."""
+
+    index: int
+    next_number: int
+    quotas: dict[str, int | None]
+    overshoot: dict[str, int]
+    jobs: list[Job]
+    """In order of admission."""
+    ended: list[JobId]
+    """In order of ending."""
+    clock_s: float
+    keeper: JobId | None
+    kept: dict[HostId, int]
+    tensors: dict[str, tuple[int, int]]
+    steps: dict[str, StepHistory]
+    leading_term: int
+    leases_over_s: float
+    pairs: dict[str, dict[str, float]]
+    pauses_over_s: float
+    drained: dict[HostId, Drain]
+    rack_s: float
+
+
+FEED_MAX = 200_000
+"""Changes that wait to be read; beyond that number, reading all jobs costs no more than reading the changes."""
+
+
+class Feed:
+    """Jobs that changed since the reader last asked, so that whatever follows the queue need not read all of it."""
+
+    def __init__(self) -> None:
+        self._ids: dict[JobId, None] = {}
+        self._all = True
+
+    def note(self, ids: Iterable[JobId]) -> None:
+        if self._all:
+            return
+        self._ids.update(dict.fromkeys(ids))
+        if len(self._ids) > FEED_MAX:
+            self.everything()
+
+    def everything(self) -> None:
+        """The reader has to begin anew."""
+        self._ids, self._all = {}, True
+
+    @property
+    def pending(self) -> bool:
+        """Whether something changed that the reader has not asked for yet."""
+        return self._all or bool(self._ids)
+
+    def take(self) -> list[JobId] | None:
+        """Each once, in no order that means anything; None: everything may have changed."""
+        ids, whole = self._ids, self._all
+        self._ids, self._all = {}, False
+        return None if whole else list(ids)
+
+
+_heads = msgspec.msgpack.Decoder(SnapshotHead)
+_snapshots = msgspec.msgpack.Decoder(QueueState)
+
+
+class JobTable:
+    """Jobs, quotas, who holds what."""
+
+    def __init__(self) -> None:
+        self.index = 0
+        self.next_number = 1
+        self.jobs: dict[JobId, Job] = {}
+        self.quotas: dict[str, int | None] = {}
+        self.overshoot: dict[str, int] = {}
+        self.ended: list[JobId] = []
+        self.clock_s = 0.0
+        """Seconds during which any job waited, as far as leaders wrote them into the log."""
+        self.rack_s = 0.0
+        """The rack's clock, as far as commands told it. It only grows, whatever wall clocks do."""
+        self.keeper: JobId | None = None
+        """The gang that fits its quota and not yet the rack."""
+        self.kept: dict[HostId, int] = {}
+        """GPUs that no other guaranteed job gets."""
+        self.models = Models()
+        self.leading_term = 0
+        """Of the newest leader that decides."""
+        self.leases_over_s = 0.0
+        """Within which the leases of leaders up to that one are certainly over."""
+        self.pauses_over_s = 0.0
+        """Within which ranks that may be lost certainly stand still without them; 0: not known."""
+        self.drained: dict[HostId, Drain] = {}
+        """Hosts where no rank starts. Exchanged as a whole whenever it changes."""
+        self.notes: list[LogEvent] = []
+        """Events of the command that is being applied."""
+        self._changed: dict[JobId, None] = {}
+        self._feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """What follows from the rest: keys, usage per tenant, and who holds which GPU."""
+        self.keys: dict[str, JobId] = {job.key: job.id for job in self.jobs.values()}
+        self.kept_bytes = KeptBytes(self.jobs.values())
+        self.holders: dict[HostId, dict[str, JobId]] = {}
+        self._used: dict[str, int] = {}
+        self._changed |= dict.fromkeys(self.jobs)
+        for feed in self._feeds:
+            feed.everything()
+        for job in self.jobs.values():
+            if job.state in HOLDING:
+                self._add(job, 1)
+            for place in job.awaited:
+                self.hold(job, place)
+
+    # ---- reading ----
+
+    def live(self) -> list[Job]:
+        """Jobs that are not over, in order of admission."""
+        return [job for job in self.jobs.values() if not job.over]
+
+    def quota(self, tenant: str) -> int | None:
+        """GPUs a tenant may hold; None: not limited."""
+        return self.quotas.get(tenant, self.quotas.get("*"))
+
+    def has_quota(self, tenant: str) -> bool:
+        """Whether a quota limits this tenant; its jobs come before those of tenants without one."""
+        return self.quota(tenant) is not None
+
+    def used(self, tenant: str) -> int:
+        """GPUs a tenant holds against its quota."""
+        return self._used.get(tenant, 0)
+
+    def free_quota(self, tenant: str) -> int | None:
+        """GPUs a tenant may still take; None: not limited. Never under 0."""
+        quota = self.quota(tenant)
+        return None if quota is None else max(0, quota - self.used(tenant))
+
+    def apart_from(self, job: Job) -> list[JobId]:
+        """Guaranteed jobs beside which an opportunistic one must not be: it harmed them, or another of its name harmed
+        one of theirs."""
+        harmed = self.models.harmed_by(job.spec)
+        known = [id for id in job.measured.harms if id in self.jobs]
+        if not harmed:
+            return known
+        held = {id: self.jobs[id] for gpus in self.holders.values() for id in gpus.values()}
+        alike = [other.id for other in held.values() if other.counts and model_of(other.spec) in harmed]
+        return list(dict.fromkeys([*known, *sorted(alike)]))
+
+    def was(self, job: JobId) -> bool:
+        """Whether this id was given once, to a job that may be forgotten by now."""
+        number = job[1:]
+        return number.isascii() and number.isdigit() and len(number) < 19 and 0 < int(number) < self.next_number
+
+    def over(self, job: JobId, epoch: int) -> bool:
+        """Whether the log says that this grant is over for good. False also when the log does not know it (yet)."""
+        known = self.jobs.get(job)
+        if known is None:
+            return self.was(job)
+        return known.grant.epoch > epoch or known.over or (known.grant.epoch == epoch and known.state == "queued")
+
+    def changed(self) -> list[JobId]:
+        """Jobs whose state changed since this was last asked, in order; each once."""
+        found = list(self._changed)
+        self._changed = {}
+        return found
+
+    def follow(self) -> Feed:
+        """Every change from now on, for as long as the caller holds the answer."""
+        feed = Feed()
+        self._feeds.add(feed)
+        return feed
+
+    # ---- what commands do ----
+
+    def touch(self, job: Job) -> None:
+        """Its state, or what it asks for, is another one: `changed` names it."""
+        self._changed[job.id] = None
+
+    def tell_feeds(self, jobs: Iterable[JobId]) -> None:
+        """Whoever follows hears of these."""
+        for feed in self._feeds:
+            feed.note(jobs)
+
+    def say(self, job: Job, event: str, reason: str) -> None:
+        """Why it is in its state."""
+        job.reason = reason
+        self.touch(job)
+        self.note(job.id, event, reason)
+
+    def note(self, job: JobId, event: str, reason: str) -> None:
+        """An event of this job, which changes nothing about it."""
+        key = f"log/{self.index}.{len(self.notes)}" if self.notes else f"log/{self.index}"
+        self.notes.append(LogEvent(job, event, reason, key))
+
+    def limit(self, tenant: str, gpus: int | None) -> None:
+        """A tenant's quota. What it holds over that runs out."""
+        self.quotas[tenant] = gpus
+        for other, used in sorted(self._used.items()):
+            quota = self.quota(other)
+            if quota is not None and used > quota:
+                self.overshoot[other] = used
+        self._trim_overshoot()
+
+    def hold(self, job: Job, place: Place) -> None:
+        """The GPUs of this place are the job's."""
+        self.holders.setdefault(place.host, {}).update(dict.fromkeys(place.gpus, job.id))
+
+    def give_back(self, job: Job) -> None:
+        """What was kept for this job is open to all again."""
+        if self.keeper == job.id:
+            self.keeper, self.kept = None, {}
+
+    def use(self, job: Job, sign: int) -> None:
+        """Take the job's GPUs from its tenant's quota, or give them back."""
+        self._add(job, sign)
+        self._trim_overshoot()
+
+    def _add(self, job: Job, sign: int) -> None:
+        if not job.counts:
+            return
+        tenant = job.spec.tenant
+        self._used[tenant] = self._used.get(tenant, 0) + sign * job.spec.gpus
+        if not self._used[tenant]:
+            del self._used[tenant]
+
+    def _trim_overshoot(self) -> None:
+        for tenant, allowed in sorted(self.overshoot.items()):
+            quota, used = self.quota(tenant), self.used(tenant)
+            if quota is None or used <= quota:
+                del self.overshoot[tenant]
+            else:
+                self.overshoot[tenant] = min(allowed, used)
+
+    def free(self, job: Job, host: HostId) -> None:
+        """The GPUs of one of its hosts are the job's no longer."""
+        place = job.place_on(host) or job.left_on(host)
+        held = self.holders.get(host, {})
+        for gpu in place.gpus if place else ():
+            if held.get(gpu) == job.id:
+                del held[gpu]
+        if not held:
+            self.holders.pop(host, None)
+
+    # ---- keeping ----
+
+    def snapshot(self) -> bytes:
+        kept = list(self.jobs.values())
+        state = QueueState(
+            SNAPSHOT_VERSION,
+            self.index,
+            self.next_number,
+            self.quotas,
+            self.overshoot,
+            kept,
+            self.ended,
+            self.clock_s,
+            self.keeper,
+            self.kept,
+            self.models.tensors,
+            self.models.steps,
+            self.leading_term,
+            self.leases_over_s,
+            self.models.pairs,
+            self.pauses_over_s,
+            self.drained,
+            self.rack_s,
+        )
+        return msgspec.msgpack.encode(state)
+
+    def restore(self, data: bytes) -> None:
+        """Become what `snapshot` wrote. ValueError when it is of another version or damaged."""
+        version = _heads.decode(data).version
+        if version != SNAPSHOT_VERSION:
+            raise ValueError(f"the queue's snapshot has version {version}; this agent reads {SNAPSHOT_VERSION}")
+        state = _snapshots.decode(data)
+        self.index, self.next_number = state.index, state.next_number
+        self.quotas, self.overshoot, self.ended = dict(state.quotas), dict(state.overshoot), list(state.ended)
+        self.jobs = {job.id: job for job in state.jobs}
+        self.clock_s, self.keeper, self.kept = state.clock_s, state.keeper, dict(state.kept)
+        self.models = Models(state.tensors, state.steps, state.pairs)
+        self.leading_term, self.leases_over_s = state.leading_term, state.leases_over_s
+        self.pauses_over_s, self.drained, self.rack_s = state.pauses_over_s, state.drained, state.rack_s
+        self.rebuild()
+
+    def check(self) -> None:
+        """Raise AssertionError when quota, epochs or GPUs are not as `machine/log/queue.py` says at its top."""
+        used: dict[str, int] = {}
+        holders: dict[tuple[HostId, str], JobId] = {}
+        guaranteed: dict[tuple[HostId, str], JobId] = {}
+        for job in self.jobs.values():
+            if job.state in HOLDING and job.counts and job.spec.gpus:
+                used[job.spec.tenant] = used.get(job.spec.tenant, 0) + job.spec.gpus
+            hosts = [place.host for place in (*job.start.places, *job.healing.leaving)]
+            assert len(hosts) == len(set(hosts)), f"{job.id} has two places on a host"
+            assert not job.seeks or job.state == "running", f"{job.id} is {job.state} and looks for places"
+            assert job.start.tables or not job.start.places, (
+                f"{job.id} was placed, and nobody knows how many tables it has"
+            )
+            for place in job.awaited:
+                for gpu in place.gpus:
+                    assert (place.host, gpu) not in holders, f"GPU {gpu} on {place.host} is held twice"
+                    holders[place.host, gpu] = job.id
+                    if job.counts:
+                        other = guaranteed.setdefault((place.host, device_of(gpu)), job.id)
+                        assert other == job.id, f"{gpu} on {place.host} is {other}'s and {job.id}'s, both guaranteed"
+            assert job.over == (job.ending.exit_code is not None), (
+                f"{job.id} is {job.state} with {job.ending.exit_code}"
+            )
+        assert used == self._used, f"usage {self._used} is not {used}"
+        assert holders == {(h, g): j for h, held in self.holders.items() for g, j in held.items()}
+        for tenant, count in used.items():
+            quota = self.quota(tenant)
+            allowed = None if quota is None else max(quota, self.overshoot.get(tenant, 0))
+            assert allowed is None or count <= allowed, f"{tenant} holds {count} of {allowed}"
+        assert len(self.ended) <= ENDED_MAX
+        counted = KeptBytes(self.jobs.values())
+        assert (self.kept_bytes.live, self.kept_bytes.ended) == (counted.live, counted.ended), "bytes are miscounted"
+        assert (self.keeper is None) == (not self.kept)
+        if self.keeper is not None:
+            gang = self.jobs[self.keeper]
+            assert gang.state in ("queued", "placing") and gang.counts, f"{gang.id} keeps GPUs and is {gang.state}"
+            assert 0 < sum(self.kept.values()) <= gang.spec.gpus

@@ -1,0 +1,319 @@
+"""One job as every host knows it from the log: its states, and in `TRANSITIONS` what may follow each.
+
+`placing`, `running` and `stopping` hold quota. `running` ends by itself when every host reported zeros; anything else
+passes through `stopping`, and the job is over only when each of its hosts has said that nothing of it runs there any
+more, or is lost.
+"""
+
+from collections.abc import Container
+from typing import Literal, assert_never, get_args
+
+import msgspec
+
+from covey.core.ids import HostId, JobId
+from covey.core.transitions import StateTable
+from covey.wire.job import GoneRank
+from plugins.facts import Place, StepTiming
+from plugins.scheduler.messages.spec import JobClass, JobSpec, SealedEnv
+from plugins.scheduler.policy.order import Row, queue_of
+
+Holding = Literal["placing", "running", "stopping"]
+Over = Literal["done", "failed", "cancelled"]
+State = Literal["queued", Holding, Over]
+"""A new state is written into one of these three: what it counts against and what waits for it follow from that."""
+After = Literal["queued", "failed", "cancelled"]
+Cause = Literal["preempted", "host lost", "exit 75", "failed", "unfit"]
+"""Why a job that ran is to run again: each is counted by itself, and has a limit of its own."""
+STATES: tuple[State, ...] = get_args(State)
+"""In the order in which a job passes through them."""
+HOLDING: tuple[State, ...] = get_args(Holding)
+"""States that count against the tenant's quota."""
+OVER: tuple[Over, ...] = get_args(Over)
+"""States that a job never leaves. Nothing else says which these are: programs read `JobView.over`."""
+TRANSITIONS: StateTable[State] = StateTable(
+    "a job in the log",
+    {
+        "queued": {
+            "placing": "the leader grants it GPUs of its tenant's quota and names its coordinator",
+            "cancelled": "it is cancelled",
+        },
+        "placing": {
+            "running": "its coordinator reserved GPUs for every worker",
+            "queued": "no hosts could be reserved, or the leader takes the grant back",
+            "cancelled": "it is cancelled",
+        },
+        "running": {
+            "stopping": "cancelled, its time limit reached, preempted, a host or a worker lost, a worker failed, "
+            "or it cannot be beside others on its GPUs",
+            "done": "each of its hosts reported that all workers exited with 0",
+        },
+        "stopping": {
+            "stopping": "cancelled while it stopped in order to run again",
+            "queued": "all hosts reported or are lost, and it is to run again",
+            "failed": "all hosts reported or are lost; it failed, or reached its time limit",
+            "cancelled": "all hosts reported or are lost, and it was cancelled",
+            "done": "all workers exited with 0, before a host told any of them to stop",
+        },
+        "done": {},
+        "failed": {},
+        "cancelled": {},
+    },
+)
+
+
+class FirstFailure(msgspec.Struct, frozen=True):
+    """The failure that decided how the job ends."""
+
+    host: HostId
+    rank: int
+    code: int
+    words: str
+
+
+class JobTimes(msgspec.Struct):
+    """When it was submitted, first started and ended: by wall clocks, for people, and by the rack's clock
+    (`JobTable.rack_s`), which durations are counted by."""
+
+    submitted_wall_s: float
+    started_wall_s: float | None = None
+    ended_wall_s: float | None = None
+    submitted_rack_s: float = 0.0
+    started_rack_s: float | None = None
+    ended_rack_s: float | None = None
+
+
+class JobTally(msgspec.Struct):
+    """How often something happened to it."""
+
+    attempt: int = 0
+    """Starts so far."""
+    preemptions: int = 0
+    requeues: int = 0
+    """Times that it asked to be started again (exit 75)."""
+    hosts_lost: int = 0
+    """Times that a host lost its ranks."""
+    failures: int = 0
+    """Times that it failed by itself."""
+    unfit: int = 0
+    """Times that it could not be, or stay, on the GPUs that it was placed on."""
+    place_failures: int = 0
+    """In a row, since it last started."""
+
+
+class JobPriority(msgspec.Struct):
+    """What the order of jobs goes by, beside its attained service. Moments are indices of the log."""
+
+    first: int | None = None
+    """Of the first start."""
+    promoted: int | None = None
+    """Of the newest promotion."""
+    base_gpu_s: float = 0.0
+    """Attained service at that promotion."""
+    demoted: int | None = None
+    """When this job of class auto became opportunistic."""
+    upgraded: int | None = None
+    """When it became guaranteed again, for good."""
+    queued_s: float = 0.0
+    """The log's clock (`JobTable.clock_s`) when the present wait began."""
+    waited_s: float = 0.0
+    """Waits before the present one, since its last promotion."""
+
+
+class JobGrant(msgspec.Struct):
+    """The newest grant."""
+
+    epoch: int = 0
+    """The fencing token."""
+    coordinator: HostId | None = None
+    index: int = 0
+    """Log index of this grant, or of its start: tells one `placing` from the next."""
+
+
+class JobStart(msgspec.Struct):
+    """The newest start, also after it is over."""
+
+    places: tuple[Place, ...] = ()
+    tables: int = 0
+    """How many tables the tensors of this start have (`covey.tensors.numbers.blocks`): fixed when its places were first
+    found, whatever becomes of these later, since every rank cuts its tensors by it; 0: it has not started."""
+    master_addr: str = ""
+    master_port: int = 0
+    step: int | None = None
+    """The newest that the log knows."""
+    metrics: dict[str, float] = {}
+    step_s: float | None = None
+    """Median step, the slowest host's."""
+    timings: dict[HostId, StepTiming] = {}
+    """How long its steps take, by host."""
+
+
+class JobEnding(msgspec.Struct):
+    """How this grant ends, or ended."""
+
+    codes: dict[HostId, dict[int, int]] = {}
+    """What its hosts reported."""
+    asked: bool = False
+    """Some of them had been told to stop."""
+    lost: tuple[HostId, ...] = ()
+    """Hosts that nobody waits for any more."""
+    after: After | None = None
+    """What `stopping` leads to."""
+    blame: FirstFailure | None = None
+    exit_code: int | None = None
+    """Of a job that is over."""
+
+
+class JobHealing(msgspec.Struct):
+    """What a gang that goes on without some of its hosts, or on others, remembers under this grant
+    (`machine/log/replacing.py`)."""
+
+    may_be_lost: tuple[HostId, ...] = ()
+    """Hosts that may be lost, with all its ranks there: others have what their successors need."""
+    healed: int = 0
+    """Times that places were exchanged (`Place.since`)."""
+    missing: tuple[HostId, ...] = ()
+    """Hosts among its places that are lost; their ranks are to go on elsewhere, and all others wait for them."""
+    moving: dict[HostId, HostId] = {}
+    """Hosts that its ranks are to leave, and where to; empty: wherever there is room."""
+    leaving: tuple[Place, ...] = ()
+    """Places that it had: ranks there end, and their successors, which stand in `places`, start after that."""
+    sought: int = 0
+    """Times that somebody was to find places for some of its ranks anew."""
+    gone: dict[int, GoneRank] = {}
+    """Ranks that ended with 0, while others run: those wait for them in vain (`covey.job.leaving`)."""
+    losses: tuple[int, int] = (0, 0)
+    """The newest step that was known when it last lost a host, and how often it has lost one since it came so far."""
+
+
+class JobMeasured(msgspec.Struct):
+    """What hosts measured of it."""
+
+    attained: dict[HostId, float] = {}
+    """GPU·s per host, max-merged."""
+    tensors: tuple[int, int] = (0, 0)
+    """Bytes of its largest tensor, and of all; (0, 0): not seen."""
+    harms: tuple[JobId, ...] = ()
+    """Guaranteed jobs that were measured to suffer from it on their GPUs; the newest."""
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """The record in the replicated state; only commands of the log change it (`machine/log/queue.py`)."""
+
+    id: JobId
+    number: int
+    key: str
+    spec: JobSpec
+    env: SealedEnv | None = None
+    """Where the submitter's environment is; None: it is empty."""
+    state: State = "queued"
+    reason: str = ""
+    times: JobTimes
+    tally: JobTally = msgspec.field(default_factory=JobTally)
+    priority: JobPriority = msgspec.field(default_factory=JobPriority)
+    grant: JobGrant = msgspec.field(default_factory=JobGrant)
+    start: JobStart = msgspec.field(default_factory=JobStart)
+    ending: JobEnding = msgspec.field(default_factory=JobEnding)
+    healing: JobHealing = msgspec.field(default_factory=JobHealing)
+    measured: JobMeasured = msgspec.field(default_factory=JobMeasured)
+
+    @property
+    def attained_gpu_s(self) -> float:
+        return sum(self.measured.attained.values(), 0.0)
+
+    @property
+    def job_class(self) -> JobClass:
+        """What it is now, whatever was asked for."""
+        if self.priority.upgraded is not None:
+            return "guaranteed"
+        return self.spec.job_class if self.priority.demoted is None else "opportunistic"
+
+    @property
+    def counts(self) -> bool:
+        """Whether its GPUs count against a quota when it holds any."""
+        return self.job_class != "opportunistic"
+
+    @property
+    def over(self) -> bool:
+        """It will not run again."""
+        return self.state in OVER
+
+    @property
+    def placed(self) -> bool:
+        """Its ranks run, or are being stopped, under `epoch`."""
+        return self.state in ("running", "stopping")
+
+    def happened(self, cause: Cause) -> tuple[int, int | None]:
+        """How often it was stopped for this, and how often it is started again for it (None: always)."""
+        spec = self.spec
+        match cause:
+            case "preempted":
+                return self.tally.preemptions, spec.retries_preempted
+            case "host lost":
+                return self.tally.hosts_lost, spec.retries_lost
+            case "exit 75":
+                return self.tally.requeues, spec.retries_again
+            case "failed":
+                return self.tally.failures, spec.retries
+            case "unfit":
+                return self.tally.unfit, None
+            case _:
+                assert_never(cause)
+
+    def awaits(self, host: HostId) -> bool:
+        """Whether this host still has to report the end of its ranks."""
+        return any(place.host == host for place in self.awaited)
+
+    @property
+    def awaited(self) -> list[Place]:
+        """Places of the hosts that still have to report the end of their ranks."""
+        if not self.placed:
+            return []
+        away = {*self.ending.codes, *self.ending.lost, *self.healing.missing}
+        return [*(place for place in self.start.places if place.host not in away), *self.healing.leaving]
+
+    def place_on(self, host: HostId) -> Place | None:
+        return next((place for place in self.start.places if place.host == host), None)
+
+    def left_on(self, host: HostId) -> Place | None:
+        """What it had there, and is about to end."""
+        return next((place for place in self.healing.leaving if place.host == host), None)
+
+    @property
+    def seeks(self) -> bool:
+        """Whether some of its ranks are to go on on other hosts, which its coordinator looks for."""
+        return self.state == "running" and bool(self.healing.missing or self.healing.moving)
+
+    @property
+    def arriving(self) -> dict[HostId, int]:
+        """GPUs of hosts that somebody wants some of its ranks on, and which it has not reserved yet."""
+        if self.state != "running":
+            return {}
+        wanted = [(to, self.place_on(host)) for host, to in self.healing.moving.items() if to]
+        return {to: len(place.gpus) for to, place in wanted if place is not None and place.gpus}
+
+    def heals_without(self, hosts: Container[HostId]) -> bool:
+        """Whether the rest of the gang goes on when all these are lost: some of it has what their successors need, and
+        those that took over from others, and have it not yet, get it from there, too."""
+        may_be_lost, missing, places = self.healing.may_be_lost, self.healing.missing, self.start.places
+        rest = [place.host for place in places if place.host not in hosts and place.host not in missing]
+        ready = all(place.host in (*may_be_lost, *missing) or place.since for place in places)
+        have = any(host in may_be_lost for host in rest)
+        return self.state == "running" and not self.ending.codes and self.spec.on_lost == "heal" and ready and have
+
+
+def row_of(job: Job, thresholds: tuple[float, ...]) -> Row:
+    """The job as the order sees it. A promotion lasts until the job sinks out of the highest queue again."""
+    attained = max(0.0, job.attained_gpu_s - job.priority.base_gpu_s)
+    lasting = job.priority.promoted is not None and queue_of(attained, thresholds) == 0
+    return Row(
+        id=job.id,
+        number=job.number,
+        tenant=job.spec.tenant,
+        job_class=job.job_class,
+        gpus=job.spec.gpus,
+        submitted=job.number,
+        attained_gpu_s=attained,
+        running=job.state in HOLDING,
+        first=job.priority.first,
+        promoted=job.priority.promoted if lasting else None,
+    )

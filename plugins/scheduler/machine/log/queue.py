@@ -1,0 +1,215 @@
+"""The replicated state machine: tenants' quotas, jobs, grants and attained service.
+
+`apply` is deterministic: the same commands in the same order give the same state and the same answers on every host.
+What must never happen is refused here and nowhere else, because no command of a leader that was cut off gets past
+this place:
+
+- no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
+- a grant's epoch grows by one each time, and a command of another epoch changes nothing;
+- a gang is placed whole, and no GPU belongs to two gangs; where GPUs are shared, none to two guaranteed ones;
+- at most one gang keeps GPUs that do not suffice for it yet.
+
+No clock is read here. How long jobs wait comes through the log too: the leader counts the time during which any job
+waits (`Elapsed`), and a job remembers what that clock showed when its wait began.
+
+Ended jobs are kept for the list, the newest `ENDED_MAX` of them; their keys and environments go with them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import assert_never
+
+from covey.core.events import LogEvent
+from plugins.scheduler.machine.log import answers, job_endings, job_starts, replacing, replacing_jobs
+from plugins.scheduler.machine.log.job_table import DRAINED_MAX, JobTable
+from plugins.scheduler.machine.log.jobs import HOLDING, Job, State
+from plugins.scheduler.messages.commands import (
+    AboutJob,
+    Applied,
+    Attained,
+    CancelAsked,
+    Command,
+    Demoted,
+    Elapsed,
+    GpusKept,
+    Granted,
+    HostDrained,
+    Leads,
+    MoveAsked,
+    NotApplied,
+    Placed,
+    PlaceFailed,
+    PlacesLost,
+    Promoted,
+    QuotaSet,
+    RanksDone,
+    RanksReported,
+    Replaced,
+    Result,
+    Submitted,
+    TakenBack,
+    TimeLimitReached,
+    Upgraded,
+)
+from plugins.scheduler.policy import explain
+from plugins.scheduler.policy.eligible import Drain
+
+FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
+    Granted: ("queued",),
+    Placed: ("placing",),
+    PlaceFailed: ("placing", "running"),
+    PlacesLost: ("running",),
+    MoveAsked: ("running",),
+    Replaced: ("running",),
+    RanksReported: ("running", "stopping"),
+    RanksDone: ("running",),
+    TimeLimitReached: ("running",),
+    TakenBack: HOLDING,
+    Promoted: ("queued",),
+    Demoted: ("queued",),
+    Upgraded: ("running",),
+    GpusKept: ("queued",),
+}
+"""In which states a command may find its job, which must be under the command's epoch as well; one before it when the
+command is a grant."""
+
+
+def apply(queue: JobTable, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
+    """The command at `index` of the log. Each change is noted once in the event log of its job."""
+    queue.index, queue.rack_s = index, max(queue.rack_s, command.rack_s)
+    queue.notes = []
+    result = _dispatch(queue, command)
+    queue.tell_feeds(answers.touched(command, result))
+    return result, queue.notes
+
+
+def _dispatch(queue: JobTable, command: Command) -> Result:
+    match command:
+        case Submitted():
+            return job_starts.submitted(queue, command)
+        case QuotaSet():
+            return _quota_set(queue, command)
+        case HostDrained():
+            return _host_drained(queue, command)
+        case Attained():
+            return _attained(queue, command)
+        case Elapsed():
+            queue.clock_s = max(queue.clock_s, command.clock_s)
+            return Applied()
+        case Leads():
+            return _leads(queue, command)
+        case _:
+            job = queue.jobs.get(command.job)
+            if job is None:
+                return answers.unknown(command.job, queue.was(command.job))
+            return _about_job(queue, job, command) or answers.stale(job, command)
+
+
+def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
+    """None: the job is not, or no more, where this command takes it to be. Nothing changes then."""
+    if isinstance(command, CancelAsked):
+        return job_endings.cancel_asked(queue, job, command)
+    if (
+        isinstance(command, Placed)
+        and job.placed
+        and (job.grant.epoch, job.start.places) == (command.epoch, command.places)
+    ):
+        return Applied(job.id)  # it was heard before
+    if isinstance(command, Replaced) and replacing.was_replaced(job, command):
+        return Applied(job.id)
+    grants = isinstance(command, Granted)
+    if job.state not in FINDS[type(command)] or command.epoch != job.grant.epoch + grants:
+        return None
+    match command:
+        case Granted():
+            return job_starts.granted(queue, job, command)
+        case Placed():
+            return job_starts.placed(queue, job, command)
+        case PlaceFailed():
+            return job_starts.place_failed(queue, job, command)
+        case PlacesLost():
+            return replacing_jobs.places_lost(queue, job, command)
+        case MoveAsked():
+            return replacing_jobs.move_asked(queue, job, command)
+        case Replaced():
+            return replacing_jobs.replaced(queue, job, command)
+        case RanksReported():
+            return job_endings.ranks_reported(queue, job, command)
+        case RanksDone():
+            return job_endings.ranks_done(queue, job, command)
+        case TimeLimitReached():
+            return job_endings.time_limit_reached(queue, job)
+        case TakenBack():
+            return job_endings.taken_back(queue, job, command)
+        case Promoted():
+            return job_starts.promoted(queue, job)
+        case Demoted():
+            return job_starts.demoted(queue, job, command)
+        case Upgraded():
+            return job_starts.upgraded(queue, job)
+        case GpusKept():
+            return job_starts.gpus_kept(queue, job, command)
+        case _:
+            assert_never(command)
+
+
+def _quota_set(queue: JobTable, command: QuotaSet) -> Result:
+    if command.if_absent and command.tenant in queue.quotas:
+        return Applied()
+    if command.tenant in queue.quotas and queue.quotas[command.tenant] == command.gpus:
+        return Applied()
+    queue.limit(command.tenant, command.gpus)
+    what = "not limited" if command.gpus is None else explain.gpus(command.gpus)
+    queue.notes.append(LogEvent(f"tenant/{command.tenant}", "quota set", what, f"log/{queue.index}"))
+    return Applied()
+
+
+def _host_drained(queue: JobTable, command: HostDrained) -> Result:
+    """The same said again changes nothing."""
+    host, by = command.host, command.by or "a person"
+    before = queue.drained.get(host)
+    now = Drain(by, command.stop_jobs, command.wall_s) if command.drained else None
+    if (now and now.stop_jobs) == (before and before.stop_jobs):
+        return Applied()
+    rest = {other: drain for other, drain in queue.drained.items() if other != host}
+    if now is not None and len(rest) >= DRAINED_MAX:
+        why = f"{DRAINED_MAX} hosts are drained already"
+        return NotApplied(4, f"{host} was not drained", why, "agentctl hosts resume those that are back in use")
+    queue.drained = rest if now is None else dict(sorted({**rest, host: now}.items()))
+    what = ("host resumed", f"{by}: ranks may start there again") if now is None else ("host drained", _drained(now))
+    queue.notes.append(LogEvent(f"host/{host}", *what, f"log/{queue.index}"))
+    return Applied()
+
+
+def _attained(queue: JobTable, command: Attained) -> Result:
+    for id, service in sorted(command.service_gpu_s.items()):
+        job = queue.jobs.get(id)
+        if job is not None and service > job.measured.attained.get(command.host, 0.0):
+            job.measured.attained = {**job.measured.attained, command.host: service}
+    for id, (largest, total) in sorted(command.tensors.items()):
+        job = queue.jobs.get(id)
+        if job is not None and (total, largest) > (job.measured.tensors[1], job.measured.tensors[0]):
+            job.measured.tensors = (largest, total)
+            queue.models.saw_tensors(job.spec, largest, total)
+    for id, said in sorted(command.heals.items()):
+        if (job := queue.jobs.get(id)) is not None:
+            replacing.heals(job, command.host, said)
+    for id, steps in sorted(command.steps.items()):
+        job = queue.jobs.get(id)
+        if job is not None and job.placed and job.grant.epoch == steps.epoch and job.place_on(command.host) is not None:
+            job.start.step = max(steps.step, job.start.step or 0)
+            job.start.timings = {**job.start.timings, command.host: steps.timing}
+    return Applied()
+
+
+def _leads(queue: JobTable, command: Leads) -> Result:
+    if command.term < queue.leading_term:
+        why = f"the leader of term {queue.leading_term} decides by now"
+        return NotApplied(75, f"the leader of term {command.term} decides nothing", why, "nothing: it steps down")
+    queue.leading_term, queue.leases_over_s = command.term, command.leases_over_s
+    queue.pauses_over_s = command.pauses_over_s
+    return Applied()
+
+
+def _drained(drain: Drain) -> str:
+    stays = "others stop and are queued again" if drain.stop_jobs else "others stay until they end"
+    return f"{drain.by}: no rank starts there; jobs that can go on elsewhere move, {stays}"

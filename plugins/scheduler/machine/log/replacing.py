@@ -1,0 +1,261 @@
+"""A gang that goes on without some of its hosts, or on fewer: what the log remembers of that.
+
+    running, whole --PlacesLost (a host is lost)--> running, `missing` --Replaced--> running, whole
+                   --MoveAsked (it is alive)------> running, `moving`  --Replaced--> running, `leaving` --its report-->
+
+It stays one grant under one epoch: the ranks that are left go on where they are, and wait for those that are to come.
+Where no place is found the whole gang stops and is queued again, as one does that cannot heal; one that only was to
+move stays where it is.
+
+A place is taken over by a host without ranks of the gang, or by one that has some and whose place grows:
+
+    gpu1 (0 1), gpu2 (2 3)  --Replaced(gpu1 -> gpu2 (2 3 0 1))-->  gpu2 (2 3 0 1), leaving: gpu1 (0 1)
+
+Those that it had run on, and the others join them (`plugins.facts.Place.ranks`).
+"""
+
+from collections.abc import Collection, Container, Mapping
+
+from covey.core.ids import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.log.answers import wrong_gpus
+from plugins.scheduler.machine.log.jobs import Job, JobHealing
+from plugins.scheduler.messages.commands import JobHeals, MoveAsked, NotApplied, Replaced
+from plugins.scheduler.policy import eligible
+from plugins.scheduler.policy.eligible import Drain
+
+LOSSES_MAX = 5
+"""Hosts that one gang may lose without a step between them: then it is the job that takes its hosts along."""
+
+
+def heals(job: Job, host: HostId, said: JobHeals) -> None:
+    """A host says whether its ranks may be lost."""
+    place = job.place_on(host)
+    if place is None or not job.placed or (job.grant.epoch, place.since) != (said.epoch, said.since):
+        return
+    known = [other for other in job.healing.may_be_lost if other != host]
+    job.healing.may_be_lost = (*known, host) if said.may_be_lost else tuple(known)
+
+
+def lose(job: Job, hosts: Collection[HostId]) -> bool:
+    """Of a gang that heals without them. False: it has lost too many without getting on."""
+    step, count = job.start.step or 0, len(hosts)
+    job.healing.losses = (step, count + (job.healing.losses[1] if job.healing.losses[0] >= step else 0))
+    job.healing.missing = (*job.healing.missing, *sorted(hosts))
+    job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in hosts)
+    job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in hosts}
+    job.start.timings = {host: timing for host, timing in job.start.timings.items() if host not in hosts}
+    if not _stays(job, job.healing.moving):
+        job.healing.moving = {}  # the last ones that have what all others need stay where they are
+    return job.healing.losses[1] <= LOSSES_MAX
+
+
+def _stays(job: Job, hosts: Container[HostId]) -> bool:
+    """Whether something of the gang is left where it is, beside what is lost and what is on these hosts."""
+    return any(place.host not in hosts and place.host not in job.healing.missing for place in job.start.places)
+
+
+def whole_again(job: Job) -> None:
+    """Nothing is looked for any more: it stopped, or was placed anew."""
+    job.healing.missing, job.healing.moving = (), {}
+
+
+def refused_move(job: Job, command: MoveAsked, drained: Mapping[HostId, Drain]) -> NotApplied | None:
+    """Why these ranks cannot move; None: they can."""
+    what, next = f"{job.id} was not moved", f"see agentctl job {job.id}"
+    if job.place_on(command.host) is None:
+        where = ", ".join(place.host for place in job.start.places)
+        return NotApplied(4, what, f"no rank of it is on {command.host}", f"its hosts are {where}")
+    if command.to is not None and (why := _not_there(job, command.host, command.to)):
+        return NotApplied(4, what, why, "name another host, or none")
+    if command.to is not None and (why := eligible.bars(job.spec, drained).get(command.to, "")):
+        return NotApplied(4, what, why, "name another host, or none")
+    if command.host in job.healing.missing:
+        return NotApplied(4, what, f"{command.host} is lost, and another host is looked for already", next)
+    if not job.heals_without((command.host,)):
+        return NotApplied(4, what, why_not(job), "it can only be cancelled, or run to its end")
+    if not job.heals_without((command.host, *job.healing.moving)):
+        where = ", ".join(sorted(job.healing.moving))
+        why = f"its ranks on {where} are about to move, and nobody else has what they need"
+        return NotApplied(75, what, why, "try again once they run")
+    return None
+
+
+def _not_there(job: Job, host: HostId, to: HostId) -> str:
+    """Why ranks of this host cannot go on on that one; empty when they can, for all that the log knows."""
+    if to == host:
+        return "they are there already"
+    if job.left_on(to) is not None:
+        return f"ranks of it on {to} are about to end"
+    if job.place_on(to) is None or to in (place.host for place in joinable(job)):
+        return ""
+    if job.spec.pack == "apart":
+        return f"a rank of it is on {to}, and each of its ranks is to have a host of its own"
+    return f"its ranks on {to} are about to go on elsewhere, or lost"
+
+
+def joinable(job: Job) -> list[Place]:
+    """Places that others of its ranks may join."""
+    if job.spec.pack == "apart":
+        return []
+    healing = job.healing
+    gone = {*healing.missing, *healing.moving, *job.ending.codes, *(place.host for place in healing.leaving)}
+    return [place for place in job.start.places if place.host not in gone]
+
+
+def taken_over(place: Place, joined: Place | None) -> Place:
+    """What stands in the log once these ranks are in `place`, beside those that were there. Each of them keeps its GPUs
+    and its number on the host."""
+    if joined is None:
+        return place
+    return Place(place.host, (*joined.ranks, *place.ranks), (*joined.gpus, *place.gpus), place.since)
+
+
+def why_not(job: Job) -> str:
+    """Why it cannot go on when a host of it is lost."""
+    if job.spec.on_lost != "heal":
+        return f"it was submitted with --on-lost {job.spec.on_lost}"
+    if len(job.start.places) - len(job.healing.missing) < 2:
+        return "all its ranks are on one host: nobody would have what they need"
+    if job.ending.codes:
+        return f"{', '.join(sorted(job.ending.codes))} reported the end of ranks already"
+    lacking = [
+        place.host
+        for place in job.start.places
+        if place.host not in (*job.healing.may_be_lost, *job.healing.missing) and not place.since
+    ]
+    if not lacking:
+        return "ranks that took over from others are yet to get what they need"
+    return f"its ranks on {', '.join(lacking)} have not said that they may be lost (job.state)"
+
+
+def leaves_to(job: Job, host: HostId, alive: Container[HostId]) -> HostId | None:
+    """Who looks for another place for its ranks on this host; None: it cannot go on without them."""
+    if not job.heals_without((host,)):
+        return None
+    rest = [place.host for place in job.start.places if place.host != host and place.host not in job.healing.missing]
+    return next((other for other in rest if other in alive), None)
+
+
+def move_asked(
+    job: Job,
+    host: HostId,
+    to: HostId | None,
+    coordinator: HostId,
+    by: str,
+    wall_s: float = 0.0,
+    gang: JobId | None = None,
+) -> MoveAsked:
+    """The command that has its ranks on this host go on elsewhere; `gang`: one that waits for it."""
+    return MoveAsked(
+        wall_s=wall_s, job=job.id, epoch=job.grant.epoch, host=host, to=to, coordinator=coordinator, by=by, gang=gang
+    )
+
+
+def wrong_replacement(
+    job: Job, command: Replaced, jobs: Mapping[JobId, Job], holders: Mapping[HostId, Mapping[str, JobId]]
+) -> str:
+    """Why these places are not those that are looked for; empty when they are. `holders`: as of `wrong_places`."""
+    taken = {place.host for place in (*job.start.places, *job.healing.leaving)}
+    stays = {place.host: place for place in joinable(job)}
+    hosts = [place.host for place in command.places.values()]
+    for host, place in command.places.items():
+        before = job.place_on(host)
+        if before is None or host not in (*job.healing.missing, *job.healing.moving):
+            return f"nothing of it is to leave {host}"
+        joined = stays.get(place.host)
+        if hosts.count(place.host) > 1 or (place.host in taken and joined is None):
+            return f"{place.host} has ranks of it"
+        if not _stays(job, command.places):
+            return "nothing of it would be left that has what they need"
+        new = _beside(place, joined)
+        if new is None or new.ranks != before.ranks or new.since != job.healing.healed + 1:
+            return f"the place on {place.host} is not the one that {host} had"
+        if wrong := wrong_gpus(job, new, jobs, holders):
+            return wrong
+    return ""
+
+
+def _beside(place: Place, joined: Place | None) -> Place | None:
+    """What of this place is not there yet; None: it lacks something of what is. The other way of `taken_over`."""
+    if joined is None:
+        return place
+    ranks, gpus = len(joined.ranks), len(joined.gpus)
+    new = Place(place.host, place.ranks[ranks:], place.gpus[gpus:], place.since)
+    return new if taken_over(new, joined) == place else None
+
+
+def was_replaced(job: Job, command: Replaced) -> bool:
+    """It was heard before."""
+    return (
+        job.placed
+        and job.grant.epoch == command.epoch
+        and all(place in job.start.places for place in command.places.values())
+    )
+
+
+def replace(job: Job, command: Replaced) -> str:
+    """In words, what goes on where."""
+    said = []
+    for host, place in sorted(command.places.items()):
+        before = job.place_on(host)
+        assert before is not None
+        beside = ", beside those that it has" if job.place_on(place.host) is not None else ""
+        lost = ", which is lost" if host in job.healing.missing else ""
+        said.append(f"{place.host} takes {_ranks(before)} over from {host}{lost}{beside}")
+        if host not in job.healing.missing:
+            job.healing.leaving = (*job.healing.leaving, before)
+        if command.master_addr and 0 in before.ranks:
+            job.start.master_addr, job.start.master_port = command.master_addr, command.master_port
+    grown = {place.host for place in command.places.values()}
+    job.start.places = tuple(
+        command.places.get(place.host, place)
+        for place in job.start.places
+        if place.host in command.places or place.host not in grown
+    )
+    job.healing.missing = tuple(host for host in job.healing.missing if host not in command.places)
+    job.healing.moving = {host: to for host, to in job.healing.moving.items() if host not in command.places}
+    job.healing.may_be_lost = tuple(host for host in job.healing.may_be_lost if host not in (*command.places, *grown))
+    job.start.timings = {
+        host: timing for host, timing in job.start.timings.items() if host not in (*command.places, *grown)
+    }
+    job.healing.healed += 1
+    return "; ".join(said)
+
+
+def ended(job: Job, host: HostId) -> None:
+    """Its ranks there have: they go on nowhere."""
+    job.healing.moving = {leaves: to for leaves, to in job.healing.moving.items() if leaves != host}
+
+
+def left(job: Job, host: HostId) -> None:
+    """What it had there is over."""
+    job.healing.leaving = tuple(place for place in job.healing.leaving if place.host != host)
+
+
+def began_anew(job: Job) -> None:
+    """Another grant, or none."""
+    job.healing = JobHealing()
+
+
+def waits_for(job: Job, place: Place) -> HostId | None:
+    """The host where these ranks have to end before they start in `place`."""
+    return next((before.host for before in job.healing.leaving if set(before.ranks) <= set(place.ranks)), None)
+
+
+def _ranks(place: Place) -> str:
+    numbers = ", ".join(map(str, sorted(place.ranks)))
+    return f"ranks {numbers}" if len(place.ranks) > 1 else f"rank {numbers}"
+
+
+def sought_places(job: Job) -> tuple[tuple[Place, HostId | None], ...]:
+    """Places that its coordinator is to find anew, and where somebody wants them; None: anywhere."""
+    lost = [(place, None) for place in job.start.places if place.host in job.healing.missing]
+    return (
+        *lost,
+        *(
+            (place, job.healing.moving[place.host] or None)
+            for place in job.start.places
+            if place.host in job.healing.moving
+        ),
+    )

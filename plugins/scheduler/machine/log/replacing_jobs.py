@@ -1,0 +1,83 @@
+"""Commands of the log about a gang that goes on without some of its hosts (`machine/log/replacing.py`)."""
+
+from covey.core.ids import HostId
+from plugins.scheduler.machine.log import job_endings, replacing
+from plugins.scheduler.machine.log.answers import barred_place
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.commands import (
+    Applied,
+    MoveAsked,
+    NotApplied,
+    PlaceFailed,
+    PlacesLost,
+    Replaced,
+    Result,
+)
+
+
+def places_lost(queue: JobTable, job: Job, command: PlacesLost) -> Result | None:
+    """Said again with hosts that are missing already, it names another coordinator."""
+    if command.term not in (0, queue.leading_term):
+        return None
+    lost = sorted({host for host in command.hosts if job.awaits(host) and job.left_on(host) is None})
+    if lost and not job.heals_without(lost):
+        return _stop_for_lost_hosts(
+            queue, job, f"{command.reason}; {replacing.why_not(job)}", command.wall_s, command.hosts
+        )
+    for host in command.hosts:
+        job_endings.left(queue, job, host)
+    job.grant.coordinator, job.healing.sought = command.coordinator, job.healing.sought + 1
+    if not replacing.lose(job, lost):
+        said = f"{command.reason}; it lost {job.healing.losses[1]} hosts without a step between them"
+        return _stop_for_lost_hosts(queue, job, said, command.wall_s)
+    if lost:
+        queue.say(job, "hosts lost", f"{command.reason}; {job.grant.coordinator} looks for others, and the rest waits")
+    return Applied(job.id)
+
+
+def move_asked(queue: JobTable, job: Job, command: MoveAsked) -> Result:
+    refused = replacing.refused_move(job, command, queue.drained)
+    if refused is not None:
+        return refused
+    job.healing.moving = {**job.healing.moving, command.host: command.to or HostId("")}
+    job.grant.coordinator, job.healing.sought = command.coordinator, job.healing.sought + 1
+    by = command.by or "a person"
+    queue.touch(job)
+    queue.note(job.id, "to move", f"{by} wants its ranks on {command.host} on {command.to or 'another host'}")
+    if command.gang is not None and command.gang in queue.jobs:
+        said = f"{by} has ranks of {job.id} go from {command.host} to {command.to or 'another host'} first"
+        queue.note(command.gang, "others move for it", said)
+    return Applied(job.id)
+
+
+def replaced(queue: JobTable, job: Job, command: Replaced) -> Result:
+    wrong = barred_place(job.spec, command.places.values(), queue.drained)
+    wrong = wrong or replacing.wrong_replacement(job, command, queue.jobs, queue.holders)
+    if wrong:
+        return NotApplied(4, f"{job.id} was not placed anew", wrong, "nothing: its coordinator tries again")
+    said = replacing.replace(job, command)
+    for place in command.places.values():
+        queue.hold(job, place)
+    queue.say(job, "replaced", f"{said}; the rest of the gang goes on where it is")
+    return Applied(job.id)
+
+
+def not_replaced(queue: JobTable, job: Job, command: PlaceFailed) -> Result | None:
+    if not job.seeks:
+        return None
+    if job.healing.missing:
+        said = f"no place for its ranks of {', '.join(job.healing.missing)}: {command.reason}"
+        return _stop_for_lost_hosts(queue, job, said, command.wall_s)
+    replacing.whole_again(job)
+    queue.say(job, "not moved", command.reason)
+    return Applied(job.id)
+
+
+def _stop_for_lost_hosts(queue: JobTable, job: Job, said: str, wall_s: float, hosts: tuple[HostId, ...] = ()) -> Result:
+    """It does not go on without the hosts that it lost."""
+    job_endings.lose(queue, job, hosts)
+    job.tally.hosts_lost += 1
+    job_endings.again(queue, job, "host lost", said)
+    job_endings.end_when_all_reported(queue, job, wall_s)
+    return Applied(job.id)

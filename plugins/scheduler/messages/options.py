@@ -1,0 +1,167 @@
+"""What a person may say of a job: the bounds and the words of each option, declared once.
+
+`JobSpec` takes its bounds from here (`spec.within`), the errors of `JobSpec.parse` their "expected ...", and
+`agentctl submit` its flags and their help. Nothing heavier than the standard library is imported: agentctl has to start
+fast.
+
+A new option is one entry of `OPTIONS` and one typed field of `JobSpec`.
+"""
+
+from typing import Literal, NamedTuple, assert_never, get_args
+
+from covey.core.carried import ARGUMENTS_MAX, VARIABLES_MAX
+
+JobClass = Literal["guaranteed", "auto", "opportunistic"]
+"""AntMan §3.3. `guaranteed` counts against the tenant's quota; `opportunistic` uses what is left and yields. `auto` is
+guaranteed until it waited for long (`demote_after_s`); then opportunistic, until its tenant's quota has room for it."""
+
+Pack = Literal["few", "host", "any", "apart"]
+"""How a gang lies on hosts: on the fewest that have room, on one, in gaps, or one worker on each
+(`policy/place.py`)."""
+
+Kind = Literal["text", "choice", "count", "number", "seconds", "bytes", "switch"]
+"""How an option is written. `switch`: true or false in JSON, and a flag without a value in agentctl, which says the
+opposite of what holds without it."""
+
+TIME_S_MAX = 1e9
+STARTS_MAX = 1_000_000
+BYTES_MAX = 1 << 53
+"""Largest whole number that JSON carries exactly, bytes (8 PiB)."""
+
+
+class Option(NamedTuple):
+    """One field of a job."""
+
+    field: str
+    """Its name in JSON."""
+    kind: Kind
+    low: float | None = None
+    high: float | None = None
+    over_low: bool = False
+    """`low` itself is too small."""
+    choices: tuple[str, ...] = ()
+    words: str = ""
+    """Of `text`: what is expected. Of other kinds: what is to be known beyond kind and bounds, after a comma, a colon
+    or the like."""
+    flag: str = ""
+    """Of `agentctl submit`; empty: it has none, or sets the field in a way of its own."""
+    flag_choices: tuple[str, ...] = ()
+    """What the flag takes, where that is not `choices`."""
+    metavar: str = ""
+    help: str = ""
+
+    @property
+    def expected(self) -> str:
+        """What a value has to be, behind `expected`."""
+        match self.kind:
+            case "text":
+                return self.words
+            case "choice":
+                return f"one of {', '.join(self.choices)}{self.words}"
+            case "switch":
+                return f"true or false{self.words}"
+            case "count":
+                return f"a whole number {self._bounds}{self.words}"
+            case "bytes":
+                return f"a whole number of bytes {self._bounds}{self.words}"
+            case "number":
+                return f"a number {self._bounds}{self.words}"
+            case "seconds":
+                return f"a number of seconds {self._bounds}{self.words}"
+            case _:
+                assert_never(self.kind)
+
+    @property
+    def _bounds(self) -> str:
+        low, high = f"{self.low:.0f}", f"{self.high:.0f}"
+        return f"over {low}, at most {high}" if self.over_low else f"from {low} to {high}"
+
+
+NO_LIMIT = ", or nothing for no limit"
+NAMED = "1 to 63 of a-z, 0-9, '.' and '-', beginning with a letter or digit"
+
+OPTIONS: tuple[Option, ...] = (
+    Option("name", "text", words=NAMED, flag="--name", help="default: the script's"),
+    Option(
+        "workers", "count", 1, 4096, flag="--workers", metavar="N", help="processes of the gang (default 1)",
+    ),
+    Option(
+        "gpus_per_worker", "count", 0, 64, flag="--gpus", metavar="N", help="GPUs for each worker or node (default 1)",
+    ),
+    Option("argv", "text", words=f"a list of 1 to {ARGUMENTS_MAX} strings, the program first"),
+    Option("cwd", "text", words="an absolute path of at most 4096 characters"),
+    Option("env", "text", words=f"an object of at most {VARIABLES_MAX} strings, without '=' in a name"),
+    Option(
+        "pack", "choice", choices=get_args(Pack), flag="--pack", flag_choices=("host", "any"),
+        help="host: all workers on one host, and wait for one with room; any: wherever GPUs are free, filling gaps; "
+        "default: the fewest hosts that have room now, and gaps once a model has shown that spreading does not slow it",
+    ),
+    Option(
+        "bind_gpus", "switch", flag="--bind-gpus",
+        help="each worker sees its own GPUs only, as device 0 and up (for programs that take every GPU they see); "
+        "default: it sees all of the job's on its host, and LOCAL_RANK is its own",
+    ),
+    Option(
+        "gpu_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 says nothing", flag="--gpu-memory",
+        metavar="SIZE", help="what each rank needs on each of its GPUs, such as 8GiB: where GPUs are shared, one that "
+        "has less now is not taken beside others",
+    ),
+    Option(
+        "remote_memory", "bytes", 0, BYTES_MAX, words=" (8 PiB), where 0 is no limit", flag="--remote-memory",
+        metavar="SIZE", help="the most memory of other hosts that its volumes have, all its hosts together, such as "
+        "8GiB (default: no limit but its tenant's budget)",
+    ),
+    Option(
+        "attach", "switch", flag="--no-attach",
+        help="leave PYTHONPATH as it is; default: a folder of ours comes first in it, and the steps of PyTorch and JAX "
+        "scripts are seen without a change to them",
+    ),
+    Option("tenant", "text", words=NAMED, flag="--tenant", help="who pays (default: default)"),
+    Option(
+        "class", "choice", choices=get_args(JobClass), flag="--class",
+        help="guaranteed (default): within the tenant's quota; opportunistic: on GPUs that are left, and yields; auto: "
+        "guaranteed, and opportunistic once it waited long",
+    ),
+    Option("skew", "number", 0, 1, words=": bytes of the largest tensor over bytes of all"),
+    Option(
+        "time_limit_s", "seconds", 0, TIME_S_MAX, over_low=True, words=NO_LIMIT, flag="--time", metavar="TIME",
+        help="longest time to run, such as 2h",
+    ),
+    Option(
+        "retries", "count", 0, STARTS_MAX, flag="--retries", metavar="N",
+        help="starts again after a failure (default 0)",
+    ),
+    Option("retries_lost", "count", 0, STARTS_MAX),
+    Option("retries_again", "count", 0, STARTS_MAX),
+    Option("retries_preempted", "count", 0, STARTS_MAX, words=NO_LIMIT),
+    Option(
+        "on_lost", "choice", choices=("heal", "restart", "keep"), flag="--on-lost",
+        flag_choices=("heal", "restart", "stop", "keep"),
+        help="when a host is lost, heal (default): another one takes its ranks over and the rest of the job goes on, "
+        "if the script attached its state, else as restart: the whole job begins again; stop: it fails; keep: ranks on "
+        "a host that is cut off go on, and the job waits until it is back or is given up",
+    ),
+    Option(
+        "spares", "count", 0, 64, flag="--spares", metavar="N",
+        help="processes on each of its hosts, and on one more, that have imported what the script imports and wait to "
+        "become a rank that is lost (default 0; where the script attached its state)",
+    ),
+    Option(
+        "hang_s", "seconds", 1, TIME_S_MAX, words=NO_LIMIT, flag="--hang", metavar="TIME",
+        help="how long the others may wait for one rank, or all stand still, such as 10m: then the stacks of all are "
+        "kept (agentctl logs), and that rank is started again, or the job fails where nobody can be named (default: "
+        "for ever)",
+    ),
+    Option(
+        "grace_s", "seconds", 0, 3600, flag="--grace", metavar="TIME", help="between SIGTERM and SIGKILL (default 60s)",
+    ),
+)  # fmt: skip
+"""In the order in which `agentctl submit --help` lists them."""
+
+
+def named(field: str) -> Option:
+    """The option of this name. KeyError: there is none."""
+    found = next((option for option in OPTIONS if option.field == field), None)
+    if found is None:
+        raise KeyError(field)
+    return found

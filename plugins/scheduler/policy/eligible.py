@@ -1,0 +1,81 @@
+"""Which hosts a job may use: decided here, once, for the leader, coordinators, the log, spares and the words that
+explain a wait.
+
+`bars` is the rule: hosts where no rank of a job may start, and why. The rest applies it. A rule about single jobs
+(hosts that a job excludes, say) is written there, and nowhere else.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from covey.core.ids import HostId
+from plugins.scheduler.messages.spec import JobSpec, Pack
+from plugins.scheduler.policy.place import slots
+
+Known = TypeVar("Known")
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """Why no rank starts on a host, and those that are there leave it."""
+
+    by: str
+    stop_jobs: bool
+    """Also those of jobs that can only begin again elsewhere."""
+    wall_s: float
+    """Since when."""
+
+
+class GangShape(NamedTuple):
+    """What a gang asks of hosts: jobs of one shape fit where any of them fits."""
+
+    workers: int
+    gpus_per_worker: int
+    pack: Pack
+    barred: frozenset[HostId] = frozenset()
+    """Hosts that it may not use for a reason of its own."""
+
+    def slots(self, gpus: int) -> int:
+        """Workers that a host with so many free GPUs takes."""
+        return slots(gpus, self.workers, self.gpus_per_worker, self.pack)
+
+    def missing(self, gpus: int) -> int | None:
+        """GPUs that a host with so many free lacks for one slot more; None: it never has one more."""
+        if self.pack == "host":
+            return self.workers * self.gpus_per_worker - gpus if not self.slots(gpus) else None
+        if self.pack == "apart" and self.slots(gpus):
+            return None
+        return self.gpus_per_worker - gpus % self.gpus_per_worker
+
+
+def shape_of(spec: JobSpec) -> GangShape:
+    """All that says where a gang fits."""
+    return GangShape(spec.workers, spec.gpus_per_worker, spec.pack, frozenset(bars(spec, {})))
+
+
+def bars(spec: JobSpec | None, drained: Mapping[HostId, Drain]) -> dict[HostId, str]:
+    """Hosts that this job may not use, and why, in words; `spec` None: those that no job may use."""
+    return {host: f"{host} is drained, by {drain.by}" for host, drain in drained.items()}
+
+
+def open_to(
+    spec: JobSpec | None,
+    hosts: Mapping[HostId, Known],
+    drained: Mapping[HostId, Drain],
+    host_of: Callable[[HostId], HostId] | None = None,
+) -> Mapping[HostId, Known]:
+    """Those of these hosts, with what is known of each, that this job may use. `host_of`: they are GPUs, by name; whose
+    each of them is."""
+    barred = bars(spec, drained)
+    if not barred:
+        return hosts
+    if host_of is None:
+        return {host: known for host, known in hosts.items() if host not in barred}
+    return {unit: known for unit, known in hosts.items() if host_of(unit) not in barred}
+
+
+def open_gpus(gpus: Mapping[HostId, int], drained: Mapping[HostId, Drain]) -> dict[HostId, int]:
+    """GPUs of hosts that may be given to jobs: none of a host that no job may use, though what runs there is known."""
+    barred = bars(None, drained)
+    return {host: 0 if host in barred else count for host, count in gpus.items()}

@@ -1,0 +1,112 @@
+"""Ranks that end with 0 while others of their gang run: the log is told, and whoever may wait for them.
+
+    RankEndedHere(0) --a while--> RanksDone, in the log --> each host: RanksHaveLeft to its ranks,
+    all of a host's ranks, RanksReported -----------^                  RanksLeft to its aggregator, which may sum for it
+
+Ranks that end well end a moment apart. So nothing is said for a while, and of a job that is over by then never.
+"""
+
+from collections.abc import Iterable
+from typing import assert_never
+
+from covey.core.ids import JobId
+from covey.job.leaving import who
+from covey.wire.job import RanksHaveLeft
+from plugins.base import Host
+from plugins.facts import JobJoined, RankEndedHere, RanksLeft, RankWaitsInVain, StepTimed
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.commands import RanksDone
+from plugins.scheduler.service.log import QueueLog
+
+SOON_S = 1.0
+"""Between the end of a rank and the word of it, at least, seconds."""
+Grant = tuple[JobId, int]
+
+
+class EarlyEnds:
+    """Of ranks here, and of gangs that have ranks here, or whose tensors this host may sum."""
+
+    def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
+        self._host, self._queue, self._log = host, queue, log
+        self._steps: dict[Grant, dict[int, int]] = {}
+        """The newest step of each rank here."""
+        self._ended: dict[Grant, dict[int, float]] = {}
+        """Of ranks here that ended with 0, when that was heard."""
+        self._gone_s: dict[JobId, float] = {}
+        """Gangs that run on without some of their ranks, and since when this host knows."""
+        self._told: dict[JobId, tuple[int, frozenset[int]]] = {}
+        """Of these: what the ranks here were told, under which epoch."""
+
+    # ---- what is heard ----
+
+    def on_fact(self, fact: StepTimed | RankEndedHere | JobJoined | RankWaitsInVain) -> None:
+        match fact:
+            case StepTimed():
+                self._steps.setdefault((fact.job, fact.epoch), {})[fact.rank] = fact.step
+            case RankEndedHere(code=0):
+                known = self._ended.setdefault((fact.job, fact.epoch), {})
+                known.setdefault(fact.rank, self._host.env.clock.now_s())
+            case RankEndedHere():
+                pass
+            case JobJoined():
+                self._told.pop(fact.job, None)  # a process that was not told yet
+            case RankWaitsInVain():
+                said = f"rank {fact.rank} on {self._host.id} ends its wait with an error: {fact.why}"
+                self._host.note(fact.job, "a rank waits in vain", said)
+            case _:
+                assert_never(fact)
+
+    def look(self, changed: Iterable[JobId]) -> None:
+        """These have changed in the log."""
+        for id in changed:
+            job = self._queue.jobs.get(id)
+            if job is not None and job.state == "running" and job.healing.gone:
+                self._gone_s.setdefault(id, self._host.env.clock.now_s())
+            else:
+                self._gone_s.pop(id, None)
+                self._told.pop(id, None)
+
+    # ---- once a second ----
+
+    def second(self) -> None:
+        now_s, running = self._host.env.clock.now_s(), self._host.runner.running()
+        self._steps = {grant: steps for grant, steps in self._steps.items() if grant in running}
+        self._ended = {grant: ranks for grant, ranks in self._ended.items() if grant in running}
+        for grant, ranks in self._ended.items():
+            job = self._queue.jobs.get(grant[0])
+            done = [rank for rank, since_s in ranks.items() if now_s - since_s >= SOON_S]
+            if (
+                job is not None
+                and job.grant.epoch == grant[1]
+                and job.state == "running"
+                and set(done) - job.healing.gone.keys()
+            ):
+                self._host.env.spawn(f"ranks of {job.id} ended early", self._say(job, done))
+        for id, since_s in self._gone_s.items():
+            job = self._queue.jobs.get(id)
+            if job is not None and now_s - since_s >= SOON_S:
+                self._tell(job)
+
+    async def _say(self, job: Job, ranks: Iterable[int]) -> None:
+        steps = self._steps.get((job.id, job.grant.epoch), {})
+        done = {rank: steps.get(rank) for rank in ranks}
+        await self._log.insist(RanksDone(wall_s=0.0, job=job.id, epoch=job.grant.epoch, host=self._host.id, steps=done))
+
+    def _tell(self, job: Job) -> None:
+        self._host.publish(RanksLeft(job.id, job.grant.epoch, dict(job.healing.gone)))
+        told = job.grant.epoch, frozenset(job.healing.gone)
+        peers = [
+            peer
+            for peer in self._host.peers(job.id)
+            if peer.epoch == job.grant.epoch and peer.rank not in job.healing.gone
+        ]
+        if not peers or self._told.get(job.id) == told:
+            return
+        self._told[job.id] = told
+        for peer in peers:
+            peer.send(RanksHaveLeft(dict(job.healing.gone)))
+        left = "; ".join(who(rank, gone.host, gone.step, True) for rank, gone in sorted(job.healing.gone.items()))
+        here = ", ".join(str(rank) for rank in sorted({peer.rank for peer in peers}))
+        said = f"{left}: rank {here}, which runs here on, is told"
+        self._host.note(job.id, "ranks left", said, key=f"{job.grant.epoch} {sorted(job.healing.gone)}")

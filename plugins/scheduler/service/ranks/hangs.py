@@ -1,0 +1,178 @@
+"""Ranks that are stuck, or late again and again: at the host that sums their job, at its first one, and where they run.
+
+each host      --GangNow--> the first host of a gang that is alive asks all of them, as often as its ranks say how
+                            they get on, and tells whoever is to do something about it
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from covey.core.errors import Refused
+from covey.core.events import Send
+from covey.core.ids import HostId, JobId
+from covey.core.units import format_seconds
+from covey.wire.job import heartbeat_s
+from plugins.base import Host
+from plugins.facts import HeartbeatHeard, LateNow, RanksAwaited
+from plugins.scheduler.machine.gang.hangs import Hangs
+from plugins.scheduler.machine.gang.late_hosts import LateHosts
+from plugins.scheduler.machine.gang.rank_signs import RankAge, RankSigns, is_beside
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.wire import GangNow, GangNowAnswer, GangStands, RankHangs, StacksWanted
+
+STACKS_S = 1.0
+"""From asking for stacks to ending the rank: to write them."""
+LATE_MAX = 4
+"""Hosts that gossip names, the worst."""
+GOSSIP_BYTES_MAX = 120
+"""What they may take of the 960 bytes that a host gossips."""
+STACKS_AGAIN_S = 5.0
+"""Between two askings of the same ranks."""
+ANSWER_S = 2.0
+"""How long a host may take to say how its ranks get on."""
+
+
+class StuckRanks:
+    """`send`: to another host, whatever becomes of it: what is still so is told again."""
+
+    def __init__(self, name: str, host: Host, queue: JobTable, send: Callable[[Send], None]) -> None:
+        """`name`: of the plugin."""
+        self.name, self.host, self.queue, self._send = name, host, queue, send
+        self.machine, self.late, self.signs = Hangs(queue), LateHosts(queue), RankSigns(queue, host.id)
+        self._told = LateNow()
+        self._asked_s: dict[tuple[JobId, int], float] = {}
+        """When the stacks of these ranks were last asked for."""
+        self._looked_s: dict[tuple[JobId, int], float] = {}
+        """When the hosts of a gang were last asked how its ranks get on."""
+
+    # ---- what is known here ----
+
+    def awaited(self, fact: RanksAwaited) -> None:
+        self.late.second(fact)
+        self._send_all(self.machine.handle(fact, self.host.env.clock.now_s()))
+
+    def heartbeat(self, fact: HeartbeatHeard) -> None:
+        self.signs.heard(fact, self.host.env.clock.now_s())
+
+    def second(self) -> None:
+        """Since when each process runs here; how gangs get on that are this host's to look after; which hosts are
+        late."""
+        now_s, running = self.host.env.clock.now_s(), self.host.runner.running()
+        self.signs.second(now_s, running, self.host.log.leader is not None)
+        self._asked_s = {key: at_s for key, at_s in self._asked_s.items() if key in running}
+        self._looked_s = {key: self._looked_s.get(key, now_s) for key in running}
+        for key, looked_s in self._looked_s.items():
+            job = self.queue.jobs.get(key[0])
+            if job is not None and self._looks_after(job, key[1]) and now_s - looked_s >= heartbeat_s(job.spec.hang_s):
+                self._looked_s[key] = now_s
+                self.host.env.spawn(f"how {job.id} gets on", self._look(job))
+        late = LateNow(tuple(self.late.late()[:LATE_MAX]))
+        while len(msgspec.msgpack.encode(late)) > GOSSIP_BYTES_MAX:
+            late = LateNow(late.hosts[:-1])
+        if late != self._told:
+            self._told = late
+            self.host.spread("late", late)
+
+    def gang_now(self, id: JobId, epoch: int) -> GangNowAnswer:
+        job = self.queue.jobs.get(id)
+        if job is None or job.grant.epoch != epoch or self.host.runner.is_ending(id, epoch):
+            return GangNowAnswer(False)
+        connected = {peer.rank for peer in self.host.peers(id) if peer.epoch == epoch}
+        return self.signs.now(job, connected, self.host.env.clock.now_s())
+
+    # ---- the gang's first host ----
+
+    def _looks_after(self, job: Job, epoch: int) -> bool:
+        """Whether this host is the first of the gang that is alive, as far as is known here."""
+        if job.spec.hang_s is None or job.grant.epoch != epoch or job.state != "running":
+            return False
+        alive = {view.host for view in self.host.hosts() if view.state == "alive"} | {self.host.id}
+        hosts = [place.host for place in job.start.places if place.host in alive and place.host not in job.ending.codes]
+        return hosts[:1] == [self.host.id]
+
+    async def _look(self, job: Job) -> None:
+        epoch = job.grant.epoch
+        hosts = [place.host for place in job.start.places if place.host not in job.ending.codes]
+        answers = await asyncio.gather(*(self._ask(host, job.id, epoch) for host in hosts))
+        known = {host: answer for host, answer in zip(hosts, answers, strict=True) if answer is not None}
+        self._send_all(self.machine.answered(job.id, epoch, known, self.host.env.clock.now_s()))
+
+    async def _ask(self, host: HostId, id: JobId, epoch: int) -> GangNowAnswer | None:
+        if host == self.host.id:
+            return self.gang_now(id, epoch)
+        try:
+            answer = await self.host.ask(self.name, host, GangNow(id, epoch), ANSWER_S)
+        except (TimeoutError, Refused):
+            return None
+        return answer if isinstance(answer, GangNowAnswer) else None
+
+    def _send_all(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            self._send(send)
+
+    # ---- a host of its ranks ----
+
+    def on_message(self, sender: HostId, message: RankHangs | GangStands | StacksWanted) -> None:
+        """Of a host that sums what runs here, or looks after it: what is done about it is decided by what is known
+        here."""
+        job = self.queue.jobs.get(message.job)
+        if job is None or job.spec.hang_s is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
+            return
+        if isinstance(message, StacksWanted):
+            self.host.env.spawn(f"stacks of {job.id}", self._keep_stacks(job))
+        elif is_beside(job):
+            return
+        elif isinstance(message, RankHangs):
+            self.host.env.spawn(f"{job.id} hangs", self._end(sender, job, message))
+        else:
+            self.host.env.spawn(f"{job.id} stands still", self._end_all(sender, job, message))
+
+    async def _end(self, sender: HostId, job: Job, said: RankHangs) -> None:
+        key, now_s = (job.id, job.grant.epoch, said.rank), self.host.env.clock.now_s()
+        age, hang_s = self.signs.ages.get(key), job.spec.hang_s
+        if age is None or not age.pid or hang_s is None or min(said.waits_s, now_s - age.since_s) < hang_s:
+            return
+        if self._is_alive(job, hang_s, said.rank) or self._waits_itself(job, said.rank):
+            return
+        self.signs.ages[key] = RankAge(age.pid, now_s)  # what ends it is on its way
+        waited = format_seconds(said.waits_s)
+        known = f", and {said.why}" if said.why else ""
+        stacks = f"stacks of ranks that could write them: agentctl logs {job.id}"
+        why = f"the others waited {waited} for rank {said.rank} (--hang {format_seconds(hang_s)}){known}; {stacks}"
+        who = "looks after it" if said.why else "sums for it"
+        self.host.note(job.id, "rank stuck", f"{why}; process {age.pid} is ended, as {sender} says, which {who}")
+        await self._keep_stacks(job)
+        await asyncio.sleep(STACKS_S)
+        await self.host.runner.end_stuck(job.id, job.grant.epoch, said.rank, age.pid, why)
+
+    async def _end_all(self, sender: HostId, job: Job, said: GangStands) -> None:
+        hang_s = job.spec.hang_s
+        if hang_s is None or said.quiet_s < hang_s or self._is_alive(job, hang_s):
+            return
+        if not self.gang_now(job.id, job.grant.epoch).known:
+            return
+        stacks = f"stacks of ranks that could write them: agentctl logs {job.id}"
+        why = f"{said.why}; nobody can be named (--hang {format_seconds(hang_s)}); {stacks}"
+        self.host.note(job.id, "gang stuck", f"{why}; it is ended, as {sender} says, which looks after it")
+        await self._keep_stacks(job)
+        await asyncio.sleep(STACKS_S)
+        await self.host.runner.stop(job.id, job.grant.epoch, 0.0, why)
+
+    def _is_alive(self, job: Job, hang_s: float, rank: int | None = None) -> bool:
+        """Whether this rank here, or any, gave a sign of life since."""
+        ranks = self.gang_now(job.id, job.grant.epoch).ranks
+        each = [found for found in ranks if rank in (None, found.rank) and found.says]
+        return any(found.quiet_s is not None and found.quiet_s < hang_s for found in each)
+
+    def _waits_itself(self, job: Job, rank: int) -> bool:
+        """Whether this rank here says that it waits for another one."""
+        return any(found.rank == rank and found.waits_s > 0 for found in self.gang_now(job.id, job.grant.epoch).ranks)
+
+    async def _keep_stacks(self, job: Job) -> None:
+        now_s = self.host.env.clock.now_s()
+        if now_s - self._asked_s.get((job.id, job.grant.epoch), -STACKS_AGAIN_S) >= STACKS_AGAIN_S:
+            self._asked_s[job.id, job.grant.epoch] = now_s
+            await self.host.runner.keep_stacks(job.id, job.grant.epoch)

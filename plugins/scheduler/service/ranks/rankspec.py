@@ -1,0 +1,67 @@
+"""From the log's job and its place here to what the runner starts, and back."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from covey.core.ids import HostId
+from covey.ports.devices import is_instance
+from plugins.base import RankSpec, RanksSpec
+from plugins.facts import Place
+from plugins.scheduler.machine.host.parts import Hold
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.policy.shared import part_of
+
+
+def ranks_spec(job: Job, place: Place, env: Mapping[str, str], shares: bool = False) -> RanksSpec:
+    """What the runner starts on the host of `place`. `env`: the submitter's variables; `shares`: GPUs are shared."""
+    each, gpus = job.spec.gpus_per_worker, place.devices
+    ranks = [RankSpec(rank, n, gpus[n * each : (n + 1) * each]) for n, rank in enumerate(place.ranks)]
+    nodes = tuple(other.host for other in job.start.places)
+    return RanksSpec(
+        job=job.id,
+        epoch=job.grant.epoch,
+        name=job.spec.name,
+        tenant=job.spec.tenant,
+        job_class=job.job_class,
+        argv=job.spec.argv,
+        cwd=job.spec.cwd,
+        env=dict(env),
+        ranks=tuple(ranks),
+        world_size=job.spec.workers,
+        node_rank=nodes.index(place.host),
+        nodes=nodes,
+        tables=job.start.tables,
+        master_addr=job.start.master_addr,
+        master_port=job.start.master_port,
+        attempt=job.tally.attempt,
+        grace_s=job.spec.grace_s,
+        bind_gpus=job.spec.bind_gpus or _on_instances(job),
+        attach=job.spec.attach,
+        since=place.since,
+        spares=job.spec.spares if job.spec.on_lost == "heal" else 0,
+        may_heal=job.spec.on_lost == "heal",
+        held_back=shares and job.job_class == "opportunistic" and bool(each),
+        shared_memory=job.spec.gpu_memory if shares else 0,
+        hang_s=job.spec.hang_s,
+    )
+
+
+def _on_instances(job: Job) -> bool:
+    """Whether some rank has a MIG instance: then all ranks count as those do whose device can only be 0."""
+    return any(is_instance(device) for place in job.start.places for device in place.devices)
+
+
+def spares_spec(job: Job, env: Mapping[str, str], gpus: tuple[str, ...], count: int) -> RanksSpec:
+    """What waits on a host that has no rank of it yet. `gpus`: any, as many as a worker has."""
+    any_place = ranks_spec(job, job.start.places[0], env)
+    return msgspec.structs.replace(any_place, ranks=(RankSpec(0, 0, gpus),), spares=count, since=job.healing.healed)
+
+
+def hold_of(spec: RanksSpec, shares: bool) -> Hold:
+    """What these ranks, which run, hold here. `shares`: an opportunistic job may hold parts of its GPUs; only the log
+    knows which, so it gets names that nobody else has until the log is read."""
+    gpus = tuple(gpu for rank in spec.ranks for gpu in rank.gpus)
+    guest = shares and spec.job_class == "opportunistic"
+    held = tuple(part_of(gpu, f"{spec.job}.{spec.epoch}") for gpu in gpus) if guest else gpus
+    return Hold(spec.job, spec.epoch, 0, HostId(""), held, 0, True, not guest)

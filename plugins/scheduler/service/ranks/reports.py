@@ -1,0 +1,43 @@
+"""What a host says in the log of its ranks that have ended."""
+
+import msgspec
+
+from covey.core.ids import HostId
+from plugins.facts import RanksEnded
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.messages.commands import RanksReported
+from plugins.scheduler.service.ranks.step_times import GrantSteps
+
+SIGTERM = 15
+
+
+def report_of(
+    host: HostId, fact: RanksEnded, steps: GrantSteps, asked: bool, silent: tuple[HostId, ...]
+) -> RanksReported:
+    """`asked`: this host had told them to end; `silent`: other hosts of the gang that did not answer."""
+    return RanksReported(
+        wall_s=0.0,
+        job=fact.job,
+        epoch=fact.epoch,
+        host=host,
+        codes=fact.codes,
+        reason=fact.reason[:1000],
+        asked=asked or bool(fact.reason),
+        lost=fact.lost,
+        step=steps.step,
+        metrics=steps.metrics,
+        step_s=steps.step_s(),
+        unreachable=silent,
+        since=fact.since,
+    )
+
+
+def with_late_ranks(fact: RanksEnded, job: Job | None, host: HostId) -> RanksEnded | None:
+    """What is reported once the log has more ranks in a place than those that ran there and have ended: the others came
+    too late to join them. None: it has not."""
+    place = job.place_on(host) if job is not None and job.grant.epoch == fact.epoch else None
+    if place is None or place.since <= fact.since or not set(fact.codes) < set(place.ranks):
+        return None
+    why = fact.reason or "its ranks here had ended before others could join them"
+    codes = {**fact.codes, **{rank: -SIGTERM for rank in place.ranks if rank not in fact.codes}}
+    return msgspec.structs.replace(fact, codes=codes, reason=why, lost=True, since=place.since)

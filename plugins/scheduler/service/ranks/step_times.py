@@ -1,0 +1,106 @@
+"""Steps of the jobs that run here, as their ranks report them: the newest, how long they take, and who sees them."""
+
+from collections import deque
+from statistics import median
+
+import msgspec
+
+from covey.core.ids import JobId
+from plugins.facts import JobAttached, StepTimed, StepTiming
+from plugins.scheduler.messages.commands import JobSteps
+
+JOBS_MAX = 2000
+"""Grants whose steps are kept in memory."""
+STEPS_TIMED = 101
+"""Newest steps whose median tells how fast a gang is."""
+STEPS_ENOUGH = 10
+"""Fewer tell nothing: the first ones pay for warming up."""
+METRICS_MAX = 16
+
+
+class _Timed(msgspec.Struct, frozen=True):
+    step_s: float
+    input_s: float
+    communicate_s: float
+
+
+class GrantSteps:
+    """Of one job under one epoch."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.metrics: dict[str, float] = {}
+        self.boundary = ""
+        self.memory_bytes: dict[int, int] = {}
+        """By rank."""
+        self.attached: dict[int, str] = {}
+        """Rank -> what sees its steps, or why nothing does."""
+        self._timed: deque[_Timed] = deque(maxlen=STEPS_TIMED)
+
+    def stepped(self, fact: StepTimed) -> None:
+        older = self.step is not None and fact.step < self.step
+        metrics = {**fact.metrics, **self.metrics} if older else {**self.metrics, **fact.metrics}
+        self.metrics = dict(list(metrics.items())[-METRICS_MAX:])
+        self.step = fact.step if self.step is None else max(self.step, fact.step)
+        self.boundary = fact.boundary
+        if fact.memory_bytes:
+            self.memory_bytes[fact.rank] = fact.memory_bytes
+        if fact.step_s > 0:
+            self._timed.append(_Timed(fact.step_s, fact.input_s, fact.communicate_s))
+
+    def step_s(self) -> float | None:
+        """Median; None while there are too few."""
+        return round(median(timed.step_s for timed in self._timed), 6) if len(self._timed) >= STEPS_ENOUGH else None
+
+    def timing(self) -> StepTiming | None:
+        step_s = self.step_s()
+        if step_s is None:
+            return None
+        return StepTiming(
+            step_s=step_s,
+            input_s=round(median(timed.input_s for timed in self._timed), 6),
+            communicate_s=round(median(timed.communicate_s for timed in self._timed), 6),
+            memory_bytes=max(self.memory_bytes.values(), default=0),
+            boundary=self.boundary,
+        )
+
+
+class StepTimes:
+    """The grants of this host whose ranks reported steps, the longest silent ones first."""
+
+    def __init__(self) -> None:
+        self._grants: dict[tuple[JobId, int], GrantSteps] = {}
+
+    def of(self, job: JobId, epoch: int) -> GrantSteps:
+        """Empty when nobody reported anything."""
+        return self._grants.get((job, epoch)) or GrantSteps()
+
+    def newest_epoch(self, job: JobId) -> int:
+        """0: none is known."""
+        return max((epoch for known, epoch in self._grants if known == job), default=0)
+
+    def stepped(self, fact: StepTimed) -> None:
+        self._grant(fact.job, fact.epoch).stepped(fact)
+
+    def attached(self, fact: JobAttached) -> None:
+        self._grant(fact.job, fact.epoch).attached[fact.rank] = fact.problem or fact.to
+
+    def forget(self, job: JobId, epoch: int) -> None:
+        self._grants.pop((job, epoch), None)
+
+    def news(self, jobs: dict[JobId, int]) -> dict[JobId, JobSteps]:
+        """What the log may be told of these jobs (job -> epoch)."""
+        found = {}
+        for job, epoch in jobs.items():
+            known = self._grants.get((job, epoch))
+            timing = known.timing() if known is not None else None
+            if known is not None and known.step is not None and timing is not None:
+                found[job] = JobSteps(epoch, known.step, timing)
+        return found
+
+    def _grant(self, job: JobId, epoch: int) -> GrantSteps:
+        grant = self._grants.pop((job, epoch), None) or GrantSteps()
+        self._grants[job, epoch] = grant
+        while len(self._grants) > JOBS_MAX:
+            del self._grants[next(iter(self._grants))]
+        return grant

@@ -1,0 +1,87 @@
+"""What this host's ranks tell of themselves while they run: what they compute with, their tensors, who sums these."""
+
+from covey.core.ids import JobId
+from plugins.base import Host
+from plugins.facts import HeartbeatHeard, JobJoined, RanksHeal, TensorsAssigned, TensorsSeen
+from plugins.scheduler.messages.commands import JobHeals
+from plugins.scheduler.messages.wire import JobNowAnswer
+from plugins.scheduler.service.ranks.step_times import StepTimes
+
+PROGRESS_MAX = 2000
+"""Ranks whose kernel is kept in memory."""
+
+
+class TellingRanks:
+    """`steps`: how far they are."""
+
+    def __init__(self, host: Host, steps: StepTimes) -> None:
+        self.host, self.steps = host, steps
+        self.tensors: dict[JobId, tuple[int, int]] = {}
+        """Bytes of the largest tensor and of all, of what runs here."""
+        self.sums_at: dict[JobId, TensorsAssigned] = {}
+        """Who sums the tensors of what runs here."""
+        self.heals: dict[JobId, JobHeals] = {}
+        """Whether this host may be lost, with what runs here."""
+        self._heals_told: dict[JobId, JobHeals] = {}
+        """What of that the log knows."""
+        self.seen: dict[JobId, None] = {}
+        """Jobs whose ranks did a step, or waited for one another in tensors, as they say themselves."""
+        self.kernels: dict[tuple[JobId, int, int], str] = {}
+        """Job, epoch and rank -> what that rank computes with."""
+
+    def forget(self, id: JobId) -> None:
+        """This job is over, and nothing of it is here."""
+        self.tensors.pop(id, None)
+        self.sums_at.pop(id, None)
+        self.heals.pop(id, None)
+        self._heals_told.pop(id, None)
+        self.seen.pop(id, None)
+
+    def may_be_lost(self, fact: RanksHeal) -> None:
+        self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost)
+
+    def heals_news(self, only: JobId | None) -> dict[JobId, JobHeals]:
+        """Of all jobs, or of this one: what the log does not know yet."""
+        return {id: said for id, said in self.heals.items() if only in (None, id) and self._heals_told.get(id) != said}
+
+    def heals_told(self, news: dict[JobId, JobHeals]) -> None:
+        self._heals_told |= news
+
+    def heartbeat(self, fact: HeartbeatHeard) -> None:
+        if fact.waits_s > 0 or fact.step is not None:
+            self.seen[fact.job] = None
+
+    def joined(self, fact: JobJoined) -> None:
+        if fact.kernel:
+            key = fact.job, fact.epoch, fact.rank
+            self.kernels.pop(key, None)
+            self.kernels[key] = fact.kernel
+            while len(self.kernels) > PROGRESS_MAX:
+                del self.kernels[next(iter(self.kernels))]
+
+    def tensors_seen(self, fact: TensorsSeen) -> None:
+        if 0 < fact.largest_bytes <= fact.total_bytes:
+            self.tensors[fact.job] = (fact.largest_bytes, fact.total_bytes)
+
+    def assigned(self, fact: TensorsAssigned) -> None:
+        known = self.sums_at.get(fact.job)
+        if known is None or (fact.epoch, fact.assignment) >= (known.epoch, known.assignment):
+            self.sums_at[fact.job] = fact
+
+    def job_now(self, job: JobId) -> JobNowAnswer:
+        pids = {epoch: ranks for (id, epoch), ranks in self.host.runner.running().items() if id == job}
+        epoch = max(max(pids, default=0), self.steps.newest_epoch(job))
+        steps = self.steps.of(job, epoch)
+        sums = self.sums_at.get(job)
+        return JobNowAnswer(
+            epoch=epoch,
+            pids=dict(pids.get(epoch, {})),
+            step=steps.step,
+            metrics=steps.metrics,
+            aggregator=sums.aggregator if sums is not None and sums.epoch == epoch else None,
+            kernels={rank: kernel for (id, of, rank), kernel in self.kernels.items() if (id, of) == (job, epoch)},
+            timing=steps.timing(),
+            attached=dict(steps.attached),
+            joined=any(peer.epoch == epoch for peer in self.host.peers(job)),
+            reports=steps.step is not None or job in self.tensors or job in self.seen,
+        )

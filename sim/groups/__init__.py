@@ -1,0 +1,1 @@
+"""`covey-sim groups`: jobs on one set of hosts that take turns."""

@@ -1,0 +1,1 @@
+"""`covey-sim jobs`: a trace of jobs under a scheduling policy."""

@@ -1,0 +1,429 @@
+"""Jobs in virtual time under the scheduler that agents run: `Queue` and `Leader` decide, this performs.
+
+A cluster is hosts of equal GPUs. It makes what happens (a job comes, has run for as long as it takes, has written its
+checkpoint, has attained enough to sink) into commands of the log, lets the leader look whenever something happened or
+the leader itself has something to do, and does what the log then says: a granted gang starts where its coordinator
+would put it, a gang that is taken back holds its GPUs for a checkpoint and then waits, a gang that starts again
+restores first. Whole seconds; everything of one second comes before the leader's looks at it, and gangs granted at one
+second start in the order of their numbers.
+
+`sim/jobs/engine.py` does the same many times faster for one tenant, without a log;
+`tests/sim/test_live_like_engine.py` ties the two.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from covey.core.ids import HostId, JobId
+from plugins.facts import Place
+from plugins.scheduler.machine.leader.admission import packlimit
+from plugins.scheduler.machine.leader.capacity import Capacity
+from plugins.scheduler.machine.leader.leader import Leader, RackHost, ScheduleTick
+from plugins.scheduler.machine.log.job_starts import LIVE_MAX
+from plugins.scheduler.machine.log.job_table import JobTable
+from plugins.scheduler.machine.log.jobs import Job
+from plugins.scheduler.machine.log.queue import apply
+from plugins.scheduler.messages.commands import (
+    Attained,
+    Command,
+    Demoted,
+    GpusKept,
+    Granted,
+    NotApplied,
+    Placed,
+    PlaceFailed,
+    Promoted,
+    RanksReported,
+    Result,
+    Submitted,
+    TakenBack,
+    Upgraded,
+)
+from plugins.scheduler.messages.spec import JobClass, JobSpec
+from plugins.scheduler.policy.order import queue_of
+from plugins.scheduler.policy.rules import OrderRules
+from plugins.scheduler.policy.settings import SchedulerSettings
+from sim.jobs.engine import Outcome, SimJob
+from sim.kernel import Kernel
+
+COMPLETE, READY, ARRIVE, SINK = 2, 3, 4, 5
+"""What happens to a job, in this order within one second."""
+OFTEN_S = 1e-6
+"""The log's clock is as exact as the simulation."""
+LOOKS_MAX = 10_000
+"""Within one second; a leader that needs more would never stop."""
+
+
+@dataclass(frozen=True)
+class Asks:
+    """What one job says when it is submitted."""
+
+    tenant: str = "default"
+    job_class: JobClass = "guaranteed"
+
+
+@dataclass
+class Life:
+    """One job in the world."""
+
+    remaining: int
+    """Productive seconds still to come when it was last looked at."""
+    ran: int = 0
+    holds: bool = False
+    """It has GPUs."""
+    runs: bool = False
+    """It makes progress on them."""
+    counts: bool = False
+    """They count against its tenant's quota."""
+    since: int = 0
+    """When it was last looked at."""
+    event: int = 0
+    """What happens to it next: the number of the event in the kernel; 0: nothing was posted yet."""
+    starts: int = 0
+
+
+@dataclass
+class Used:
+    """What the jobs of one tenant held. GPU·s."""
+
+    guaranteed_gpu_s: int = 0
+    opportunistic_gpu_s: int = 0
+    held_max: int = 0
+    """GPUs against its quota at once."""
+    over_s: int = 0
+    """Seconds for which these were more than its quota."""
+
+
+@dataclass
+class Tally:
+    """What became of classes and quotas; jobs by their place in the list that was given."""
+
+    demoted: set[int] = field(default_factory=set)
+    upgraded: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    """The log did not take them: they ask for more than their tenant's quota."""
+    kept: set[int] = field(default_factory=set)
+    """They kept GPUs until they were whole."""
+    late: int = 0
+    """Submissions put off while as many jobs waited as a log takes."""
+    used: dict[str, Used] = field(default_factory=dict)
+
+
+def settings_of(
+    rules: OrderRules, quotas: dict[str, int], default: int | None, demote_after_s: float | None
+) -> SchedulerSettings:
+    """What agents would be configured with. ValueError for rules that they do not have."""
+    if rules.discipline != "dlas" or rules.inside != "sticky" or rules.quantum_s is not None:
+        raise ValueError("agents have 2D-LAS in which running gangs stay, without a quantum")
+    return SchedulerSettings(
+        queue_thresholds_gpu_s=tuple(float(limit) for limit in rules.thresholds_gpu_s),
+        narrow_first=rules.narrow_first,
+        promote_knob=None if rules.knob is None else rules.knob[0] / rules.knob[1],
+        starve_limit_s=rules.starve_limit_s,
+        demote_after_s=demote_after_s,
+        checkpoint_s=OFTEN_S,
+        quotas=quotas,
+        default_quota=default,
+    )
+
+
+class Live:
+    """One run. `asks`: tenant and class of each job, in the order of `jobs`; None: all are one tenant's."""
+
+    def __init__(
+        self,
+        jobs: Sequence[SimJob],
+        hosts: int,
+        gpus_each: int,
+        rules: OrderRules,
+        settings: SchedulerSettings,
+        asks: Sequence[Asks] | None = None,
+    ) -> None:
+        self.given = sorted(range(len(jobs)), key=lambda at: (jobs[at].submit_s, jobs[at].id))
+        self.jobs, self.asks = jobs, asks or [Asks()] * len(jobs)
+        self.preempt_s, self.restore_s = rules.preempt_s, rules.restore_s
+        self.queue = JobTable()
+        self.leader = Leader(self.queue, settings)
+        names = [HostId(f"h{at:0{len(str(hosts))}}") for at in range(hosts)]
+        self.rack = tuple(RackHost(host, gpus_each) for host in names)
+        self.gpus = {host: [str(gpu) for gpu in range(gpus_each)] for host in names}
+        self.capacity = Capacity(self.queue, dict.fromkeys(names, gpus_each))
+        """Where coordinators look for places."""
+        self.dispatch = self.queue.follow()
+        self.lives = [Life(job.duration_s) for job in jobs]
+        self.at: dict[JobId, int] = {}
+        self.ids: dict[int, JobId] = {}
+        self.granted: list[JobId] = []
+        """Gangs without a place, yet."""
+        self.kernel: Kernel[int, Callable[[], None]] = Kernel(min((job.submit_s for job in jobs), default=0))
+        for at in self.given:
+            self.kernel.post(jobs[at].submit_s, partial(self._arrive, at), ARRIVE)
+        self.outside: deque[int] = deque()
+        """They come when the log takes them."""
+        self.left = count = len(jobs)
+        self.out = Outcome([0] * count, [0] * count, [0] * count, [0] * count, [0] * count)
+        self.tally = Tally(used={ask.tenant: Used() for ask in self.asks})
+        self.held = dict.fromkeys(self.tally.used, 0)
+        """GPUs that each tenant's jobs hold in the world and that count against its quota."""
+
+    # ---- the run ----
+
+    @property
+    def now(self) -> int:
+        return self.kernel.now
+
+    def run(self, progress: Callable[[float, str], None] | None = None) -> Outcome:
+        """Until every job has ended, or was refused."""
+        steps, total = 0, max(1, len(self.jobs))
+        self._decide()
+        while self.left:
+            self._pass_until(self._next())
+            for command in self.leader.elapsed(self.now, self.now):
+                self._say(command)
+            self.kernel.run_until(self.now, lambda happens: happens())
+            self._decide()
+            steps += 1
+            if progress is not None and steps % 1024 == 0:
+                done = total - self.left
+                progress(done / total, f"{done} of {total} jobs ended, {self.now / 86400:.1f} days of virtual time")
+        return self.out
+
+    def _next(self) -> int:
+        """The next second at which something happens, or the leader has something to do."""
+        at = self.kernel.next_at()
+        times = [] if at is None else [at]
+        wakes_s = self.leader.wakes_s()
+        if wakes_s is not None:
+            times.append(max(self.now + 1, math.ceil(wakes_s - OFTEN_S)))
+        assert times, f"{self.left} jobs never end"
+        return min(times)
+
+    def _pass_until(self, now: int) -> None:
+        for tenant, used in self.tally.used.items():
+            quota = self.queue.quota(tenant)
+            if quota is not None and self.held[tenant] > quota:
+                used.over_s += now - self.now
+        self.kernel.advance(now)
+
+    def _decide(self) -> None:
+        """The leader looks until it has nothing to say and every gang that was granted has its places."""
+        self.out.decisions += 1
+        for _ in range(LOOKS_MAX):
+            if not self._look() and not self._place_all():
+                break
+        else:
+            raise AssertionError(f"the leader does not stop deciding at second {self.now}")
+        for tenant, used in self.tally.used.items():
+            used.held_max = max(used.held_max, self.held[tenant])
+
+    def _look(self) -> bool:
+        """Everything that the leader proposes is performed; whether there was anything that the log took."""
+        proposed = self.leader.handle(ScheduleTick(self.rack, self.now), self.now)
+        return sum(self._perform(action.command) for action in proposed) > 0
+
+    # ---- the log ----
+
+    def _say(self, command: Command) -> Result:
+        return apply(self.queue, self.queue.index + 1, command)[0]
+
+    def _perform(self, command: Command) -> bool:
+        """What the leader proposes; whether the log takes it."""
+        if isinstance(command, TakenBack | Upgraded):
+            self._accrue(self.at[command.job])
+        if isinstance(self._say(command), NotApplied):
+            return False
+        match command:
+            case Granted():
+                self.granted.append(command.job)
+            case TakenBack():
+                self._stopped(self.at[command.job])
+            case Promoted():
+                self.out.promoted[self.at[command.job]] += 1
+            case Demoted():
+                self.tally.demoted.add(self.at[command.job])
+            case Upgraded():
+                self.tally.upgraded.add(self.at[command.job])
+                self._counts(self.at[command.job], True)
+            case GpusKept() if command.gpus:
+                self.tally.kept.add(self.at[command.job])
+            case _:
+                pass
+        return True
+
+    def _job(self, at: int) -> Job:
+        return self.queue.jobs[self.ids[at]]
+
+    def _report(self, at: int) -> None:
+        """Its hosts report to the log what it attained."""
+        self._accrue(at)
+        served = {self.ids[at]: float(self.lives[at].ran * self.jobs[at].gpus)}
+        self._say(Attained(wall_s=self.now, host=self.rack[0].host, service_gpu_s=served))
+
+    def _ranks_end(self, at: int, asked: bool) -> None:
+        job = self._job(at)
+        self._counts(at, False)
+        self.lives[at].holds, self.lives[at].since = False, self.now
+        for place in job.start.places:
+            codes = dict.fromkeys(place.ranks, 0)
+            epoch, host = job.grant.epoch, place.host
+            self._say(RanksReported(wall_s=self.now, job=job.id, epoch=epoch, host=host, codes=codes, asked=asked))
+
+    # ---- what happens to a job ----
+
+    def _post(self, at: int, second: int, kind: int, happens: Callable[[int], None]) -> None:
+        """What happens to this job next, in place of what was posted before."""
+        self.kernel.cancel(self.lives[at].event)
+        self.lives[at].event = self.kernel.post(second, partial(happens, at), kind)
+
+    def _accrue(self, at: int) -> None:
+        life, gpus = self.lives[at], self.jobs[at].gpus
+        passed = self.now - life.since
+        if life.runs:
+            life.remaining -= passed
+            life.ran += passed
+        if life.holds:
+            used = self.tally.used[self.asks[at].tenant]
+            self.out.held_gpu_s += passed * gpus
+            used.guaranteed_gpu_s += passed * gpus * life.counts
+            used.opportunistic_gpu_s += passed * gpus * (not life.counts)
+            life.since = self.now
+
+    def _counts(self, at: int, counts: bool) -> None:
+        """From now on the GPUs that it has count against its tenant's quota, or do not."""
+        life = self.lives[at]
+        self.held[self.asks[at].tenant] += self.jobs[at].gpus * (counts - life.counts)
+        life.counts = counts
+
+    def _arrive(self, at: int) -> None:
+        self.lives[at].since = self.jobs[at].submit_s
+        if self.outside or self._is_full():
+            self.outside.append(at)
+            self.tally.late += 1
+        else:
+            self._submit(at)
+
+    def _is_full(self) -> bool:
+        return len(self.queue.jobs) - len(self.queue.ended) >= LIVE_MAX
+
+    def _submit(self, at: int) -> None:
+        job, asks = self.jobs[at], self.asks[at]
+        spec = JobSpec(
+            name=f"job-{at}",
+            tenant=asks.tenant,
+            job_class=asks.job_class,
+            workers=job.gpus,
+            argv=("train",),
+            skew=job.skew or 0.0,
+        )
+        may_demote = self.leader.settings.demote_after_s is not None
+        said = self._say(Submitted(wall_s=self.now, key=f"job-{at:08}", spec=spec, may_demote=may_demote))
+        if isinstance(said, NotApplied) or said.job is None:
+            self.tally.refused.add(at)
+            self.left -= 1
+        else:
+            self.ids[at], self.at[said.job] = said.job, at
+
+    def _place_all(self) -> bool:
+        """Coordinators find places for the gangs that were granted, in the order of their numbers; whether there were
+        any."""
+        granted = sorted([self.queue.jobs[id] for id in self.granted], key=lambda job: job.number)
+        self.granted = []
+        for job in granted:
+            self._place(job)
+        return bool(granted)
+
+    def _place(self, job: Job) -> None:
+        self._bring_ground_up_to_date()
+        skew = self.queue.models.shown_skew(job.spec, job.measured.tensors)
+        limit = packlimit(self.queue, self.leader.settings)
+        plan = self.capacity.plan(job, self.capacity.free_for(job), skew, limit)
+        if not plan:
+            self._say(PlaceFailed(wall_s=self.now, job=job.id, epoch=job.grant.epoch, reason="no room"))
+            return
+        places, rank = [], 0
+        for host, count in plan.items():
+            held = self.queue.holders.get(host, {})
+            free = [gpu for gpu in self.gpus[host] if gpu not in held]
+            places.append(Place(host, tuple(range(rank, rank + count)), tuple(free[:count])))
+            rank += count
+        epoch = job.grant.epoch
+        placed = Placed(wall_s=self.now, job=job.id, epoch=epoch, places=tuple(places), master_addr="", master_port=1)
+        result = self._say(placed)
+        assert not isinstance(result, NotApplied), result
+        self._start(self.at[job.id], job.counts)
+
+    def _bring_ground_up_to_date(self) -> None:
+        changed = self.dispatch.take()
+        for id in self.queue.jobs if changed is None else changed:
+            job = self.queue.jobs.get(id)
+            if job is None or job.over:
+                self.capacity.drop(id)
+            else:
+                self.capacity.put(job)
+        self.capacity.keep(self.queue.keeper, self.queue.kept)
+
+    def _start(self, at: int, counts: bool) -> None:
+        life = self.lives[at]
+        self.out.wait_s[at] += self.now - life.since
+        life.holds, life.since, life.starts = True, self.now, life.starts + 1
+        self._counts(at, counts)
+        if life.starts == 1:
+            self.out.first_s[at] = self.now
+        if life.starts > 1 and self.restore_s:
+            self._post(at, self.now + self.restore_s, READY, self._ready)
+        else:
+            self._go(at)
+
+    def _go(self, at: int) -> None:
+        self.lives[at].runs = True
+        self._watch(at)
+
+    def _watch(self, at: int) -> None:
+        """What comes first: its end, or enough service to sink into the next queue. At one second it ends."""
+        life, gpus, job = self.lives[at], self.jobs[at].gpus, self._job(at)
+        thresholds = self.leader.settings.queue_thresholds_gpu_s
+        attained = life.ran * gpus - job.priority.base_gpu_s
+        queue = queue_of(attained, thresholds)
+        end = self.now + life.remaining
+        if queue < len(thresholds):
+            sinks = self.now + math.ceil((thresholds[queue] - attained) / gpus)
+            if sinks < end:
+                self._post(at, sinks, SINK, self._sink)
+                return
+        self._post(at, end, COMPLETE, self._complete)
+
+    def _sink(self, at: int) -> None:
+        self._report(at)
+        self._watch(at)
+
+    def _stopped(self, at: int) -> None:
+        """The log says that it has to stop: it writes a checkpoint."""
+        life = self.lives[at]
+        self._report(at)
+        life.runs = False
+        self.out.preempted[at] += 1
+        if self.preempt_s:
+            self._post(at, self.now + self.preempt_s, READY, self._ready)
+        else:
+            self._ranks_end(at, asked=True)
+            self.kernel.cancel(life.event)
+
+    def _ready(self, at: int) -> None:
+        """Its checkpoint is written, or read."""
+        self._accrue(at)
+        if self._job(at).state == "stopping":
+            self._ranks_end(at, asked=True)
+        else:
+            self._go(at)
+
+    def _complete(self, at: int) -> None:
+        self._report(at)
+        self.lives[at].runs = False
+        self.out.end_s[at] = self.now
+        self._ranks_end(at, asked=False)
+        self.left -= 1
+        while self.outside and not self._is_full():
+            self._submit(self.outside.popleft())

@@ -1,0 +1,1 @@
+"""`covey-sim memory`: a rack that borrows memory."""

@@ -1,0 +1,1 @@
+"""`covey-sim sharing`: jobs that share GPUs."""

@@ -1,0 +1,1 @@
+"""`covey-sim aggregators`: tensors of many jobs on few processors."""

@@ -1,0 +1,1 @@
+"""`covey-sim tuner`: workers and servers of one job."""

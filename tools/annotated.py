@@ -1,0 +1,64 @@
+"""systemd/agent.toml: every setting with its default and what is said of it in the code.
+
+python -m tools.annotated       writes it; `make agent-toml` runs it
+"""
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent import config
+from plugins.registry import PLUGINS
+
+FILE = Path(__file__).parent.parent / "systemd" / "agent.toml"
+HEAD = """\
+# agent.toml of one host: /etc/covey/agent.toml. An empty file is a rack of one, and every setting is as it stands here.
+# Remove the # before what you change, then: agentd --config /etc/covey/agent.toml --check
+# Several hosts need the same gossip key, seeds and voters: docs/guides/install.md.
+"""
+WIDTH = 118
+
+
+def text() -> str:
+    sections: dict[str, type[msgspec.Struct]] = {"": config.Top, **config.SECTIONS}
+    sections |= {plugin.name: plugin.settings for plugin in PLUGINS}
+    return HEAD + "\n".join(line for name, kind in sections.items() for line in section(name, kind)) + "\n"
+
+
+def section(name: str, kind: type[msgspec.Struct]) -> Iterator[str]:
+    yield ""
+    if name:
+        yield f"[{name}]"
+    said = words(kind)
+    for field in msgspec.structs.fields(kind):
+        yield from textwrap.wrap(said.get(field.name, ""), WIDTH, initial_indent="# ", subsequent_indent="# ")
+        value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+        yield f"#{field.name} = {toml(value)}"
+
+
+def words(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """What stands under each field of the class."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    said = {}
+    for field, under in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(under, ast.Expr):
+            said[field.target.id] = " ".join(ast.literal_eval(under.value).split())
+    return said
+
+
+def toml(value: Any) -> str:
+    """TOML has no word for nothing: such a setting stands there without a value."""
+    if value is None:
+        return "        # not set"
+    return json.dumps(value, ensure_ascii=False)
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())

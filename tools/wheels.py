@@ -1,0 +1,97 @@
+"""The three wheels: built from sdists in a folder of their own, and tried in an environment that has nothing else.
+
+python -m tools.wheels DIR      sdists and wheels of all three into DIR, then a try of them; `make dist` runs it
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = {"covey_job": "covey", "covey_agent": ".", "covey_tools": "tools"}
+"""Name of a wheel -> where its pyproject.toml stands, in the order in which they need one another."""
+NEEDED = (
+    *("covey", "gossip", "plugins", "agent", "cli", "sim", "chaos"),
+    *("tools", "systemd", "examples", "docs", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
+)
+LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build", "dist")
+"""Files of earlier builds: setuptools would put what they list into new ones."""
+TRIED = (
+    ("agentd", "--check", "--config", "agent.toml"),
+    ("agentctl", "version"),
+    ("covey-sim", "--help"),
+    ("covey-rack", "run"),
+)
+
+
+def build(name: str, into: Path) -> Path:
+    """The wheel of that name, made from its sdist, which lies beside it. CalledProcessError when either cannot be."""
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="covey-build-") as folder:
+        copy = Path(folder, "covey")
+        copy.mkdir()
+        for needed in NEEDED:
+            copied(ROOT / needed, copy / needed)
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(copy / FOLDERS[name])]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        done.check_returncode()
+    (wheel,) = into.glob(f"{name}-*.whl")
+    return wheel
+
+
+def copied(source: Path, to: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, to, ignore=LEFT_OUT, symlinks=True)
+    else:
+        shutil.copy2(source, to)
+
+
+def environment(folder: Path, wheels: Sequence[Path]) -> Path:
+    """The folder of programs of a new environment with these wheels, what they need, and nothing else."""
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *map(str, wheels)], env=plain(os.environ), check=True)
+    return folder / "bin"
+
+
+def tried(programs: Path, folder: Path) -> list[str]:
+    """What failed of `TRIED`, run in `folder` on an empty agent.toml. A rack that was started is stopped."""
+    folder.mkdir()
+    (folder / "agent.toml").touch()
+    outside = plain(os.environ) | {"XDG_STATE_HOME": str(folder), "PATH": f"{programs}:{os.environ['PATH']}"}
+    failed = []
+    for command in (*TRIED, ("covey-rack", "stop")):
+        print(f"dist: {' '.join(command)}", flush=True)
+        done = subprocess.run([programs / command[0], *command[1:]], cwd=folder, env=outside, check=False)
+        if done.returncode:
+            failed.append(f"{' '.join(command)} ended with {done.returncode}")
+    return failed
+
+
+def plain(environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what would let programs find modules of this tree, or another rack."""
+    return {name: value for name, value in environ.items() if not name.startswith(("PYTHON", "COVEY_", "VIRTUAL_ENV"))}
+
+
+def main(into: Path) -> int:
+    shutil.rmtree(into, ignore_errors=True)
+    wheels = [build(name, into) for name in FOLDERS]
+    for made in sorted(into.iterdir()):
+        print(f"dist: {made.name}, {made.stat().st_size / 1024:.0f} KiB", flush=True)
+    with tempfile.TemporaryDirectory(prefix="covey-dist-") as folder:
+        programs = environment(Path(folder, "venv"), wheels)
+        failed = tried(programs, Path(folder, "tried"))
+    for line in failed:
+        print(f"dist: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
