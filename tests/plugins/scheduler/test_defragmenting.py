@@ -95,6 +95,8 @@ def test_hosts_of_their_own_are_found_for_workers_that_lie_apart() -> None:
 def test_what_moves_makes_room_and_takes_none() -> None:
     assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 2}, [at("j1", H1, 1)]) is None, "h2 would lose its own"
     assert departures(GangShape(2, 2, "few"), {H1: 1, H2: 3}, [at("j1", H1, 1)]) == [Departure(at("j1", H1, 1), H2)]
+    found = departures(GangShape(3, 2, "few"), {H1: 1, H2: 2, H3: 3}, [at("j1", H1, 1)])
+    assert found == [Departure(at("j1", H1, 1), H3)], "h2 is tighter, and would lose its own"
 
 
 @given(
