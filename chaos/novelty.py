@@ -99,14 +99,9 @@ _GANG = {"placing": "forming", "running": "whole"}
 
 
 def _before(job: "Job") -> str:
+    tally = job.tally
     return (
-        "preempted"
-        if job.tally.preemptions
-        else "lost a host"
-        if job.tally.hosts_lost
-        else "failed"
-        if job.tally.failures
-        else ""
+        "preempted" if tally.preemptions else "lost a host" if tally.hosts_lost else "failed" if tally.failures else ""
     )
 
 

@@ -47,7 +47,7 @@ class Member:
         self._newest: dict[HostId, tuple[bytes, int, int, int]] = {}
         """Of each other host: uuid, boot, incarnation, and how much the state outweighs others of that incarnation."""
         self._at: dict[HostId, str] = {}
-        """Of each other host: its address then."""
+        """The address of each other host when it was last looked at."""
         self._versions: dict[int, tuple[int, int]] = {}
         """Of each identity: boot and version of the facts that were looked at last."""
 

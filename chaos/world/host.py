@@ -303,7 +303,7 @@ class SimProcesses:
     async def end_holding(
         self, variables: Mapping[str, str], spare: Collection[ProcessId] = (), timeout_s: float = 5.0
     ) -> int:
-        """As `agent.ports.processes.processes.RealProcesses`."""
+        """What `agent.ports.processes.processes.RealProcesses` does, on simulated processes."""
         host, count = self._process.host, 0
         for pid, process in list(host.processes.items()):
             command = host.commands.get(pid)

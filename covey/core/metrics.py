@@ -23,7 +23,7 @@ class Metric:
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
-    """As Prometheus knows it. A counter's ends in `_total`, and no other does."""
+    """The name that Prometheus knows it by. A counter's ends in `_total`, and no other does."""
     help: str
     """One line: what is counted or measured, and its unit."""
     labels: tuple[str, ...] = ()

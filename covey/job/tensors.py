@@ -118,7 +118,7 @@ class TensorClient(OfOneProcess):
 
     @property
     def order(self) -> Order:
-        """Of the additions of a round (`covey.tensors.numbers.sum_order`): "tree", or "rank" as a plain loop adds. To
+        """Order of additions of a round (`covey.tensors.numbers.sum_order`): "tree", or "rank" as a plain loop adds. To
         be set before the first tensor, to the same on every rank: ValueError."""
         return self._far.order
 

@@ -109,7 +109,7 @@ _AFTER = 16
 """Offset of the sequence number in a copy: the checksum covers what begins there."""
 _NAMES = {"limits": b"COVEYlim", "report": b"COVEYrep", "flag": b"COVEYflg"}
 _VERSIONS = {"limits": 1, "report": 1, "flag": 1}
-"""As they are written; that of limits and flags stands in `covey/hooks/gate/gate.cpp` too."""
+"""The version of each page, as it is written; that of limits and flags stands in `covey/hooks/gate/gate.cpp` too."""
 _BODY_BYTES = {"limits": _LIMITS.size, "report": _REPORT.size + HISTORY * _BATCH.size}
 
 R = TypeVar("R")

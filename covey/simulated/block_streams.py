@@ -128,7 +128,7 @@ class BlockStreams:
         return pack_rounds({table: stream.rounds.versions() for table, stream in self._at.items()})
 
     def leave(self, words: bytes) -> None:
-        """As of `covey.tensors.aggregator.block_rounds`; no tensor more is declared."""
+        """`covey.tensors.aggregator.block_rounds` says what this does; no tensor more is declared."""
         for stream in self._at.values():
             stream.leave(words)
 

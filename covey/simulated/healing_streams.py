@@ -158,7 +158,7 @@ async def begun_on(
     gathers_max: int = RANKS_MAX,
     host: str = "",
 ) -> tuple[JobState, HealingStreams]:
-    """As of `covey.job.job_state.begun`, from step 0. StateLost where that ends the process."""
+    """The state begins at step 0, as `covey.job.job_state.begun` does it. StateLost where that ends the process."""
     beside = Beside(rank, world_size, here, host)
     gather = OwnGather(rank, world_size, 0, far) if 1 < world_size <= gathers_max else None
     of = far, spawn, now_s, rank, world_size, beside.neighbours, 0, incarnation

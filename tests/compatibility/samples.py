@@ -48,7 +48,16 @@ KEPT = HERE / "0.1.0"
 MESSAGES, FRAMES, NAMES = KEPT / "messages.json", KEPT / "frames.json", KEPT / "names.json"
 SETTINGS = KEPT / "agent.toml"
 RECORDS = (
-    *("Identity", "PeersFile", "ReservationFile", "AggregatorState", "SlabsOnDisk", "VolumeRecord", "PlacesRecord"),
+    *(
+        "Identity",
+        "PeersFile",
+        "ReservationFile",
+        "AggregatorState",
+        "SlabsOnDisk",
+        "VolumeOwner",
+        "VolumeRecord",
+        "PlacesRecord",
+    ),
     *("SegmentList", "StartRecord", "Fence", "SupervisorState"),
 )
 """What `covey.wire.checked` writes: the class in each of the files."""

@@ -47,7 +47,7 @@ NOT_TYPED = {
 }
 """Command, or its beginning -> why it is not typed here."""
 ELSEWHERE = {
-    "python3 -m venv /opt/covey && export PATH=/opt/covey/bin:$PATH": "tests/test_wheels.py makes environments",
+    "python3 -m venv /opt/covey && export PATH=/opt/covey/bin:$PATH": "tests/tools/test_wheels.py makes environments",
     "cd /opt/covey/share/covey": BOOTED,
     "systemd-sysusers - < covey.sysusers.conf && systemd-tmpfiles --create - < covey.tmpfiles.conf": BOOTED,
     "cp covey.sysctl.conf /etc/sysctl.d/ && systemctl restart systemd-sysctl": BOOTED,

@@ -60,11 +60,11 @@ class HealedTree:
         return self._begun.step
 
     def steps(self, stop: int) -> Iterator[int]:
-        """As of `covey.job.job_state.JobState.steps`; waits for what a step computes before the next one begins."""
+        """Steps as `covey.job.job_state.JobState.steps` gives them; each waits for what the one before computes."""
         return self._begun.steps(stop)
 
     def done(self) -> None:
-        """As of `covey.job.job_state.JobState.done`, where `steps` is not used."""
+        """A step is done (`covey.job.job_state.JobState.done`), where `steps` is not used."""
         self._begun.done()
 
     @property

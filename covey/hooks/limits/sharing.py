@@ -69,7 +69,7 @@ class SharedPages:
 
 
 class MemoryUsed(msgspec.Struct, frozen=True):
-    """Of the mini-batch that ended; bytes. As in `covey.kernel.pages.RankReport`."""
+    """Figures of the mini-batch that ended, bytes; `covey.kernel.pages.RankReport` says what each is."""
 
     peak_bytes: int = 0
     stable_bytes: int = 0

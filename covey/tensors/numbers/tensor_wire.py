@@ -259,7 +259,7 @@ class Declared(msgspec.Struct, frozen=True):
     part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
     """A whole number of elements."""
     order: Order = "rank"
-    """Of the additions of a round."""
+    """In which order the contributions of a round are added."""
     block: Annotated[int, msgspec.Meta(ge=0, le=BLOCKS_MAX)] = 0
     """Which Block of the tensor this is (`covey.tensors.numbers.blocks`)."""
     elements: tuple[Elements, Elements] | None = None

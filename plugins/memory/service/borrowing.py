@@ -113,15 +113,18 @@ class Borrowing:
         """The volume of this name, made if there is none, for `owner` (default: who asks). Refused when it cannot be.
         `uid` -1: asked by agentctl. `waits` is told now and then what it waits for, and raises Refused when nobody does
         any more; without it the answer comes within the time of a command, ready or not."""
-        began_s = self._env.clock.now_s()
+        began_s, whose = self._env.clock.now_s(), uid if owner is None else owner
         if name not in self.volumes:
-            self._volume_like(name, size_bytes, uid if owner is None else owner, kind, by)
-            await self._may_be_made(name, make, waits)
+            self._volume_like(name, size_bytes, whose, kind, by)
+            if await self._record.has_files(name):
+                whose = await self._who_has_files(name, uid, whose)
+            else:
+                await self._may_be_made(name, make, waits)
         async with self._changing:
-            known = self._volume_like(name, size_bytes, uid if owner is None else owner, kind, by)
+            known = self._volume_like(name, size_bytes, whose, kind, by)
             found = self.volumes.get(name)
             if found is None:
-                await self._record.set_volume(known)
+                await self._record.make_volume(known)
                 found = self._keep(known)
                 size = format_size(known.size_bytes)
                 slabs = f"slabs of {format_size(known.slab_bytes)}"
@@ -131,12 +134,22 @@ class Borrowing:
             await self._former.wait(found, began_s, waits)
         return found
 
+    async def _who_has_files(self, name: str, uid: int, whose: int) -> int:
+        """The user to whom a volume belongs of which this agent has no record, but this host all files, which say what
+        its pages are and where they lie: a record that was lost is no volume lost. `whose`: as who asks says. Refused
+        to whom it is not known to belong."""
+        owner = await self._record.owner(name)
+        if owner is not None and (owner == -1 or uid in (owner, -1, 0)):
+            return owner
+        if owner is None and uid in (-1, 0) and whose != -1:
+            return whose
+        known = "whose it was is not known" if owner is None else f"it belongs to another user (uid {owner})"
+        why = f"its files are on {self._host.id}, whose agent has lost its record of it, and {known}"
+        step = f"choose another name; root may say whose it is: agentctl attach {name} SIZE --user NAME"
+        raise Refused(4, f"cannot attach volume {name}", why, step)
+
     async def _may_be_made(self, name: str, make: Make, waits: Waits | None) -> None:
-        """Refused when it must exist, or when other hosts know of one whose record is lost and nobody gave it up. Where
-        its own files are, which say what its pages are and where they lie, it goes on from them: a damaged record of
-        this agent (`memory/agent`), which its person deleted, is no volume lost."""
-        if await self._env.disk.names(f"{vold.prefix(name)}/"):
-            return
+        """Refused when it must exist, or when other hosts know of one whose record is lost and nobody gave it up."""
         if make == "never":
             why = f"{self._host.id} has none of that name: it was detached, or is on another host"
             raise Refused(3, f"no volume {name}", why, "agentctl volumes shows all; RemoteMemory.open makes one")

@@ -12,6 +12,7 @@ import msgspec
 
 from covey.ports import Disk, Logger, ProcessId
 from covey.wire import checked
+from plugins.memory.datapath import vold
 from plugins.memory.machine.lending.earlier_volumes import EarlierVolume
 from plugins.memory.policy.budgets import lent_bytes
 
@@ -78,6 +79,13 @@ class KnownVolume(msgspec.Struct, frozen=True):
         return lent_bytes(self.slab_bytes, self.page_bytes, self.sealed)
 
 
+class VolumeOwner(msgspec.Struct, frozen=True):
+    """Whose a volume is, beside the volume's own files: these outlive a record of the agent that is lost."""
+
+    uid: int
+    """A user of this host; -1: any."""
+
+
 class SlabsOnDisk(msgspec.Struct, frozen=True):
     lending: KnownProcess | None = None
     volumes: tuple[KnownVolume, ...] = ()
@@ -88,6 +96,11 @@ class SlabsOnDisk(msgspec.Struct, frozen=True):
 
 
 _remembered = msgspec.msgpack.Decoder(SlabsOnDisk)
+_owner = msgspec.msgpack.Decoder(VolumeOwner)
+
+
+def owner_file(volume: str) -> str:
+    return f"{vold.prefix(volume)}/owner"
 
 
 class SlabRecord:
@@ -126,6 +139,23 @@ class SlabRecord:
 
     async def set_lending(self, lending: KnownProcess) -> None:
         await self._write(msgspec.structs.replace(self.now, lending=lending))
+
+    async def make_volume(self, volume: KnownVolume) -> None:
+        """Whose it is stands there first."""
+        await checked.save(self._disk, owner_file(volume.volume), VolumeOwner(volume.uid))
+        await self.set_volume(volume)
+
+    async def has_files(self, volume: str) -> bool:
+        """Does this host have its pages, or what says where they lie?"""
+        return any(name != owner_file(volume) for name in await self._disk.names(f"{vold.prefix(volume)}/"))
+
+    async def owner(self, volume: str) -> int | None:
+        """Whose it is by its own files; None: they do not say."""
+        try:
+            found = await checked.load(self._disk, owner_file(volume), _owner)
+        except (checked.Damaged, checked.OtherFormat):
+            return None
+        return None if found is None else found.uid
 
     async def set_volume(self, volume: KnownVolume) -> None:
         others = tuple(known for known in self.now.volumes if known.volume != volume.volume)

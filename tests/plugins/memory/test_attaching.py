@@ -18,7 +18,7 @@ from covey.core.ids import JobId
 from covey.wire.job import Attach, Refusal, VolumeAt, VolumeComing
 from plugins.base import JobPeer
 from plugins.memory.policy.settings import MemorySettings
-from plugins.memory.service.record import COPY, FILE
+from plugins.memory.service.record import COPY, FILE, owner_file
 from tests.plugins.memory.rack import SETTINGS, MemoryRack, SimClient
 from tests.plugins.memory.test_service import read_all, until_done, write_all
 
@@ -100,18 +100,46 @@ def test_a_volume_whose_host_lost_its_disk_is_not_made_anew_until_a_person_says_
         assert sum(len(rack.agents[host].lending.machine.lent) for host in ("h2", "h3")) == 0
 
 
+def without_its_record(rack: MemoryRack, *also: str) -> None:
+    """The volume `data` of user 1000 on h1, whose agent forgets it; and these files besides."""
+    rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
+    kept_hot(rack, 2)
+    rack.run(3)
+    host = rack.host("h1")
+    host.power_off()
+    for file in (FILE, COPY, *also):
+        host.disk.damage(file, "lost")
+    host.power_on()
+    rack.run(2)
+    assert rack.command("h1", "volumes") == []
+
+
+def said_to(rack: MemoryRack, uid: int) -> Any:
+    process = Process(uid=uid)
+    rack.do("h1", partial(rack.agents["h1"].frame, cast(JobPeer, process), Attach("data", 128 << 10)))
+    return process.said[-1]
+
+
 def test_a_volume_whose_own_files_are_there_goes_on_without_its_record() -> None:
     with a_rack(3) as rack:
-        with_pages(rack)
-        host = rack.host("h1")
-        host.power_off()
-        for file in (FILE, COPY):
-            host.disk.damage(file, "lost")
-        host.power_on()
-        rack.run(2)
-        assert rack.command("h1", "volumes") == []
-        rack.attach("h1", "data", "128 KiB")
+        without_its_record(rack)
+        refusal = said_to(rack, 1001)
+        assert isinstance(refusal, Refusal) and "it belongs to another user (uid 1000)" in refusal.why
+        assert isinstance(said_to(rack, 1000), VolumeAt)
         until_done(rack, rack.client("h1", read_all, "data"))
+        assert isinstance(said_to(rack, 1001), Refusal)
+
+
+def test_nobody_but_root_says_whose_a_volume_is_whose_files_do_not_say_it() -> None:
+    with a_rack(3) as rack:
+        without_its_record(rack, owner_file("data"))
+        refusal = said_to(rack, 1000)
+        assert isinstance(refusal, Refusal) and "whose it was is not known" in refusal.why
+        with pytest.raises(Refused, match="whose it was is not known"):
+            rack.attach("h1", "data", "128 KiB")
+        rack.command("h1", "attach", volume="data", size="128 KiB", uid=1000)
+        until_done(rack, rack.client("h1", read_all, "data"))
+        assert isinstance(said_to(rack, 1001), Refusal) and isinstance(said_to(rack, 1000), VolumeAt)
 
 
 @pytest.mark.parametrize("how", ["its lease is over", "its lender began anew", "the slab process died"])
