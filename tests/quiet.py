@@ -26,8 +26,9 @@ BLOCKED_S = 20.0
 
 async def quiet() -> None:
     """Returns when the event loop has nothing left to do but wait for a timer: no callback is ready, no descriptor of
-    its own is readable, and no executor of this process works (files are written in threads). Other threads and other
-    processes are not seen: wait for a sign of theirs first."""
+    its own is readable, and no executor of this process works (files are written in threads). What an executor runs
+    must end by itself; for a thread that waits there is `until_blocked`. Other threads and other processes are not
+    seen: wait for a sign of theirs first."""
     loop = asyncio.get_running_loop()
     ready = getattr(loop, "_ready", None)
     if ready is None:

@@ -27,7 +27,7 @@ from plugins.memory.datapath.wire.control import (
 )
 from plugins.memory.datapath.wire.control_ends import ControlClient
 from tests.plugins.memory.ports import SHAPE, Bench, a_bench, soon
-from tests.quiet import quiet
+from tests.quiet import until_blocked
 
 T = TypeVar("T")
 TOKEN = b"t" * 32
@@ -146,15 +146,18 @@ async def test_a_request_larger_than_256_pages_is_cut_up(monkeypatch: pytest.Mon
 
 async def test_a_volume_process_that_ends_and_comes_back_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volume_link, "PAUSE_S", 0.01)
+    found: list[bytes] = []
     async with an_agent() as agent:
         memory = await in_a_thread(lambda: RemoteMemory.open("data", SIZE, agent.path))
         await in_a_thread(lambda: memory.write(0, b"a" * PAGE))
         await agent.stop_vold()
-        reading = asyncio.ensure_future(in_a_thread(lambda: memory.read(0, PAGE)))
-        await quiet()
-        assert not reading.done()
+        reading = threading.Thread(target=lambda: found.append(memory.read(0, PAGE)), daemon=True)
+        reading.start()
+        until_blocked(reading, volume_link.VolumeLink.finish)
+        assert not found
         agent.start_vold()
-        assert await reading == b"a" * PAGE
+        await in_a_thread(reading.join)
+        assert found == [b"a" * PAGE]
         memory.close()
 
 
