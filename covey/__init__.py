@@ -1,4 +1,4 @@
-"""Covey's job side: the only package of ours that a training script imports.
+"""Covey's job side: the only Covey package that a training script imports.
 
     import covey
 

@@ -1,15 +1,15 @@
-"""JAX's gradients summed, or averaged, by Covey: one line in a training step, inside `jax.jit` or outside of it.
+"""JAX gradients summed or averaged by Covey: one line in a training step, inside or outside `jax.jit`.
 
     grads = jax.grad(loss)(params, batch)
     grads = covey.jax.pmean(grads)              # over all ranks of the job
 
-Each leaf of a tree is a tensor of `covey.job.tensors`, known by its place in the tree, so sums are exactly once and in
-a fixed order. All leaves are pushed, then all are waited for.
+Each leaf of a tree is a tensor of `covey.job.tensors`, named by its place in the tree, so it is added exactly once and
+in a fixed order. All leaves are pushed before the first result is waited for.
 
-Inside `jit` the step calls back, with the arrays as XLA hands them over: `jax.experimental.io_callback` puts them on a
-device first, which waits for ever on a host of one core (jax-ml/jax issue 24255).
+Inside `jit` the step calls back with the arrays as XLA hands them over. `jax.experimental.io_callback` is not used: it
+puts them on a device first, which waits for ever on a host with one core (jax-ml/jax issue 24255).
 
-`covey.jax.state` keeps a training alive whose ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py).
+`covey.jax.state` keeps a training alive when ranks are lost (`covey.frameworks.jax.state`; examples/heal_jax.py).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -29,26 +29,27 @@ if TYPE_CHECKING:
 
 
 def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> Any:
-    """The sum of this tree of arrays over all ranks: of the same structure, shapes and types. Every rank calls it
-    with the same `name`, which two different trees must not share, as often as the others. `job`: this rank's
-    (that of `covey.join()`, or made if there is none); it computes on one device. A jitted step may still call back
-    when its call has returned: wait for its results (`jax.block_until_ready`) before the job is left.
+    """The sum of this tree of arrays over all ranks, with the same structure, shapes and types. Every rank calls it
+    equally often and with the same `name`; two different trees must not share a name. `job`: this rank's job; without
+    it, the one of `covey.join()`, made if there is none. The rank computes on one device. A jitted step may still call
+    back when its call has returned: wait for its results (`jax.block_until_ready`) before the job is left.
 
     TypeError, naming the leaf, where one is neither float32, float64, float16 nor bfloat16. Errors of
-    `TensorClient.push_pull` are raised as they are, inside `jit` as JAX passes on those of callbacks."""
+    `TensorClient.push_pull` are raised unchanged; inside `jit`, JAX raises them as errors of a callback."""
     return _summed(tree, name, job, False)
 
 
 def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> Any:
-    """The average of this tree over all ranks: as `psum`, divided by their number, and rounded once."""
+    """The average of this tree over all ranks: the sum as of `psum`, divided by the number of ranks and rounded
+    once."""
     return _summed(tree, name, job, True)
 
 
 def state(tree: Any, *, own: Any = None, job: "JobClient | None" = None, step: int = 0) -> HealedTree:
-    """From now on this rank may be lost: another process takes its place, is given here what the others hold, and goes
-    on in their step, to the same bits. `tree`: of arrays, keys and numbers that are the same on all ranks; `own`: of
-    this rank alone, as small. `job`: as of `psum`, before any other tensor; `step`: the first one, after a checkpoint.
-    Set `tree` and `own` of what this gives in each step. CoveyError where something of it cannot be handed over."""
+    """From now on this rank may be lost: another process takes its place, gets here what the others hold, and continues
+    in their step with the same bits. `tree`: arrays, keys and numbers that are the same on all ranks; `own`: a small
+    tree that only this rank has. `job`: as in `psum`, before any other tensor; `step`: the first step, after a
+    checkpoint. In each step, set `tree` and `own` of the result. CoveyError where something cannot be handed over."""
     return healed(tree, own, _joined(job), step)
 
 

@@ -4,15 +4,15 @@
         memory.write(0, batch)
         batch = memory.read(0, len(batch))
 
-The volume has a process of its own on this host (`vold`); this module connects to it over a unix socket, and to the
-agent only to find it. When that process is killed the agent starts it again, and a request under way is repeated, which
-is harmless for reads and writes of the same bytes. Every later read returns what was written, also after the loss of a
-lender; after `flush` it is on this host's disk as well.
+The volume has a process of its own on this host (`vold`). This module connects to it over a unix socket, and to the
+agent only to find it. When that process is killed, the agent starts it again and the request under way is repeated,
+which is harmless: it reads or writes the same bytes. Every later read returns what was written, also after the loss of
+a lender; after `flush` it is on this host's disk as well.
 
-A volume belongs to the user who opened it first and is forgotten by `detach`, not by `close`. Calls may come from many
-threads and take turns. Standard library and msgspec only: it runs inside training processes.
+A volume belongs to the user who opened it first and is forgotten by `detach`, not by `close`. Many threads may call;
+their calls take turns. Standard library and msgspec only: it runs inside training processes.
 
-`RemoteArray` is the same as a numpy array whose memory is local in part:
+`RemoteArray` is a numpy array in such a volume; a part of it is in local memory:
 
     with RemoteArray("features", (1_000_000, 256), "float32", local_budget="256 MiB") as features:
         features[:] = 0

@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel with its gradients averaged by Covey: one line in a training script.
+"""PyTorch's DistributedDataParallel (DDP) with gradients averaged by Covey: one line in a training script,
 
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     covey.torch.attach(ddp)
@@ -11,13 +11,12 @@ the bucket's own memory, which DDP waits for only at the end of the pass:
     script's thread   hook(bucket 0) -- push -->     hook(bucket 1) -- push -->  ...   DDP waits for the futures
     covey-ddp                           wait, divide, set the future of bucket 0, then of bucket 1, ...
 
-A bucket is known by the parameters in it, not by its number: after its first backward pass DDP makes its buckets anew.
-The average is the sum in the order of `covey.tensors.numbers.sum_order`, then divided by the number of ranks; of
-float16 and bfloat16 it is made in float32, and rounded once. With two ranks that is
-what gloo gives, to the bit; DDP's own reduction divides first, which differs in the last bits where the number of ranks
-is no power of two.
+A bucket is known by its parameters, not by its number: DDP makes its buckets anew after the first backward pass. The
+average is the sum in the order of `covey.tensors.numbers.sum_order`, divided by the number of ranks; float16 and
+bfloat16 are added in float32 and rounded once. With two ranks it equals gloo's result to the bit. DDP's own reduction
+divides first, which differs in the last bits where the number of ranks is no power of two.
 
-With the optimizer, ranks may be lost, and go on (`covey.frameworks.torch.heal`; examples/heal_ddp.py):
+With the optimizer, ranks may be lost and replaced (`covey.frameworks.torch.heal`; examples/heal_ddp.py):
 
     covey.torch.init_process_group()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TYPES", "HealedTraining", "StepSampler", "attach", "average", "init_process_group"]
 END_S = 1.0
-"""How long the end of the script waits for the thread that ends rounds."""
+"""Seconds that the end of the script waits for the thread that ends rounds."""
 _models = 0
 
 
@@ -79,17 +78,18 @@ def attach(
     data: Any = None,
     step: int = 0,
 ) -> HealedTraining | None:
-    """From its next backward pass on the gradients of `ddp`, a DistributedDataParallel, are averaged by Covey. `job`:
-    this rank's (that of `covey.join()`, or made if there is none). Every rank attaches the same models in the same
-    order.
+    """From the next backward pass on, Covey averages the gradients of `ddp`, a DistributedDataParallel. `job`: this
+    rank's job; without it, the one of `covey.join()`, made if there is none. Every rank attaches the same models in the
+    same order.
 
-    With its `optimizer`, this rank may be lost from now on: another process takes its place, is given here what the
-    others hold, and goes on in their step, to the same bits. One model, before any other tensor. `also`: what else has
-    learnt, the same on all ranks (schedulers, a GradScaler), by state_dict and load_state_dict; `data`: this rank's
-    place in the data, a StepSampler or something with a small state_dict; `step`: the first one, after a checkpoint.
+    With its `optimizer`, this rank may be lost from now on: another process takes its place, gets here what the others
+    hold, and continues in their step with the same bits. There is one such model, attached before any other tensor.
+    `also`: other objects with state that is the same on all ranks (schedulers, a GradScaler), saved by state_dict and
+    load_state_dict; `data`: this rank's place in the data, a StepSampler or something with a small state_dict; `step`:
+    the first step, after a checkpoint.
 
-    TypeError, naming the parameter, where gradients are not of a type in TYPES in the host's memory; RuntimeError where
-    the model has a communication hook, or other ranks than the job (torchrun's); CoveyError where ranks cannot be
+    TypeError, naming the parameter, where gradients are not in the host's memory with a type in TYPES; RuntimeError
+    where the model has a communication hook, or other ranks than the job (torchrun's); CoveyError where ranks cannot be
     replaced. Errors of `push_pull` are raised by the backward pass."""
     global _models
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -115,20 +115,20 @@ def attach(
 
 
 def average(state: "Buckets", bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook of DDP: the average of this bucket over all ranks, in its own memory."""
+    """A communication hook of DDP: the average of this bucket over all ranks, in the bucket's own memory."""
     return state.average(bucket)
 
 
 class Buckets:
-    """Those of one model."""
+    """The gradient buckets of one model."""
 
     def __init__(self, tensors: TensorClient, names: dict[int, str], prefix: str, ends: "RoundEnds") -> None:
-        """`names`: of parameters, by their id."""
+        """`names` maps the id of a parameter to its name."""
         self._tensors, self._parameters, self._prefix, self._ends = tensors, names, prefix, ends
         self._names: dict[tuple[int, ...], str] = {}
 
     def average(self, bucket: Any) -> Any:
-        """Begin its round; the future of its gradients."""
+        """Begin the bucket's round; returns the future of its gradients."""
         future, gradients = torch.futures.Future(), bucket.buffer()
         name = self._name(bucket.parameters())
         check_gradients(name, gradients)
@@ -138,7 +138,7 @@ class Buckets:
         return future
 
     def _name(self, parameters: list[Any]) -> str:
-        """Of a bucket with these: the same on every rank, and after a restart."""
+        """The tensor name of the bucket with these parameters: the same on every rank, and after a restart."""
         key = tuple(map(id, parameters))
         if key not in self._names:
             names = [self._parameters[each] for each in key]
@@ -148,7 +148,7 @@ class Buckets:
 
 
 class RoundEnds:
-    """The thread that ends the rounds of one model: DDP waits for the futures, and this thread for the results."""
+    """The thread that ends the rounds of one model: DDP waits for the futures, this thread for the results."""
 
     def __init__(self, tensors: TensorClient) -> None:
         self._tensors = tensors
@@ -158,7 +158,7 @@ class RoundEnds:
         atexit.register(self._stop)
 
     def end(self, wait: Callable[[], object], gradients: Any, future: Any) -> None:
-        """Once `wait` is over, the future has the gradients, or the error."""
+        """When `wait` returns, the future gets the gradients, or the error."""
         self._begun.put((wait, gradients, future))
 
     def _end_rounds(self) -> None:
@@ -173,6 +173,6 @@ class RoundEnds:
                 future.set_result(gradients)
 
     def _stop(self) -> None:
-        """A thread that sets a future while Python ends would crash it."""
+        """Stop the thread: setting a future while Python ends would crash it."""
         self._begun.put(None)
         self._thread.join(END_S)

@@ -1,1 +1,1 @@
-"""The vocabulary of all of Covey: ids, events, errors, units. Nothing of it imports the rest of `covey`."""
+"""The vocabulary of all of Covey: ids, events, errors, units. It imports nothing else of `covey`."""

@@ -1,13 +1,13 @@
 """Arguments and variables of a process as text that JSON, msgpack and a log can carry, byte for byte.
 
 Linux gives a process bytes; most are UTF-8 and some are not (a path of an old archive, a Latin-1 value). A byte that is
-no part of UTF-8 is carried as NUL and its two hexadecimal digits: no argument and no variable can have a NUL, so
-nothing else is written like that.
+not valid UTF-8 is carried as NUL and its two hexadecimal digits: no argument and no variable can have a NUL, so nothing
+else is written like that.
 
     b"caf\\xc3\\xa9"  <->  "café"           b"caf\\xe9"  <->  "caf\\x00e9"
 
-The limits are those of the kernel for one string (`MAX_ARG_STRLEN`, execve(2)), and below it those of what carries all
-of them: the log has the command, hosts have the environment (`plugins/scheduler/service/ranks/envs.py`). A refusal
+The limit for one string is the kernel's (`MAX_ARG_STRLEN`, execve(2)). The limits for all together are those of what
+carries them: the log has the command, hosts have the environment (`plugins/scheduler/service/ranks/envs.py`). A refusal
 names what is too large, and its size.
 """
 
@@ -17,17 +17,18 @@ from collections.abc import Mapping, Sequence
 from covey.core.units import KIB, format_size
 
 STRING_BYTES_MAX = 128 * KIB - 1
-"""Of one argument, or of one variable with its name and `=`: Linux gives a process no longer one."""
+"""Most bytes of one argument, or of one variable with its name and `=`: Linux gives a process no longer one."""
 NAME_CHARACTERS_MAX = 256
 ARGUMENTS_MAX, VARIABLES_MAX = 4096, 8192
 ARGV_BYTES_MAX = 192 * KIB
-"""Of all arguments: they stand in the log, one change of which has 256 KiB at most."""
+"""Most bytes of all arguments together: they are part of a change of the log, which has 256 KiB at most."""
 ENV_BYTES_MAX = 512 * KIB
-"""Of all variables: hosts send them to one another, and a rank's supervisor, in messages of 1 MiB at most."""
+"""Most bytes of all variables together: hosts send them to one another, and to a rank's supervisor, in messages of 1
+MiB at most."""
 NAMED_MAX = 3
 
 TEXT = r"(?:[^\x00\ud800-\udfff]|\x00[89a-f][0-9a-f])"
-"""Of a carried text one character, for patterns."""
+"""Pattern of one character of a carried text."""
 _STRAY = re.compile("[\udc80-\udcff]")
 _ESCAPE = re.compile("\x00([89a-f][0-9a-f])")
 
@@ -43,22 +44,22 @@ def for_process(text: str) -> str:
 
 
 def for_processes(env: Mapping[str, str]) -> dict[str, str]:
-    """The same of all variables."""
+    """The variables as Python hands them to a process: `for_process` of each name and value."""
     return {for_process(name): for_process(value) for name, value in env.items()}
 
 
 def for_people(text: str) -> str:
-    """`caf\\xe9`: for a screen; a byte that is no UTF-8 is shown by its number."""
+    """The text for a screen: a byte that is not UTF-8 is shown by its number, such as `caf\\xe9`."""
     return _ESCAPE.sub(lambda found: f"\\x{found[1]}", text)
 
 
 def size(text: str) -> int:
-    """Bytes that the process gets. As it is carried, a byte that is no UTF-8 takes three."""
+    """Number of bytes that the process gets. In the carried text a byte that is not UTF-8 takes three."""
     return len(for_process(text).encode("utf-8", "surrogateescape"))
 
 
 def argv_excess(argv: Sequence[str]) -> tuple[str, str] | None:
-    """Why Linux or the log cannot carry this command: what, and why; None: they can."""
+    """Why Linux or the log cannot carry this command, as what and why; None when they can."""
     if len(argv) > ARGUMENTS_MAX:
         return f"the command has {len(argv):,} arguments", f"at most {ARGUMENTS_MAX:,} are carried"
     sizes = [size(each) for each in argv]
@@ -77,7 +78,8 @@ def argv_excess(argv: Sequence[str]) -> tuple[str, str] | None:
 
 
 def env_excess(env: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why Linux or the hosts cannot carry this environment: what, and why, with names of variables; None: they can."""
+    """Why Linux or the hosts cannot carry this environment, as what and why, with names of variables; None when they
+    can."""
     for name in env:
         if len(name) > NAME_CHARACTERS_MAX:
             what = f"the name of variable {_beginning(name)} has {len(name):,} characters"

@@ -1,8 +1,8 @@
-"""The errors of questions and changes, and of scripts, with text for people."""
+"""The errors that questions, changes and scripts raise, with text for people."""
 
 
 class Refused(Exception):
-    """An answer a person sees: one line what, one line why, one line what to do next.
+    """A refusal that a person sees: one line what, one line why, one line what to do next.
 
     `code` is agentctl's exit code: 1 error, 2 usage, 3 not found, 4 refused, 6 deadline passed, 7 can never be placed,
     75 no leader, try again.
@@ -21,32 +21,34 @@ class NoLeader(Exception):
 
 
 class OutcomeUnknown(Exception):
-    """The proposal may or may not be applied later. Repeat it with the same idempotency key."""
+    """It is not known whether the proposal will be applied. Repeat it with the same idempotency key."""
 
 
 class CoveyError(RuntimeError):
-    """What happened, why, and what to do next: `what`, `why` and `next`, one line each."""
+    """An error for people: `what` happened, `why`, and what to do `next`, one line each."""
 
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}\n{why}\nnext: {next}")
         self.what, self.why, self.next = what, why, next
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For pickle: a worker's error reaches the process that gave it the work."""
+        """The arguments for pickle, so that a worker's error reaches the process that gave it the work."""
         return type(self), (self.what, self.why, self.next)
 
 
 EXIT_STATE_LOST = 70
-"""Exit status of a rank that ends by `StateLost`: its job fails, or is tried again as after any failure."""
+"""Exit status of a rank that ends with `StateLost`: its job fails, or is tried again as after any failure."""
 
 
 class StateLost(CoveyError):
-    """Nobody has what a rank needs that takes over from one that was lost."""
+    """No process has the state that a rank needs to take over from a lost one."""
 
 
 class TensorError(RuntimeError):
-    """This tensor is not added (shapes differ, no memory, shared memory was overwritten), or the client was closed."""
+    """The tensor cannot be added (shapes differ, no memory, shared memory was overwritten), or the client was
+    closed."""
 
 
 class RankLeft(TensorError):
-    """Another rank of the job has ended, or waits for the end of all, and this one waits for what it would push."""
+    """Another rank has left (ended, or waits in `job.tensors.leave()`), and this rank waits for something it would
+    push."""

@@ -18,12 +18,12 @@ A_co = TypeVar("A_co", covariant=True)
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """What crosses the network between two hosts. Subclasses (`frozen=True` again) are in a plugin's part
-    `messages`."""
+    """A message between two hosts. Subclasses (`frozen=True` again) are in a plugin's part `messages`."""
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What one plugin publishes to the others on its host, past tense (`JobStarted`). All receive it in one order."""
+    """What one plugin publishes to the others on its host, in the past tense (`JobStarted`). All receive facts in one
+    order."""
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -34,7 +34,8 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Action: deliver `message` to `to`, at least once until `deadline_s` has passed, handled at most once there."""
+    """Action: deliver `message` to `to`, at least once until `deadline_s` seconds have passed; it is handled there at
+    most once."""
 
     to: HostId
     message: Message
@@ -57,7 +58,7 @@ class SetTimer(msgspec.Struct, Generic[E], frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Action: tell the other plugins of this host."""
+    """Action: publish `fact` to the other plugins of this host."""
 
     fact: Fact
 
@@ -69,11 +70,11 @@ class LogEvent(msgspec.Struct, frozen=True):
     event: str
     reason: str
     key: str = ""
-    """Notes of several hosts with the same key are one event (`log/57`); empty: this host alone saw it."""
+    """Events of several hosts with the same key are one event (`log/57`); empty: only this host saw it."""
 
 
 class Machine(Protocol[E_contra, A_co]):
-    """State and `handle`: nothing else."""
+    """A machine has state and `handle`, and nothing else."""
 
     def handle(self, event: E_contra, now_s: float) -> Sequence[A_co]: ...
 

@@ -1,8 +1,8 @@
-"""What the kernel says of this host's memory."""
+"""How much memory this host has available, by the kernel."""
 
 
 def available_bytes() -> int:
-    """Memory of this host that could be had without swapping; 0 where the kernel does not say."""
+    """Bytes of memory that this host could use without swapping; 0 where the kernel does not say."""
     try:
         with open("/proc/meminfo") as file:
             rows = [line.split() for line in file]

@@ -1,4 +1,4 @@
-"""What hosts and jobs are called, and which names are allowed."""
+"""Ids of hosts and jobs, and which names are allowed."""
 
 from typing import NewType
 
@@ -9,4 +9,4 @@ JobId = NewType("JobId", str)
 """The id of one job, given by the replicated log when the job is admitted to the queue: `j1`, `j2`, ..."""
 
 ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}\Z"
-"""What a host, tenant, volume or job id may look like; it is safe as a file name."""
+"""Pattern of the id of a host, tenant, volume or job; such an id is safe as a file name."""

@@ -1,4 +1,5 @@
-"""`covey.ports.Logger` for whoever writes lines: one method for all levels."""
+"""A base for loggers that write lines: it has all methods of `covey.ports.Logger`, and needs one method for all
+levels."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 class LineLog(ABC):
     @abstractmethod
     def _line(self, level: str, event: str, fields: dict[str, Any]) -> None:
-        """`level`: debug, info, warning or error."""
+        """Write one line. `level` is debug, info, warning or error."""
 
     def debug(self, event: str, **fields: Any) -> None:
         self._line("debug", event, fields)

@@ -1,12 +1,12 @@
-"""Metrics are declared: each has one home, where its name, its help and its labels stand.
+"""Declared metrics: each has one home in the code, with its name, its help and its labels.
 
 A part of an agent (gossip, a plugin, the agent itself) declares what it measures as one `MetricGroup`:
 
     METRICS = MetricGroup()
     SLABS = METRICS.gauge("covey_slabs", "Slabs this host lends, borrows or has on disk.", "role")
 
-and tells, when it is asked, what it measured: `{SLABS.of("lent"): 4, SLABS.of("borrowed"): 2}`. Names follow the rules
-of Prometheus; `agent/api/exposition.py` makes what is sent to it.
+and answers, when it is asked, with what it measured: `{SLABS.of("lent"): 4, SLABS.of("borrowed"): 2}`. Names follow the
+rules of Prometheus; `agent/api/exposition.py` makes the text that Prometheus reads.
 """
 
 import re
@@ -19,13 +19,13 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One metric of an agent, as its home declares it. Two are the same only if they are one object."""
+    """One metric of an agent, as its home declares it. Two metrics are the same only if they are one object."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str
-    """The name that Prometheus knows it by. A counter's ends in `_total`, and no other does."""
+    """The name in Prometheus. The name of a counter ends in `_total`, and no other name does."""
     help: str
-    """One line: what is counted or measured, and its unit."""
+    """One line: what the metric counts or measures, and its unit."""
     labels: tuple[str, ...] = ()
 
     def of(self, *values: str) -> "MetricSeries":
@@ -44,20 +44,20 @@ class MetricSeries(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a histogram measured."""
+    """The measurements of a histogram."""
 
     below: tuple[tuple[float, int], ...]
     """Rising upper bounds, and how many measurements lie at or below each; the last bound is infinite."""
     sum: float
-    """All measurements together, in the unit of the bounds."""
+    """Sum of all measurements, in the unit of the bounds."""
 
 
 Measured = Mapping[MetricSeries, float | Distribution]
-"""What a part of an agent measured: a Distribution for a histogram, a number for any other metric."""
+"""The measurements of one part of an agent: a Distribution for a histogram, a number for any other metric."""
 
 
 class MetricGroup:
-    """The metrics of one part of an agent. ValueError for a declaration that Prometheus would not take."""
+    """The metrics of one part of an agent. Declaring one that Prometheus would not take raises ValueError."""
 
     def __init__(self) -> None:
         self._declared: dict[str, Metric] = {}
@@ -66,19 +66,20 @@ class MetricGroup:
         return iter(self._declared.values())
 
     def counter(self, name: str, help: str, *labels: str) -> Metric:
-        """A number that only rises, from 0 at the start of what counts."""
+        """Declare a number that only rises, from 0 when the process that counts starts."""
         return self._declare(Metric("counter", name, help, labels))
 
     def gauge(self, name: str, help: str, *labels: str) -> Metric:
-        """A number as it is now."""
+        """Declare a number that may rise and fall."""
         return self._declare(Metric("gauge", name, help, labels))
 
     def histogram(self, name: str, help: str, *labels: str) -> Metric:
-        """How many measurements lie below each of some bounds."""
+        """Declare a histogram: how many measurements are below each of some bounds."""
         return self._declare(Metric("histogram", name, help, labels))
 
     def counters(self, prefix: str, words: Mapping[str, str], split: Mapping[str, str] | None = None) -> "WordCounters":
-        """A counter `PREFIX_WORD_total` for each word that a part of the agent counts by, and its help.
+        """Declare a counter `PREFIX_WORD_total` for each word that a part of the agent counts by; `words` maps a word
+        to its help.
 
         `split` names words with a label: `{"dropped": "reason"}` makes the count of `dropped_sealed` one of
         `PREFIX_dropped_total{reason="sealed"}`.
@@ -117,8 +118,8 @@ class WordCounters:
         self._declared = declared
 
     def of(self, counts: Mapping[str, int]) -> dict[MetricSeries, float]:
-        """The counts as series. A word that is not declared is left out: it must not cost a rack all other metrics, and
-        tests read from the code that there is none."""
+        """The counts as series. A word that is not declared is left out: one such word must not cost a rack all other
+        metrics, and a test reads from the code that every word is declared."""
         found = ((self._series(word), count) for word, count in counts.items())
         return {series: float(count) for series, count in found if series is not None}
 

@@ -1,4 +1,5 @@
-"""How long a rank waits for a tensor: it looks whether it still may, and says from time to time for what."""
+"""The wait of a rank for a tensor: it checks whether waiting still makes sense, and says from time to time what it
+waits for."""
 
 import math
 import time
@@ -8,10 +9,10 @@ from covey.core.units import format_seconds
 
 
 class WaitsForTensors(Protocol):
-    """A rank's client (`covey.job.tensors`)."""
+    """What `Patience` needs of a rank's client (`covey.job.tensors`)."""
 
     patience_s: float
-    """People read after so long for what it waits."""
+    """Seconds after which the client tells people what it waits for, and between two such lines."""
 
     def raise_if_over(self) -> None: ...
     def raise_in_vain(self, name: str) -> None: ...
@@ -20,7 +21,7 @@ class WaitsForTensors(Protocol):
 
 
 class Patience:
-    """Of whoever waits for one tensor of `client`."""
+    """The wait of one caller for one tensor of `client`."""
 
     def __init__(self, client: WaitsForTensors, name: str, give_up_s: float | None) -> None:
         self._client, self._name, self._began_s = client, name, time.monotonic()
@@ -29,11 +30,12 @@ class Patience:
 
     @property
     def left_s(self) -> float:
-        """Until the next look, at most."""
+        """Seconds to wait before `look` is called again, at most."""
         return max(0.0, min(self._tell_s, self._end_s) - time.monotonic()) + 0.001
 
     def look(self) -> None:
-        """Says why it takes so long, from time to time. TimeoutError at the end of it; errors of the client."""
+        """Check the wait, and tell people why it takes so long, once every `patience_s`. TimeoutError when the time is
+        over; errors of the client."""
         self._client.raise_if_over()
         self._client.raise_in_vain(self._name)
         now_s = time.monotonic()

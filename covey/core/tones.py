@@ -1,6 +1,7 @@
-"""How each state reads at a glance: agentctl and the web page take their colours from this table and keep none.
+"""How each state looks to people: agentctl and the web page take their colours from this table and keep none of their
+own.
 
-Nothing is decided by it: whether a job is over, programs read in `JobView.over`.
+Nothing is decided by it: programs read in `JobView.over` whether a job is over.
 """
 
 from collections.abc import Mapping
@@ -20,4 +21,4 @@ TONES: Mapping[str, Tone] = {
     # plugins, which fail as jobs do
     "on": "good", "off": "quiet",
 }  # fmt: skip
-"""State -> how it reads. A word that two kinds of things share means the same of both."""
+"""State -> how it looks. A word that names states of two kinds of things has one tone for both."""

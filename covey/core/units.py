@@ -21,7 +21,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size_bytes: float) -> str:
-    """`67108864` -> `64 MiB`; one decimal when it is not whole."""
+    """A size for people: `67108864` -> `64 MiB`; one decimal when it is not whole."""
     value, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1024:
@@ -39,7 +39,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """`0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
+    """A duration for people: `0.8 s`, `42 s`, `3 min 5 s`, `2 h 10 min`, `3 d 4 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,3 +1,3 @@
-"""The version of Covey, here and nowhere else: the three wheels are built with it, and programs show it."""
+"""The version of Covey, defined here only: the three wheels are built with it, and programs show it."""
 
 VERSION = "0.1.0"

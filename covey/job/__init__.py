@@ -1,1 +1,2 @@
-"""What a script holds of its job: `job.tensors`, `job.state`, and the connection to its agent."""
+"""The parts of `JobClient`, a script's object for its job: `job.tensors`, `job.state`, and the connection to its
+agent."""

@@ -4,9 +4,9 @@
                                                                 | one thread: select on the socket and a wake pipe
     agent <---------------- jobs.sock --------------------------+
 
-The agent may end at any time and come back minutes later: the thread joins again with back-off for ever, and the script
-notices nothing. Frames that the agent must have are sent again then (an aggregator that is lost); of the others (steps)
-the newest is kept. No method waits for the agent, except `join` for the first answer, and `extend_grace`.
+The agent may end at any time and come back minutes later: the thread tries to join again for ever, with back-off, and
+the script notices nothing. Frames that the agent must have (an aggregator that is lost) are sent again then; of steps
+only the newest is kept. No method waits for the agent, except `join` for the first answer, and `extend_grace`.
 """
 
 import contextlib
@@ -61,22 +61,22 @@ if TYPE_CHECKING:
     from covey.job.tensors import TensorClient
 
 JOIN_S = 10.0
-"""How long `join` waits for an agent that is away; then the script goes on, and joins when the agent is back."""
+"""Seconds that `join` waits for an agent that is away; then the script continues, and joins when the agent is back."""
 BACKOFF_S = (0.1, 2.0)
-"""First and longest pause between attempts to reach the agent."""
+"""Shortest and longest pause between attempts to reach the agent, in seconds."""
 REFUSED_S = 5.0
-"""Pause after the agent refused: it may not have read its own records yet."""
+"""Seconds to wait after the agent refused: it may not have read its own records yet."""
 STEPS_WAITING_MAX = 64
-"""Steps not yet taken by the agent; then the oldest are dropped."""
+"""Most steps that wait for the agent; further ones push out the oldest."""
 GOODBYE_S = 0.5
-"""How long `close` waits for the last figures to leave."""
+"""Seconds that `close` waits for the last figures to be sent."""
 
 
 class JobClient(OfOneProcess):
     """One rank's connection to its agent. Made by `covey.join()`; a context manager.
 
-    `id` names the job, `rank` is 0..`world_size`-1, `epoch` the number of the grant under which it runs, which
-    is higher after each restart, and `host` the host's name. In a forked child these names and `stopping` can be read,
+    `id` names the job, `rank` is 0..`world_size`-1, `epoch` is the number of the grant under which the job runs (higher
+    after each restart), and `host` is the host's name. In a forked child these names and `stopping` can be read,
     `close` does nothing, and the rest raises OtherProcess.
     """
 
@@ -84,7 +84,7 @@ class JobClient(OfOneProcess):
     _instead = "call them in the process that called covey.join(), or covey.join() in this one if it is the rank now"
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        """CoveyError when this process is no rank of a job."""
+        """Connect in the background. CoveyError when this process is not a rank of a job."""
         self._me = me = identity(environ)
         self.id, self.rank, self.world_size, self.epoch, self.host = me.job, me.rank, me.world_size, me.epoch, me.host
         self._stop = StopAsked(me.preempt_file)
@@ -95,12 +95,12 @@ class JobClient(OfOneProcess):
         self._gone: Mapping[int, GoneRank] = {}
         self._shared: TensorsShared | None = None
         self._follows = False
-        """Whether the agent knows of memory for tensors."""
+        """Whether the agent knows of memory for tensors, by its `Joined`."""
         self._attached: Attached | None = None
-        self._heals: Heals | None = None  # once the script said that this rank may be lost
+        self._heals: Heals | None = None  # set once the script said that this rank may be lost
         self._by_hand = self._agent_heals = False
         self.given = False
-        """To the script, by `join`."""
+        """Whether `join` gave this client to the script."""
         self._pages = PageLink()
         self._memory = MemoryOffer(self.rank, self.world_size, environ)
         self._tensors: TensorClient | None = None
@@ -120,7 +120,7 @@ class JobClient(OfOneProcess):
 
     @property
     def connected(self) -> bool:
-        """Whether the agent is connected now. A script does not need it."""
+        """Whether the agent is connected now. A script does not need to know."""
         return self._joined
 
     def step(
@@ -134,11 +134,11 @@ class JobClient(OfOneProcess):
         memory_bytes: int = 0,
         **metrics: float,
     ) -> None:
-        """One mini-batch done. Never waits. `step` counts from 0 by itself. In seconds: `step_s` is the time since the
-        last call, `communicate_s` the time since then inside `tensors`, `input_s` the time waited for input,
+        """Report that one mini-batch is done. Never waits. `step` counts from 0 by itself. Times are in seconds:
+        `step_s` since the last call, `communicate_s` of that inside `tensors`, `input_s` of that waiting for input,
         `compute_s` the rest. `memory_bytes` is the highest use of device memory. `metrics` (loss, accuracy) are shown
-        by `agentctl job`. While the agent is away only the newest step is kept. From the first call on these calls
-        alone count steps, not what `covey.hooks` sees."""
+        by `agentctl job`. While the agent is away, only the newest step is kept. From the first call on, only these
+        calls count steps, not what `covey.hooks` sees."""
         self._check_process(f"no step of job {self.id} was told")
         self._by_hand = True
         told = ToldStep(step, step_s, compute_s, communicate_s, input_s, memory_bytes, metrics, "script")
@@ -147,27 +147,27 @@ class JobClient(OfOneProcess):
     def observed(
         self, step: int, step_s: float, input_s: float, memory_bytes: int, boundary: str, **more: float
     ) -> None:
-        """A mini-batch that `covey.hooks` saw, in seconds and bytes; nothing where the script itself says its steps.
-        `more`: `communicate_s` (without it: what was spent inside `tensors`), and metrics that are shown."""
+        """Report a mini-batch that `covey.hooks` saw, in seconds and bytes; ignored when the script itself reports its
+        steps. `more`: `communicate_s` (default: the time spent inside `tensors`), and metrics that are shown."""
         if not self._by_hand and not self.is_elsewhere:
             talked_s = more.pop("communicate_s", None)
             self._stepped(ToldStep(step, step_s, None, talked_s, input_s, memory_bytes, more, boundary))
 
     def alive(self) -> None:
-        """The script is at work on what is no step (it evaluates, saves, compiles): progress, for `submit --hang`."""
+        """Report progress that is not a step (the script evaluates, saves, compiles), for `submit --hang`."""
         self._check_process(f"no sign of life of job {self.id} was given")
         self.heartbeats.sign()
 
     def attached(self, to: str, problem: str = "") -> None:
-        """Tell the agent, now and after it was away, what `covey.hooks` sees of this script, and what it cannot. Not
-        in a forked child: a hook of ours never ends the script."""
+        """Tell the agent, now and whenever it was away, what `covey.hooks` sees of this script, and what it cannot see.
+        Does nothing in a forked child: a hook of Covey never ends the script."""
         if self.is_elsewhere:
             return
         self._attached = Attached(to[:160], problem[:400])
         self._say(self._attached)
 
     def share(self, user: PageUser) -> None:
-        """From now on `user` goes by the limits that this host's agent sets, once it sends some."""
+        """From now on `user` obeys the limits that this host's agent sets, once the agent sends some."""
         self._pages.user = user
         self._say(user.now())
 
@@ -184,24 +184,24 @@ class JobClient(OfOneProcess):
 
     @property
     def stopping(self) -> bool:
-        """This job is asked to end: the script is to save its state, and exit. Check it after each mini-batch, and keep
-        SIGTERM from ending the script before (`defer_stop`). Known also while the agent is away, by a file."""
+        """Whether this job is asked to end: the script should save its state and exit. Check it after each mini-batch,
+        and keep SIGTERM from ending the script before (`defer_stop`). A file tells it while the agent is away."""
         return self._stop.asked
 
     @property
     def grace_left_s(self) -> float:
-        """Seconds until the rest of this rank is killed, by the agent's last message; infinite without one."""
+        """Seconds until what is left of this rank is killed, by the agent's last message; infinite without one."""
         return self._stop.left_s
 
     def defer_stop(self) -> None:
-        """From now on SIGTERM does no more than make `stopping` true, so that the step under way is finished and saved.
-        Call it in the main thread."""
+        """From now on SIGTERM only makes `stopping` true, so that the step under way is finished and saved. Call it in
+        the main thread."""
         self._stop.defer()
 
     def extend_grace(self, seconds: float, timeout_s: float = 5.0) -> float:
-        """Ask, once, for `seconds` more to save: how many are left now, at most 600 more than before. The ranks of
-        the job on this host share what is granted. CoveyError when the job is not stopping, has asked before, may not
-        ask, or the agent does not answer."""
+        """Ask, once, for `seconds` more to save. Returns the seconds that are left now: at most 600 more than before.
+        The ranks of the job on this host share what is granted. CoveyError when the job is not stopping, has asked
+        before or may not ask, or when the agent does not answer."""
         self._check_process(GRACE_KEPT)
         self._stop.asks_for_more()
         self._say(ExtendGrace(float(seconds)))
@@ -209,7 +209,7 @@ class JobClient(OfOneProcess):
 
     @property
     def tensors(self) -> "TensorClient":
-        """Push and pull named tensors; numpy is imported at the first use."""
+        """The client that pushes and pulls named tensors; numpy is imported at the first use."""
         from covey.job.tensors import TensorClient
 
         self._check_process(f"job {self.id} has no tensors here")
@@ -246,13 +246,13 @@ class JobClient(OfOneProcess):
         step: int = 0,
         within_s: float = 300.0,
     ) -> "JobState":
-        """From now on this rank may be lost: it is started again alone, and goes on where the others wait, to the same
-        bits; `covey.job.job_state` says what the script keeps to. `get` gives the arrays that make the state, by name.
-        `load` is called here, in a rank that was lost, with these and what `own` gave last: what is this rank's alone,
-        such as its random generators, as JSON writes it. `step`: the first one, after a checkpoint. `within_s`: how
-        long the state may be on its way, while the others wait. ValueError when there are tensors already. Where nobody
-        has the state of a lost rank, this process says so and ends with 70: the job fails, or with retries left runs
-        again from its last checkpoint."""
+        """From now on this rank may be lost: it is started again alone and continues where the others wait, with the
+        same bits; `covey.job.job_state` says what the script must do for that. `get` returns the arrays of the state,
+        by name. `own` returns what only this rank has, such as its random generators, as values that JSON can write. In
+        a rank that was lost, `load` is called here with the arrays and what `own` returned last. `step`: the first
+        step, after a checkpoint. `within_s`: how many seconds the state may take to arrive, while the others wait.
+        ValueError when there are tensors already. When no rank has the state of a lost rank, this process says so and
+        ends with 70: the job fails, or with retries left runs again from its last checkpoint."""
         from covey.job.job_state import begun
 
         self._check_process(f"job {self.id} has no state here")
@@ -276,13 +276,13 @@ class JobClient(OfOneProcess):
             self._wakes.wake()
 
     def _cannot_share(self, why: str) -> None:
-        """Tell the agent, which tells the other ranks."""
+        """Tell the agent why this rank cannot share memory; the agent tells the other ranks."""
         if why:
             self._say(NoTensorMemory(why[:400]))
 
     def close(self) -> None:
-        """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit. Nothing in
-        a forked child."""
+        """Send the last figures if the agent is connected, then disconnect. Idempotent; also called at exit. Does
+        nothing in a forked child."""
         if self.is_elsewhere:
             return
         with self._lock:
@@ -305,14 +305,14 @@ class JobClient(OfOneProcess):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """A script that ended well waits for the others first: until all are done, another rank may still need this
-        one's copy of the last sum."""
+        """A script that ended well waits for the others first: another rank may need this rank's copy of the last sum
+        until all are done."""
         if kind is None and self._tensors is not None and not self.is_elsewhere:
             self._tensors.leave()
         self.close()
 
     def wait_joined(self, timeout_s: float) -> None:
-        """Until the agent answered, or `timeout_s` seconds passed. CoveyError when it refused."""
+        """Wait until the agent answered, or `timeout_s` seconds passed. CoveyError when the agent refused."""
         self._check_process(f"job {self.id} was not joined")
         self._answered.wait(timeout_s)
         if self._refusal is not None and not self._joined:
@@ -320,10 +320,10 @@ class JobClient(OfOneProcess):
             self.close()
             raise CoveyError(refusal.what, refusal.why, refusal.next)
 
-    # ---- between the script's threads and ours ----
+    # ---- between the script's threads and this client's thread ----
 
     def _say(self, frame: Frame) -> None:
-        """To the agent, as soon as it is there."""
+        """Send a frame to the agent, as soon as it is connected."""
         with self._lock:
             self._urgent.append(pack(frame))
         self._wakes.wake()
@@ -370,13 +370,14 @@ class JobClient(OfOneProcess):
         return connection
 
     def _sleep(self, seconds: float) -> None:
-        """Until the time has passed or the script closes; other wake-ups do not shorten it."""
+        """Wait for so many seconds or until the script closes the client; other wake-ups do not shorten it."""
         end_s = time.monotonic() + seconds
         while not self._closed and (left_s := end_s - time.monotonic()) > 0:
             self._wakes.wait(left_s)
 
     def _talk(self, connection: socket.socket) -> None:
-        """Until the connection or the script ends. OSError, FrameError (one too) when the connection is of no use."""
+        """Exchange frames until the connection or the script ends. OSError (FrameError is one) when the connection is
+        of no use."""
         incoming, outgoing = bytearray(), bytearray(pack(self._hello()))
         goodbye_s = float("inf")
         while True:
@@ -403,7 +404,7 @@ class JobClient(OfOneProcess):
                     self._heard(frame)
 
     def _hello(self) -> Join:
-        """A new one each time: the kernel is known once numpy is imported."""
+        """The Join for a new connection, made anew each time: the kernel is known once numpy is imported."""
         own = os.getpid(), self.id, self.rank, self.epoch, self._me.token
         return Join(*own, kernel(), PROTOCOL, VERSION, self._memory.now)
 
@@ -453,7 +454,8 @@ class JobClient(OfOneProcess):
         self._answered.set()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Before Joined: this process is not admitted. After it: the answer to our question."""
+        """Handle a refusal. Before Joined it means that this process is not admitted; after it, it answers a request of
+        ours."""
         if self._joined:
             if refusal.what == GRACE_KEPT:
                 self._stop.refused(refusal)
@@ -477,7 +479,7 @@ class JobClient(OfOneProcess):
             tensors.gone(frame.ranks)
 
     def abandon(self) -> None:
-        """In a forked child: this connection is the parent's, and the thread was left behind."""
+        """Give up this connection in a forked child: it is the parent's, and its thread does not exist here."""
         self._closed, self._joined = True, False
         self._wakes.close()
         if self._connection is not None:
@@ -485,7 +487,7 @@ class JobClient(OfOneProcess):
 
 
 class _Refused(OSError):
-    """By the agent; joining again at once would not help."""
+    """The agent refused this process; joining again at once would not help."""
 
 
 _process: JobClient | None = None
@@ -493,7 +495,7 @@ _process: JobClient | None = None
 
 
 def of_process() -> JobClient:
-    """This process's connection, made if there is none. CoveyError when this process is no rank of a job."""
+    """This process's connection, of `covey.hooks` or a script; the first `join` hands it to the script."""
     global _process
     if _process is None or _process not in at_exit.living or _process.is_elsewhere:
         _process = JobClient(os.environ)
@@ -501,8 +503,8 @@ def of_process() -> JobClient:
 
 
 def join(timeout_s: float = JOIN_S) -> JobClient:
-    """This rank's job. Waits for the agent's answer at most `timeout_s` seconds; an agent that is away is joined
-    later, in the background. CoveyError outside a job, or when the agent refuses this process."""
+    """This rank's job. Waits at most `timeout_s` seconds for the agent's answer; an agent that is away is joined later,
+    in the background. CoveyError outside a job, or when the agent refuses this process."""
     global _process
     client = of_process()
     if client.given:

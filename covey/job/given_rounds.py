@@ -1,4 +1,4 @@
-"""What a script gives for one round of a tensor, and whether that is what it gave for earlier ones."""
+"""The arguments that a script gives for one round of a tensor, checked against those of earlier rounds."""
 
 import operator
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ from covey.tensors.numbers.updates import Update, check_rate
 
 
 class GivenRound(NamedTuple):
-    """ValueError of its methods name the tensor."""
+    """The arguments of one round of a tensor. The methods raise ValueError whose text names the tensor."""
 
     array: GivenArray
     kind: Kind = "grad"
     mean: bool = False
     rate: float | None = None
-    """At which an optimizer learns; None: as it was declared."""
+    """Rate at which the optimizer learns in this round; None: the rate that was declared."""
     update: Update | None = None
-    """That optimizer, in a model's first round."""
+    """The optimizer of a model, in the model's first round."""
     moments: Moments | None = None
-    """Likewise: from where it goes on."""
+    """The moments from which the optimizer continues, in the model's first round."""
 
     def moments_of(self, name: str) -> Sequence[Array]:
-        """With which an optimizer goes on; none: from zero. TypeError, ValueError."""
+        """The moments from which the optimizer continues; none: it begins with zeros. TypeError, ValueError."""
         try:
             return check_moments(self.array, self.update, self.moments)
         except (TypeError, ValueError) as error:
             raise type(error)(f"tensor {name!r}: {error}") from error
 
     def declared(self, name: str, part_bytes: int, order: Order) -> Declared:
-        """For the first round of a tensor. Sums that a host has made of 16-bit numbers go out as wide as they are
-        added, and a part of them is no longer than any other."""
+        """The declaration of a tensor, for its first round. Sums that a host has made of 16-bit numbers are sent as
+        wide as they are added, and a part of them must not be longer than any other part."""
         wider = TYPES[ADDED_AS[self.array.type]][1] // TYPES[self.array.type][1]
         return Declared(
             name,
@@ -48,7 +48,7 @@ class GivenRound(NamedTuple):
         )
 
     def check(self, declared: Declared) -> None:
-        """For every other one."""
+        """ValueError when this round does not fit the tensor's declaration, in any round but the first."""
         name, shape = declared.name, self.array.data.shape
         if self.kind == "model":
             raise ValueError(f"tensor {name!r} is already known as {declared.kind} {declared.shape}")
@@ -62,7 +62,7 @@ class GivenRound(NamedTuple):
             raise ValueError(f"tensor {name!r} is the {was}, and here the {now}; give another one another name")
 
     def rate_in(self, declared: Declared) -> float:
-        """Of learning; 0 where nothing learns."""
+        """The learning rate of this round; 0 for a tensor without an optimizer."""
         if declared.update is not None:
             return declared.update.rate if self.rate is None else check_rate(self.rate)
         if self.rate is not None:

@@ -1,11 +1,11 @@
-"""How a script gets on, as its process says every so often when the agent asks for it (`submit --hang`).
+"""Reports on a script's progress that its process sends regularly when the agent asks for them (`submit --hang`).
 
     script --a step, a batch, a call of tensors, `alive`--> sign of life
                                                                  |
     agent <-- Heartbeat(newest step, quiet for 3 s, waits 0 s) --+-- the thread of `covey.job.client`, every `every_s`
 
-A process that says nothing any more says something too: it is suspended, or its interpreter is held by a call that
-never returns. Its agent counts on from what it heard last.
+Silence tells something too: the process is suspended, or its interpreter is held by a call that never returns. The
+agent continues to count from the last report.
 """
 
 import contextlib
@@ -18,26 +18,26 @@ from covey.wire.job import Heartbeat
 
 
 class CallTimes:
-    """Calls of `job.tensors` that are under way: since when each waits for other ranks, and how long all took."""
+    """Calls of `job.tensors` that are under way: since when each waits for other ranks, and how long all calls took."""
 
     def __init__(self) -> None:
         self.communicate_s = 0.0
-        """Spent in calls, without threads in the background."""
+        """Seconds spent in calls, without those of threads in the background."""
         self.last_s = time.monotonic()
-        """When a call last began or ended."""
+        """Time at which a call last began or ended, monotonic seconds."""
         self.rounds = 0
-        """Whose result was taken."""
+        """Number of rounds whose result was taken."""
         self._here = threading.local()
         self._began: dict[int, float] = {}
-        """By thread."""
+        """Time at which the waiting call of each thread began, by thread id."""
 
     def in_background(self) -> None:
-        """This thread's calls are not counted in `communicate_s`."""
+        """The calls of this thread are not counted in `communicate_s`."""
         self._here.background = True
 
     @contextlib.contextmanager
     def timed(self, waits: bool = True) -> Iterator[None]:
-        """`waits`: others may be late for it."""
+        """Count the call inside. `waits`: it may wait for other ranks that are late."""
         began_s, thread = time.monotonic(), threading.get_ident()
         self.last_s = began_s
         if waits:
@@ -51,13 +51,13 @@ class CallTimes:
                 self.communicate_s += self.last_s - began_s
 
     def waits_s(self, now_s: float) -> float:
-        """For how long the one waits that has waited longest; 0: none does."""
+        """Seconds that the call that has waited longest waits; 0 when none waits."""
         began = list(self._began.values())
         return now_s - min(began) if began else 0.0
 
 
 class TimedTensors(Protocol):
-    """What is asked of `job.tensors`."""
+    """What heartbeats need of `job.tensors`."""
 
     @property
     def calls(self) -> CallTimes: ...
@@ -65,33 +65,33 @@ class TimedTensors(Protocol):
 
 
 class Heartbeats:
-    """Of one process. Methods may be called from any thread; none waits."""
+    """The heartbeats of one process. Methods may be called from any thread; none waits."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.every_s = 0.0
-        """As the agent wants it; 0: none."""
+        """Seconds between two heartbeats, as the agent wants it; 0: none."""
         self.seen: Callable[[], tuple[int | None, float]] | None = None
-        """The newest step that `covey.hooks` saw, and when it last saw a sign of life."""
+        """Returns the newest step that `covey.hooks` saw, and when it last saw a sign of life."""
         self._tensors: TimedTensors | None = None
         self._now_s, self._sign_s, self._said_s = now_s, now_s(), 0.0
         self._step: int | None = None
         self._at_work = False
         self._excused_s = now_s()
-        """When it last was not to blame for standing still."""
+        """Time until which the script is not to blame for lack of progress, monotonic seconds."""
 
     def sign(self, step: int | None = None) -> None:
-        """The script is alive, and did this step, if one is named."""
+        """The script is alive, and did this step if one is given."""
         self._sign_s = self._now_s()
         if step is not None:
             self._step = step
 
     def uses(self, tensors: TimedTensors) -> None:
-        """The script, from now on."""
+        """From now on the script uses `tensors`."""
         self._tensors = tensors
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """What goes on inside has a limit of its own."""
+        """Excuse the script during the work inside: that work has a time limit of its own."""
         self._at_work = True
         try:
             yield
@@ -100,21 +100,22 @@ class Heartbeats:
             self.sign()
 
     def left_s(self, most_s: float | None) -> float | None:
-        """Until the next one, if that is sooner; None: for ever."""
+        """Seconds until the next heartbeat, or `most_s` if that is less; None: no limit."""
         if not self.every_s:
             return most_s
         left_s = max(0.0, self._said_s + self.every_s - self._now_s())
         return left_s if most_s is None else min(left_s, most_s)
 
     def due(self) -> list[Heartbeat]:
-        """The one that is due now, or none."""
+        """The heartbeat that is due now, or nothing."""
         if not self.every_s or self._now_s() < self._said_s + self.every_s:
             return []
         self._said_s = self._now_s()
         return [self.now()]
 
     def now(self) -> Heartbeat:
-        """Where those that add what it pushes are out of reach, nobody can say for whom it waits."""
+        """The heartbeat of this moment. Waiting is excused while aggregators cannot be reached: then nobody can say
+        which rank is waited for."""
         now_s, step, sign_s, waits_s, rounds = self._now_s(), self._step, self._sign_s, 0.0, 0
         if self.seen is not None:
             seen, at_s = self.seen()

@@ -1,4 +1,4 @@
-"""What a script lets Covey keep alive: `job.state`, and the loop over its steps.
+"""The state of a script that Covey keeps when a rank is lost: `job.state`, and the loop over its steps.
 
     w, rng = np.zeros(1000, np.float32), np.random.default_rng(job.rank)
 
@@ -13,8 +13,8 @@
         w -= 0.1 * g
 
 A rank that is lost (its process is killed, or ends with an error) is started again on its host, alone: it gets what
-`load` needs from the others, which wait, and begins with the step in which they stand. The result is that of a run in
-which nothing was lost, to the bit, as long as
+`load` needs from the others, which wait, and begins with the step in which they are. The result is bit for bit that of
+a run without losses, as long as
 
 - what `get` gives is the same on every rank at the beginning of each step, and does not change in a step before all
   that was pushed in it has come back; a successor compares (`load` may get the very arrays that `get` gave it, with
@@ -45,7 +45,7 @@ STEPS_MAX = 1 << 31
 
 
 class StepsHeal(Protocol):
-    """`covey.healing.healing`, or `covey.simulated.healing_streams`."""
+    """The part of `covey.healing.healing`, or of `covey.simulated.healing_streams`, that a JobState uses."""
 
     @property
     def step(self) -> int: ...
@@ -56,7 +56,8 @@ class StepsHeal(Protocol):
 
 
 class JobState(OfOneProcess):
-    """Made by `job.state`. In a forked child `step` can be read, and the rest raises OtherProcess."""
+    """The steps of a job whose ranks may be lost. Made by `job.state`. In a forked child `step` can be read, and the
+    rest raises OtherProcess."""
 
     _kind = "the steps of a job's state"
     _instead = "make its steps in the process that called job.state"
@@ -69,25 +70,25 @@ class JobState(OfOneProcess):
 
     @property
     def step(self) -> int:
-        """The one that this rank is in: the first one to be done after `job.state`."""
+        """The step that this rank is in; right after `job.state`, the first one to be done."""
         return self._healing.step
 
     def steps(self, stop: int) -> Iterator[int]:
-        """Each step from the present one on, up to `stop`, which is left out. One is done when the next is asked for.
-        CoveyError when a round of a tensor is under way then."""
+        """Each step from the present one on, up to `stop`, which is left out. Asking for the next step ends the one
+        before. CoveyError when a round of a tensor is under way then."""
         while self.step < stop:
             yield self.step
             self.done()
 
     def drawn(self) -> None:
-        """What `own` gives is as it will be at the step's end: where two neighbours keep it, it goes there while this
-        rank computes, so the first push of the step need not wait for that. Need not be called; nothing happens where
-        all ranks gather it."""
+        """Tell that `own` now returns what it will return at the step's end. Where two neighbours keep that, it goes
+        there while this rank computes, so the first push of the step need not wait for it. The call is optional, and
+        does nothing where all ranks gather it."""
         self._check_process("nothing was handed over")
         self._healing.drawn(self._own)
 
     def done(self) -> None:
-        """The step is done, where `steps` is not used: all its results are here, and the state is that of the next one.
+        """End the step, where `steps` is not used: all its results are here, and the state is that of the next step.
         Counts as `job.step()` too. CoveyError when a round of a tensor is under way."""
         self._check_process(f"step {self.step} was not ended")
         self._healing.end(_held(self._get()))
@@ -95,7 +96,7 @@ class JobState(OfOneProcess):
 
 
 def _held(state: Mapping[str, Array]) -> Mapping[str, Array]:
-    """As it is now: a script may put other arrays into its dict."""
+    """A copy of the dict, since the script may put other arrays into its own later."""
     return dict(state) if isinstance(state, dict) else state
 
 
@@ -112,9 +113,9 @@ def begun(
     gathers_max: int = RANKS_MAX,
     host: str = "",
 ) -> JobState:
-    """As of `JobClient.state`, with the end of the process where that says so. `here`: the ranks of this `host`;
-    `incarnation`: so many processes of this one were lost; `stepped` is told of each step that is done;
-    with more ranks than `gathers_max` neighbours keep what is each one's own."""
+    """The state of `JobClient.state`; ends the process where that says so. `here`: the ranks of this `host`;
+    `incarnation`: how many processes of this rank were lost; `stepped` is called with each step that is done; with more
+    ranks than `gathers_max`, neighbours keep each rank's own values."""
     if not 0 <= step < STEPS_MAX:
         raise ValueError(f"the first step is from 0 to {STEPS_MAX - 1}, not {step}")
     ranks, beside = tensors.world_size, Beside(tensors.rank, tensors.world_size, here, host)

@@ -1,13 +1,14 @@
-"""A rank that waits for one that has left, and what it is told.
+"""What a rank is told that waits for a rank that has left.
 
-A round needs all ranks. One that is through pushes nothing more: its script called `job.tensors.leave()` (the end of
-`with covey.join()`), or its process ended with 0. Whoever waits for a round that it has not pushed would wait for ever:
+A round needs all ranks. A rank that has left pushes nothing more: its script called `job.tensors.leave()` (the end of
+`with covey.join()`), or its process ended with 0. Others would wait for ever for a round that it has not pushed, so
+they are told:
 
     in leave()       it says so to whoever adds, on each connection (`TensorOp.LEAVES`), and in memory that ranks share
     ended with 0     its host says so in the log; the agents tell the other ranks, and the processes that add
 
-Who adds knows whose part of a round is missing, so nobody is told of a rank that has pushed, and whose result is still
-on its way: ranks end a moment apart, and most have all results then.
+The process that adds knows whose part of a round is missing, so a rank that has pushed is not named while its result is
+still on its way: ranks end a moment apart, and most have all results by then.
 """
 
 from collections.abc import Iterable
@@ -18,13 +19,13 @@ from covey.tensors.numbers.tensor_wire import Declared
 from covey.wire.job import GoneRank
 
 LEAVE = "covey/leave"
-"""The last tensor of a script that ended well: its round is over when all have."""
+"""Name of the last tensor of a script that ended well: its round is over when all ranks have pushed it."""
 WORDS_BYTES_MAX = 700
-"""Of who has left, in UTF-8: it goes into a FAULT with the name of the job."""
+"""Most bytes of UTF-8 of the text on who has left: it goes into a FAULT with the name of the job."""
 
 
 def who(rank: int, host: HostId | str, step: int | None, ended: bool) -> str:
-    """The rank that has left, for people. `step`: its newest one; None: it never said one."""
+    """A sentence for people about the rank that has left. `step`: its newest step; None: it never reported one."""
     where = f" on {host}" if host else ""
     after = "and never told of a step" if step is None else f"after its step {step}"
     what = "ended with 0" if ended else "is done, in job.tensors.leave(),"
@@ -32,13 +33,13 @@ def who(rank: int, host: HostId | str, step: int | None, ended: bool) -> str:
 
 
 def in_vain(who_left: str, job: JobId) -> str:
-    """What is wrong, for people, and what to do."""
+    """Text for people: what is wrong, and what to do."""
     cause = f"{who_left}, so it pushes nothing more, and every round needs all ranks"
     return f"{cause}; next: have every rank make the same number of steps; agentctl why {job} says when it left"
 
 
 class SharedRound(Protocol):
-    """A round of a tensor that goes by memory that ranks of one host share."""
+    """A round of a tensor in memory that ranks of one host share."""
 
     @property
     def declared(self) -> Declared: ...
@@ -47,14 +48,14 @@ class SharedRound(Protocol):
 
 
 class SaysWhoLeft(Protocol):
-    """That memory."""
+    """The part of that shared memory that says which ranks have left."""
 
     def has_left(self, rank: int) -> tuple[bool, int | None]: ...
     def leave(self, step: int | None) -> None: ...
 
 
 class HasMemory(Protocol):
-    """The rounds that go by it."""
+    """The rounds in that shared memory."""
 
     @property
     def memory(self) -> SaysWhoLeft: ...
@@ -67,22 +68,23 @@ class SaysFar(Protocol):
 
 
 class GoneRanks:
-    """Those that have left, as one rank knows it."""
+    """The ranks that have left, as one rank knows them."""
 
     def __init__(self, host: str) -> None:
-        """`host`: this rank's; empty: it does not know."""
+        """`host`: the host of this rank; empty: not known."""
         self.host = host
         self.ended: dict[int, GoneRank] = {}
-        """Processes that ended with 0, as the agent says."""
+        """Ranks whose processes ended with 0, as the agent says."""
 
     def leave(self, rank: int, step: int | None, far: SaysFar, shared: HasMemory | None) -> None:
-        """This rank does: whoever waits for it is told. `step`: its newest one."""
+        """Tell everyone who waits for this rank that it leaves. `step`: its newest step."""
         far.leave(who(rank, self.host, step, False).encode()[:WORDS_BYTES_MAX])
         if shared is not None:
             shared.memory.leave(step)
 
     def of(self, missing: Iterable[int], here: bool = False) -> str:
-        """Which of these has left, in words; empty: none, for all that is known. `here`: of those of this host."""
+        """A sentence about the first of these ranks that has ended; empty when none is known to have. `here`: only
+        ranks of this host count."""
         for rank in missing:
             gone = self.ended.get(rank)
             if gone is not None and (not here or gone.host == self.host):
@@ -90,12 +92,12 @@ class GoneRanks:
         return ""
 
     def words(self, job: JobId) -> dict[int, str]:
-        """Of each that has ended, what is wrong, and what to do."""
+        """For each rank that has ended: what is wrong, and what to do."""
         return {rank: in_vain(self.of([rank]), job) for rank in self.ended}
 
     def awaited(self, round: SharedRound, memory: SaysWhoLeft) -> str:
-        """Which rank has left for which a round waits, in memory that shows who has pushed, and who is in `leave()`:
-        that one still adds what it has pushed."""
+        """A sentence about the rank that has left and that a round waits for, in memory that shows who has pushed, and
+        who is in `leave()` (such a rank still adds what it has pushed); empty: none."""
         missing = round.missing()
         if left := self.of((*missing, *round.late())):
             return left

@@ -1,5 +1,5 @@
-"""What the agent says of memory that all ranks share, until a script uses tensors and goes by it. Free of numpy, which
-is imported then."""
+"""The agent's offer of memory that all ranks share, kept until a script uses tensors and follows it. Imports no numpy
+before that."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MemoryOffer:
-    """Of one client. Methods may be called from any thread."""
+    """The offer of shared memory to one client. Methods may be called from any thread."""
 
     def __init__(self, rank: int, ranks: int, environ: Mapping[str, str]) -> None:
         self._rank, self._ranks, self._usable = rank, ranks, usable(environ)
@@ -23,22 +23,22 @@ class MemoryOffer:
         self._decided, self._held = not self._usable, False
         self._why = ""
         self.cannot = ""
-        """Why this rank cannot use what it was given; the agent is told whenever it is joined."""
+        """Why this rank cannot use the memory that it was given; the agent is told whenever it is joined."""
         self._descriptor: int | None = None
         self._tensors: TensorClient | None = None
 
     @property
     def now(self) -> int:
-        """`Join.tensor_memory`."""
+        """The value for `Join.tensor_memory`."""
         return 2 if self._held else int(self._usable and not self._decided)
 
     def joined(self, follows: bool) -> None:
-        """The agent answered; its word on memory follows, or there is none."""
+        """The agent answered. `follows`: it will say later whether there is memory; otherwise there is none."""
         if not follows:
             self.none("")
 
     def here(self, descriptor: int) -> str:
-        """It came. Why it cannot be used, or nothing."""
+        """The memory has come. Returns why it cannot be used, or nothing."""
         with self._lock:
             if self._decided:
                 os.close(descriptor)
@@ -48,7 +48,7 @@ class MemoryOffer:
         return self._go_on()
 
     def none(self, why: str) -> None:
-        """There is none, or (`why`) a rank cannot use it."""
+        """There is no memory, or a rank cannot use it (`why`)."""
         with self._lock:
             first, self._decided, tensors = not self._decided, True, self._tensors
             self._why = why or self._why
@@ -56,7 +56,7 @@ class MemoryOffer:
             tensors.memory_is(None, why)
 
     def decline(self, why: str) -> str:
-        """The script will not use it, before it uses tensors. `why`, for the agent."""
+        """The script will not use the memory; called before it uses tensors. Returns `why`, for the agent."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
             self._decided, self._held, self.cannot, self._why = True, False, why, why
@@ -67,13 +67,13 @@ class MemoryOffer:
         return why
 
     def used_by(self, tensors: "TensorClient") -> str:
-        """The script uses tensors, from now on. Why the memory cannot be used, or nothing."""
+        """The script uses tensors from now on. Returns why the memory cannot be used, or nothing."""
         with self._lock:
             self._tensors = tensors
         return self._go_on()
 
     def close(self) -> None:
-        """Nobody uses it any more."""
+        """Close the memory if no tensors have taken it."""
         with self._lock:
             descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
@@ -95,7 +95,7 @@ class MemoryOffer:
             memory = TensorMemory(descriptor, self._rank, self._ranks, self._lends)
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
-                refuse(descriptor)  # so that the others know it, also while the agent is away
+                refuse(descriptor)  # so that the other ranks know it, also while the agent is away
             os.close(descriptor)
             self._held, self.cannot = False, f"rank {self._rank} cannot map it: {error}"
             tensors.memory_is(None, self.cannot)

@@ -1,5 +1,5 @@
-"""The client's side of the shared pages: descriptors that came over jobs.sock become pages, and whoever goes by them is
-told. In the client's own thread."""
+"""The client's side of the pages shared with the agent: descriptors that came over jobs.sock become pages, and their
+user is told. Runs in the client's own thread."""
 
 import contextlib
 import mmap
@@ -14,24 +14,24 @@ from covey.wire.job import AskPages, Frame, NeighbourFlag, PagesHere, PagesMappe
 
 
 class PageUser(Protocol):
-    """Who goes by the limits (`covey.hooks`). Called by the client's thread; what it is given stays mapped for as long
-    as it holds it, also when the agent is gone."""
+    """The code that obeys the limits (`covey.hooks`). Called by the client's thread; a page that it is given stays
+    mapped as long as it holds it, also when the agent is gone."""
 
     def now(self) -> AskPages:
-        """By what it goes now."""
+        """The limits that it obeys now."""
 
     def pages_came(self, limits: mmap.mmap, report: mmap.mmap, flag: mmap.mmap) -> None:
-        """Of a new connection; those of before are of no use any more. It may write the last two."""
+        """Pages from a new connection, which replace the old ones; the user may write to the last two."""
 
     def neighbour_is(self, flag: mmap.mmap | None) -> None:
-        """Whose flag says when the device is idle; None: nobody's."""
+        """The flag that says when the device is idle: a neighbour's page; None when there is no neighbour."""
 
     def pages_lost(self) -> None:
-        """The agent is away: limits run out with their lease."""
+        """The agent is away: limits end with their lease."""
 
 
 class PageLink:
-    """What one client holds of it. `user` is set once."""
+    """The pages of one client. `user` is set once."""
 
     def __init__(self) -> None:
         self.user: PageUser | None = None
@@ -46,7 +46,7 @@ class PageLink:
         self._descriptors.extend(descriptors)
 
     def heard(self, frame: Frame) -> PagesMapped | None:
-        """What is to be answered. FrameError when the descriptors do not fit what the agent says."""
+        """The answer to a frame, if there is one. FrameError when the descriptors do not fit what the agent says."""
         if isinstance(frame, PagesHere):
             return self._came()
         if isinstance(frame, NeighbourFlag) and self.user is not None:
@@ -76,7 +76,7 @@ class PageLink:
             os.close(descriptor)
 
     def lost(self) -> None:
-        """The connection ended."""
+        """The connection ended: close descriptors that were not used, and tell the user."""
         while self._descriptors:
             with contextlib.suppress(OSError):
                 os.close(self._descriptors.popleft())

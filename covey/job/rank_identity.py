@@ -1,4 +1,4 @@
-"""Which rank of which job this process is, by its environment."""
+"""Which rank of which job this process is, read from its environment."""
 
 import sys
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ class RankIdentity(NamedTuple):
     epoch: int
     host: HostId
     here: range
-    """Ranks on this host, or what lies between them."""
+    """The range of ranks on this host, from the lowest to the highest; ranks between them may be on other hosts."""
     incarnation: int
     """How many processes of this rank were lost before this one."""
     tables: int
-    """How many the job's tensors have, by the hosts of its start (`covey.tensors.numbers.blocks`): the same on each of
-    its ranks."""
+    """Number of tables of the job's tensors, by the hosts of its start (`covey.tensors.numbers.blocks`): the same on
+    each of its ranks."""
     token: str
     socket: str
     preempt_file: str
 
 
 def identity(environ: Mapping[str, str]) -> RankIdentity:
-    """CoveyError when this process is no rank of a job."""
+    """The identity that this environment gives. CoveyError when this process is not a rank of a job."""
     path = environ.get("COVEY_SOCKET")
     if not path:
         what, why = "this process is not part of a Covey job", "COVEY_SOCKET is not set in its environment"
@@ -56,7 +56,7 @@ def identity(environ: Mapping[str, str]) -> RankIdentity:
 
 
 def _tables(said: str) -> int:
-    """ValueError when no job has so many."""
+    """The number of tables. ValueError when no job has so many."""
     if not 1 <= int(said) <= TABLES_MAX:
         raise ValueError(f"COVEY_TABLES, which is {said},")
     return int(said)

@@ -1,4 +1,4 @@
-"""The steps of a script as its agent hears of them: their numbers and where the time went, unless the script says."""
+"""The steps that a script reports to its agent: numbers and times, counted here unless the script gives them."""
 
 import time
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from covey.wire.job import Stepped
 
 
 class ToldStep(msgspec.Struct, frozen=True):
-    """What a script, or `covey.hooks`, says of one mini-batch; times in s, None: not told."""
+    """What a script, or `covey.hooks`, reports of one mini-batch; times in seconds, None: not given."""
 
     step: int | None
     step_s: float | None
@@ -22,17 +22,17 @@ class ToldStep(msgspec.Struct, frozen=True):
 
 
 class StepClock:
-    """Runs from now on. Steps count from 0 by themselves."""
+    """Measures steps from its creation on, and numbers them from 0."""
 
     def __init__(self) -> None:
         self._step, self._stepped_at_s, self._communicated_s = 0, time.monotonic(), 0.0
 
     def newest_step(self) -> int | None:
-        """None: there was none."""
+        """The number of the newest step; None when there was none."""
         return self._step - 1 if self._step else None
 
     def stepped(self, told: ToldStep, communicated_s: float) -> Stepped:
-        """`communicated_s`: inside `tensors` so far, all steps together."""
+        """The frame for a step that ends now. `communicated_s`: seconds inside `tensors` so far, all steps together."""
         now_s = time.monotonic()
         number = self._step if told.step is None else int(told.step)
         took_s = now_s - self._stepped_at_s if told.step_s is None else float(told.step_s)

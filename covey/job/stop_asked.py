@@ -1,4 +1,5 @@
-"""What a rank knows of the end that its agent asked for: whether, how long is left, and whether more was granted."""
+"""What a rank knows of the end that its agent asked for: whether it was asked, how long is left, whether more was
+granted."""
 
 import os
 import signal
@@ -11,8 +12,8 @@ from covey.wire.job import GRACE_KEPT, Refusal, Stopping
 
 
 class StopAsked:
-    """The one of one rank. `preempt_file`: there once the job is asked to end, also while the agent is away; empty:
-    there is none."""
+    """The end that is asked of one rank. `preempt_file` exists once the job is asked to end, also while the agent is
+    away; empty: there is no such file."""
 
     def __init__(self, preempt_file: str) -> None:
         self._file = preempt_file
@@ -27,11 +28,11 @@ class StopAsked:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the rest of this rank is killed, by the agent's last message; infinite without one."""
+        """Seconds until what is left of this rank is killed, by the agent's last message; infinite without one."""
         return max(0.0, self._killed_at_s - time.monotonic())
 
     def defer(self) -> None:
-        """SIGTERM does no more than make `asked` true. In the main thread."""
+        """SIGTERM only makes `asked` true from now on. Call it in the main thread."""
 
         def deferred(_number: int, _frame: object) -> None:
             self._stopping = self._stopping or Stopping(0.0, "SIGTERM")
@@ -43,7 +44,7 @@ class StopAsked:
         self._kept = None
 
     def more(self, timeout_s: float, no_answer: Callable[[], str]) -> float:
-        """Seconds left once the agent has answered. CoveyError when it has not, or refused."""
+        """Seconds left, once the agent has answered. CoveyError when it has not, or refused."""
         if not self._answered.wait(timeout_s):
             raise CoveyError(GRACE_KEPT, no_answer(), f"save within {self.left_s:.0f} s")
         if (kept := self._kept) is not None:
@@ -59,6 +60,6 @@ class StopAsked:
             self._answered.set()
 
     def refused(self, refusal: Refusal) -> None:
-        """No more time is granted."""
+        """The agent grants no more time."""
         self._kept = refusal
         self._answered.set()

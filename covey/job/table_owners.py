@@ -1,4 +1,4 @@
-"""What a rank knows of the owners of its job's tables, and what it has to say of them to an agent that is back."""
+"""The owners of the job's tables as one rank knows them, and what it tells an agent that is back."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ WHY_MAX = 500
 
 
 class TableOwners:
-    """Not for several threads at once."""
+    """The owners of one job's tables. Not safe for several threads at once."""
 
     def __init__(self) -> None:
         self._named: dict[int, AggregatorAt] = {}
-        """By table: the newest that the agent named."""
+        """By table: the newest owner that the agent named."""
         self._lost: dict[int, AggregatorLost] = {}
         self._wanted: set[int] = set()
 
@@ -20,7 +20,7 @@ class TableOwners:
         return list(self._named.values())
 
     def moved(self, at: AggregatorAt) -> bool:
-        """Whether it is no older than what is known."""
+        """Take a new owner. Whether it is no older than the one known."""
         known, lost = self._named.get(at.table), self._lost.get(at.table)
         if known is not None and known.epoch > at.epoch:
             return False
@@ -30,7 +30,8 @@ class TableOwners:
         return True
 
     def lost(self, epoch: int, why: str, table: int) -> AggregatorLost | None:
-        """The owner of that epoch cannot be used: what to say; None: another one is known already."""
+        """The owner of that epoch cannot be used. Returns the frame for the agent; None when a newer owner is known
+        already."""
         known = self._named.get(table)
         if known is not None and known.epoch > epoch:
             return None
@@ -42,5 +43,5 @@ class TableOwners:
         return TableWanted(table)
 
     def again(self) -> Sequence[Frame]:
-        """All of it, for an agent that may not have heard."""
+        """All frames, for an agent that may not have received them."""
         return [*map(TableWanted, sorted(self._wanted)), *self._lost.values()]

@@ -1,24 +1,21 @@
 """Push and pull of named tensors: what a training script calls `job.tensors` (the AutoPS Agent, §4.3.1).
 
-    with covey.join() as job:
-        w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
-        w = job.tensors.push_pull("w", delta)       # parameters + sum of all ranks' deltas
-        g = job.tensors.push_pull("grad", g)        # a name never given to `model`: just the sum
-        w = job.tensors.model("v", v0, update=covey.Adam())     # what is pushed are gradients, of which it makes steps
-        h = job.tensors.push("grad", g, out=g)      # the same in two halves: this begins the round
-        ...                                         # compute, push other names
-        g = h.wait()                                # and this ends it
+with covey.join() as job: w = job.tensors.model("w", w0) # every rank gets rank 0's initial value w =
+job.tensors.push_pull("w", delta) # parameters + sum of all ranks' deltas g = job.tensors.push_pull("grad", g) # a name
+never given to `model`: just the sum w = job.tensors.model("v", v0, update=covey.Adam()) # push gradients: each round is
+an optimizer's step h = job.tensors.push("grad", g, out=g) # the same in two halves: this begins the round ... #
+compute, push other names g = h.wait() # and this ends it
 
-Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly
-one contribution per rank, in a fixed order of additions (`covey.tensors.numbers.sum_order`), in whatever order they
-arrive and however often the aggregator is replaced. Rounds of different names may be under way at once, from several
-threads. Of types: float32, float64, float16 or bfloat16; the last two are added in float32 and rounded once
+Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly one
+contribution per rank, in a fixed order of additions (`covey.tensors.numbers.sum_order`), in whatever order they arrive
+and however often the aggregator is replaced. Rounds of different names may be under way at once, from several threads.
+Types are float32, float64, float16 and bfloat16; the last two are added in float32 and rounded once
 (`covey.tensors.numbers.types`).
 
-Where all ranks of the job are on one host they need no aggregator: they add in memory that they share. Otherwise, or
-where a rank cannot, tensors go to an aggregator by TCP. The bits are the same.
+When all ranks of the job are on one host, they need no aggregator: they add in memory that they share. Otherwise, or
+when a rank cannot share memory, tensors go to an aggregator by TCP. The bits are the same.
 
-Calls block until every rank has pushed; after 30 s they write to stderr what they wait for.
+Calls block until every rank has pushed; after 30 s they write to stderr which ranks or processes they wait for.
 
     script --push--> all ranks here, and memory for it?  yes: covey.tensors.same_host.shared_rounds
                                                          no:  covey.tensors.aggregator.block_rounds
@@ -58,14 +55,14 @@ from covey.wire.job import AggregatorAt, GoneRank
 
 BARRIER = "covey/barrier"
 LEAVE_S = 60.0
-"""How long a rank that is done waits for the others, s. Longer than any takeover; it runs out only when an aggregator
-dies after it told some ranks, and not all, that every rank is done."""
+"""Seconds that a rank that is done waits for the others. Longer than any takeover; it runs out only when an aggregator
+dies after it told some ranks, but not all, that every rank is done."""
 
 
 class TensorClient(OfOneProcess):
-    """One rank's tensors. Made by `covey.join()`; `moved` may be called from any thread, and so may the rest: one name
-    has one round at a time, of different names there may be as many as there are. In a forked child, calls raise
-    OtherProcess: the ranks' shared memory came along, and a push there would go into the parent's round."""
+    """One rank's tensors. Made by `covey.join()`. All methods may be called from any thread; a name has one round at a
+    time, and different names have rounds at once. In a forked child, calls raise OtherProcess: the ranks' shared memory
+    came along, and a push there would go into the parent's round."""
 
     _kind = "the tensors of a job"
     _instead = "push and pull in the process that called covey.join(); give workers arrays, and take arrays from them"
@@ -89,27 +86,28 @@ class TensorClient(OfOneProcess):
         in_vain: Callable[[str], None] = lambda why: None,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used.
-        `tables`: how many the job has (`covey.tensors.numbers.blocks`); `incarnation`: of this rank; `wanted` is told
-        whose owner is needed. `undecided`: the first tensors wait for `memory_is`. `shared` hears what goes by shared
-        memory, `in_vain` that this rank waits for one that has left. `host`: this rank's."""
+        `tables`: number of tables of the job (`covey.tensors.numbers.blocks`); `incarnation`: that of this rank;
+        `wanted` is called with a table whose owner is needed. `undecided`: the first tensors wait for `memory_is`.
+        `shared` is called with the bytes of the largest tensor in shared memory and of all together, `in_vain` when
+        this rank waits for one that has left. `host`: this rank's host."""
         self.rank, self.world_size = rank, world_size
         self.calls = CallTimes()
         self.newest_step: Callable[[], int | None] = lambda: None
-        """The newest one that the script did, for others once this rank has left."""
+        """Returns the newest step that the script did, for other ranks once this one has left."""
         self._gone, self._say_in_vain = GoneRanks(host), in_vain
         self._job, self.patience_s, self._say = job, patience_s, say
         self._changed = threading.Condition()
-        """Guards what follows; notified when any of it changes."""
+        """Guards the fields below; notified when any of them changes."""
         self._open: dict[str, GivenRound] = {}
-        """Tensors with a round that nobody has waited for, and what was pushed, which stays as it is until then."""
+        """Tensors with a round that was not waited for yet, and what was pushed, which must not change until then."""
         self._undecided = undecided
-        """Whether the agent has yet to say if the ranks share memory."""
+        """Whether the agent has not said yet if the ranks share memory."""
         self._shared: SharedRounds | None = None
         self._tell_shared = shared
-        """Tensors of which it was said, once, that a sum has NaN or infinity."""
+        """Called with the bytes of the largest tensor in shared memory, and of all together."""
         self._healing: Healing | None = None
         self._own: Callable[[], object] | None = None
-        self._ways: dict[str, SharedTensor | None] = {}  # through shared memory, or through an aggregator
+        self._ways: dict[str, SharedTensor | None] = {}  # a tensor in shared memory, or None: through an aggregator
         self._closed = self.left = False
         far = {"tables": tables, "incarnation": incarnation, "part_bytes": part_bytes}
         self._far = BlockRounds(job, rank, world_size, lost, wanted=wanted, heard=self._far_heard, **far)
@@ -118,13 +116,13 @@ class TensorClient(OfOneProcess):
 
     @property
     def order(self) -> Order:
-        """Order of additions of a round (`covey.tensors.numbers.sum_order`): "tree", or "rank" as a plain loop adds. To
-        be set before the first tensor, to the same on every rank: ValueError."""
+        """Order of additions in a round (`covey.tensors.numbers.sum_order`): "tree", or "rank" as a plain loop adds.
+        Set it before the first tensor, to the same value on every rank; otherwise ValueError."""
         return self._far.order
 
     @order.setter
     def order(self, order: Order) -> None:
-        """ValueError once there are tensors, or when there is no such order."""
+        """ValueError once there are tensors, or when no order has that name."""
         self._check_process("the order of additions was not set")
         if order not in ORDERS:
             raise ValueError(f"tensors are added by {' or '.join(ORDERS)}, not {order!r}")
@@ -143,11 +141,11 @@ class TensorClient(OfOneProcess):
         moments: Moments | None = None,
         type: Type | None = None,
     ) -> Array:
-        """Parameters kept where they are added: rank 0's `initial`, on every rank, as a new array of that type and
-        shape; `mean`, `type`: as of their rounds. With an `update` (`covey.SGD`, `covey.Adam`) gradients are pushed, of
-        which each round is a step, with the bits that `covey.tensors.numbers.update_steps` says; `moments`: it goes on
-        from these of rank 0. Blocks until all ranks called it. Errors as of `push_pull`; ValueError: `moments` are of
-        another one."""
+        """Declare parameters that are kept where they are added. Returns rank 0's `initial` on every rank, as a new
+        array of that type and shape; `mean` and `type` as in `push_pull`. With an `update` (`covey.SGD`, `covey.Adam`)
+        ranks push gradients, and each round is one step of the optimizer, with the bits that
+        `covey.tensors.numbers.update_steps` says; `moments`: the optimizer continues from these of rank 0. Blocks until
+        all ranks called it. Errors as of `push_pull`; ValueError when `moments` are those of another optimizer."""
         given = checked(name, initial, type)
         self._check_process(f"model {name!r} was not declared")
         if self._healing is not None:
@@ -169,10 +167,10 @@ class TensorClient(OfOneProcess):
         type: Type | None = None,
         rate: float | None = None,
     ) -> TensorHandle:
-        """Begin this tensor's next round, and go on: `push(...).wait()` is `push_pull`. `array` is read until then, and
-        must stay as it is; only `wait` writes to `out`, which may be the same array and must be of its shape and type,
-        contiguous. Does not wait for other ranks, nor for the network; only the first tensor waits until all ranks have
-        joined their agents. Errors as of `push_pull`."""
+        """Begin this tensor's next round and return: `push(...).wait()` is `push_pull`. `array` is read until `wait`
+        returns and must not change; only `wait` writes to `out`, which may be the same array and must have its shape
+        and type and be contiguous. Does not wait for other ranks or the network; only the first tensor waits until all
+        ranks have joined their agents. Errors as of `push_pull`."""
         return self._push(name, GivenRound(checked(name, array, type), mean=mean, rate=rate), out, False)
 
     def push_pull(
@@ -185,13 +183,13 @@ class TensorClient(OfOneProcess):
         type: Type | None = None,
         rate: float | None = None,
     ) -> Array:
-        """The result of this tensor's next round: the sum of all ranks' arrays, with `mean` divided by their number;
-        added to the parameters of `model` where there are any. Of the same type and shape: `out`, as of `push`, or a
-        new array. `type="bfloat16"`: the array holds its bits, as uint16 or int16. `rate`: at which an optimizer learns
-        in this round, on every rank the same; None: as it was declared. Blocks until every rank has pushed.
+        """The result of this tensor's next round: the sum of all ranks' arrays, with `mean` divided by the number of
+        ranks, and added to the parameters of `model` where there are any. It has the same type and shape, in `out` (see
+        `push`) or a new array. `type="bfloat16"`: the array holds the bits as uint16 or int16. `rate`: the learning
+        rate of this round, the same on every rank; None: the declared one. Blocks until every rank has pushed.
 
-        ValueError when shape, type or `mean` are not those of earlier calls or the last round of this name was not
-        waited for, TypeError when it is of another type than Covey adds, TensorError when the aggregator refuses it,
+        ValueError when shape, type or `mean` differ from earlier calls or the last round of this name was not waited
+        for, TypeError when Covey does not add the array's type, TensorError when the aggregator refuses the tensor,
         Superseded when this run of the job is over.
         """
         handle = self._push(name, GivenRound(checked(name, array, type), mean=mean, rate=rate), out, True)
@@ -201,9 +199,9 @@ class TensorClient(OfOneProcess):
             self._ended(name)
 
     def moments(self, name: str) -> Moments:
-        """Of a model that has an optimizer, for a checkpoint: what `model` takes as `moments`. Every rank calls it,
-        between the same two rounds, for one tensor after the other in the same order, and has all of them then.
-        ValueError when there is no such tensor or a round of it is under way; other errors as of `push_pull`."""
+        """The moments of a model that has an optimizer, for a checkpoint: what `model` takes as `moments`. Every rank
+        calls it, between the same two rounds, for one tensor after the other in the same order, and every rank gets all
+        of them. ValueError when there is no such tensor or it has a round under way; other errors as of `push_pull`."""
         self._check_process(f"the moments of tensor {name!r} were not gathered")
         way, declared = self._ways.get(name), self._declared(name)
         if declared is None or declared.update is None:
@@ -221,13 +219,14 @@ class TensorClient(OfOneProcess):
 
     @property
     def not_finite(self) -> int:
-        """Numbers of sums that were NaN or infinite, of those that this rank has added in memory that ranks share."""
+        """How many numbers were NaN or infinite in the sums that this rank has added in memory that ranks share."""
         return sum(way.not_finite for way in list(self._ways.values()) if way is not None)
 
     def heal(
         self, make: Callable[[BlockRounds], Healing], own: Callable[[], object] | None
     ) -> tuple[Healing, BlockRounds]:
-        """For `job.state`: this rank may be lost, or took over. ValueError when there are tensors."""
+        """Set up `job.state`: this rank may be lost, or took over from a lost one. ValueError when there are tensors
+        already."""
         self._check_process("job.state was not begun")
         with self._changed:
             if self._ways:
@@ -240,21 +239,21 @@ class TensorClient(OfOneProcess):
         return healing, self._far
 
     def has_result(self, name: str) -> bool:
-        """Whether no round of this tensor is under way, and nothing of it is being sent."""
+        """Whether this tensor has no round under way, and nothing of it is being sent."""
         self._check_process(f"the round of tensor {name!r} cannot be looked at")
         with self._changed:
             way = self._ways[name]
         return self._far.has_result(name) if way is None else way.advance_unless_busy()
 
     def finish(self, name: str, out: Array | None) -> Array:
-        """The end of the round that is under way; for its handle."""
+        """Wait for the end of the round that is under way, and return its result; for the handle of the round."""
         with self.calls.timed():
             result = self._wait(name, out=out)
         self._ended(name)
         return result
 
     def in_background(self) -> None:
-        """The script computes while this thread waits here, from now on: that is not counted in `communicate_s`."""
+        """From now on the script computes while this thread waits here: its time is not counted in `communicate_s`."""
         self.calls.in_background()
 
     @property
@@ -263,18 +262,18 @@ class TensorClient(OfOneProcess):
         return self.calls.communicate_s
 
     def reaches(self) -> bool:
-        """Whether those that add for it are connected, as far as anybody is needed."""
+        """Whether the aggregators that this rank needs are connected."""
         return self._far.connected or all(way is not None and way.whole_job for way in list(self._ways.values()))
 
     def barrier(self) -> None:
-        """Blocks until every rank called it. Errors as of `push_pull`."""
+        """Block until every rank called it. Errors as of `push_pull`."""
         self.push_pull(BARRIER, np.zeros(1, np.float32))
 
     def leave(self, linger_s: float = LEAVE_S) -> bool:
         """The last call of a script that ended well: blocks until every rank has made it, so that no rank ends while
-        another may still need its copy of a last result. False when that took longer than `linger_s` seconds, or a
-        rank has ended without. Who waits for another tensor is told that this rank pushes none any more. Again is
-        harmless: `with covey.join()` makes it too."""
+        another may still need its copy of a last result. False when that took longer than `linger_s` seconds, or a rank
+        has ended without it. Ranks that wait for another tensor are told that this rank pushes none any more. A second
+        call is harmless: `with covey.join()` makes it too."""
         self._check_process("the job was not left")
         with self.calls.timed(waits=False):
             if LEAVE in self._ways:
@@ -289,8 +288,8 @@ class TensorClient(OfOneProcess):
             return True
 
     def close(self) -> None:
-        """Drops the connection and ends the thread; blocked calls raise TensorError. Again is harmless. In a forked
-        child nothing happens: what is open is the parent's."""
+        """Drop the connection and end the thread; blocked calls raise TensorError. A second call is harmless. Does
+        nothing in a forked child: what is open is the parent's."""
         if self.is_elsewhere:
             return
         with self._changed:
@@ -305,19 +304,19 @@ class TensorClient(OfOneProcess):
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
-        """Push and pull there from now on, unless an assignment of a higher epoch is already known."""
+        """Push and pull at this aggregator from now on, unless one of a higher epoch is already known."""
         self._far.moved(at)
         if self._far.fatal is None:
             return
-        with self._changed:  # who waits looks at once
+        with self._changed:  # waiting threads check at once
             self._changed.notify_all()
             shared = self._shared
         if shared is not None:
             shared.memory.ring()
 
     def memory_is(self, memory: TensorMemory | None, why: str = "") -> None:
-        """The agent's word: this is shared with all other ranks, or there is none. `why`: a rank cannot share it, so
-        nobody does from now on."""
+        """The agent's answer: `memory` is shared with all other ranks, or there is none. `why`: a rank cannot share it,
+        so no rank does from now on."""
         with self._changed:
             if self._undecided:
                 self._shared, self._undecided = None, False
@@ -332,7 +331,7 @@ class TensorClient(OfOneProcess):
                 shared.memory.refuse()
 
     def gone(self, ranks: Mapping[int, GoneRank]) -> None:
-        """The agent's word: these have ended, and push nothing more."""
+        """The agent says that these ranks have ended, and push nothing more."""
         with self._changed:
             self._gone.ended.update(ranks)
             self._changed.notify_all()
@@ -356,7 +355,8 @@ class TensorClient(OfOneProcess):
         return TensorHandle(self, name, given.array, out)
 
     def _begin(self, name: str, given: GivenRound, blocks: bool, give_up_s: float | None = None) -> None:
-        """The next round of a tensor; a new model's is about its initial value. TimeoutError after `give_up_s`."""
+        """Begin the next round of a tensor; for a new model, the round of its initial value. TimeoutError after
+        `give_up_s` seconds."""
         self._check_process(f"tensor {name!r} was not pushed")
         data = given.array.data
         with self._changed:
@@ -382,7 +382,7 @@ class TensorClient(OfOneProcess):
             undo.pop_all()
 
     def _declared(self, name: str) -> Declared | None:
-        """What was declared of this tensor, if anything was."""
+        """The declaration of this tensor, if there is one."""
         way = self._ways.get(name)
         cut = self._far.known.get(name)
         return way.declared if way is not None else cut.declared if cut is not None else None
@@ -392,7 +392,7 @@ class TensorClient(OfOneProcess):
             self._open.pop(name, None)
 
     def _way(self, name: str, given: GivenRound, give_up_s: float | None) -> SharedTensor | None:
-        """That of a tensor, which is declared if it is new."""
+        """The way of a tensor (shared memory, or None for an aggregator); a new tensor is declared."""
         if name in self._ways:
             way = self._ways[name]
             given.check(self._far.known[name].declared if way is None else way.declared)
@@ -424,7 +424,7 @@ class TensorClient(OfOneProcess):
             return None
 
     def _over_tcp(self, way: SharedTensor) -> None:
-        """A rank refused, after this one had begun the first round."""
+        """Move a tensor to TCP: a rank refused the shared memory after this rank had begun the first round."""
         name, kind = way.declared.name, way.declared.kind
         self.tell(f"pushes tensor {name!r} over TCP: another rank cannot share memory for it")
         given = self._open.get(name)
@@ -438,7 +438,7 @@ class TensorClient(OfOneProcess):
             self._changed.notify_all()
 
     def _wait(self, name: str, give_up_s: float | None = None, out: Array | None = None) -> Array:
-        """The tensor's result. TimeoutError after `give_up_s`."""
+        """The tensor's result. TimeoutError after `give_up_s` seconds."""
         self._check_process(f"tensor {name!r} was not pulled")
         with contextlib.nullcontext() if self._healing is None else self._healing.waiting():
             found = self._come(name, give_up_s, out)
@@ -449,7 +449,7 @@ class TensorClient(OfOneProcess):
         patience = Patience(self, name, give_up_s)
         try:
             if self._healing is not None:
-                self._far.until(name, patience)  # who waits for the last one to come is woken once
+                self._far.until(name, patience)  # a thread that waits for the last tensor is woken once
                 self._healing.gathered(lambda own: self._far.wait(own, Patience(self, own, give_up_s), None))
             while (way := self._ways[name]) is not None and self._shared is not None:
                 if self._shared.wait(way, patience.look):
@@ -468,29 +468,29 @@ class TensorClient(OfOneProcess):
             raise RankLeft(f"tensor {name!r}: {error}") from error
 
     def raise_in_vain(self, name: str) -> None:
-        """RankLeft when a rank of this host has left, for whose part of this tensor this one waits."""
+        """RankLeft when a rank of this host has left whose part of this tensor is missing."""
         way, shared = self._ways.get(name), self._shared
         left = self._gone.of(self._gone.ended, here=True) if self._undecided else ""
         if way is not None and shared is not None:
             left = self._gone.awaited(way, shared.memory)
         if left:
-            self._far.leave(left.encode())  # other hosts wait for what this one speaks for
+            self._far.leave(left.encode())  # other hosts wait for the sums that this rank sends for its host
             raise RankLeft(in_vain(left, self._job))
 
     def why(self, name: str) -> str:
-        """For what this tensor waits, for people."""
+        """What this tensor waits for, for people."""
         if self._undecided:
             return "the agent has not said yet whether the ranks share memory: not all have joined"
         way = self._ways.get(name)
         return self._far.why(name) if way is None else way.why()
 
     def tell(self, text: str) -> None:
-        """People, on stderr: one line about this rank."""
+        """Write one line about this rank to stderr, for people."""
         with contextlib.suppress(OSError, ValueError):
             print(f"covey: rank {self.rank} of {self._job} {text}", file=self._say or sys.stderr, flush=True)
 
     def raise_if_over(self) -> None:
-        """When nothing is added any more."""
+        """Raise the error when tensors are not added any more: this run of the job is over, or the client is closed."""
         if self._far.fatal is not None:
             raise self._far.fatal
         if self._closed:

@@ -1,1 +1,1 @@
-"""What the Linux kernel gives a process: shared memory, futexes, page faults, forks."""
+"""Wrappers of Linux kernel services for a process: shared memory, futexes, page faults, forks."""

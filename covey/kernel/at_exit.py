@@ -1,4 +1,4 @@
-"""Clients of this process: closed when it ends, and abandoned in a child that it forks."""
+"""Clients of this process, which are closed when it ends, and abandoned in a child that it forks."""
 
 import atexit
 import os
@@ -10,7 +10,7 @@ class Client(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """In a forked child: the connection is the parent's, and its thread was left behind."""
+        """Give up the connection in a forked child: it is the parent's, and its thread does not exist here."""
 
 
 living: "weakref.WeakSet[Client]" = weakref.WeakSet()

@@ -1,8 +1,8 @@
-"""Sleep until a word of shared memory changes, and wake who sleeps on it: the flag of `covey.kernel.pages`, from
+"""Sleep until a word of shared memory changes, and wake whoever sleeps on it: the flag of `covey.kernel.pages`, from
 Python.
 
-`gate.cpp` does the same. Where the system call's number is not known (neither x86-64 nor ARM64) sleepers sleep their
-time out.
+`gate.cpp` does the same. Where the system call's number is not known (neither x86-64 nor ARM64), sleepers sleep their
+whole time.
 """
 
 import ctypes
@@ -15,12 +15,12 @@ import numpy
 
 WAIT, WAKE = 0, 1
 WAIT_ANY, WORD_32 = 449, 2
-"""futex_waitv(2), of Linux 5.16, has one number on all machines."""
+"""futex_waitv(2), from Linux 5.16 on, has one number on all machines."""
 POLL_NS = 500_000
-"""Without it, so often."""
+"""Longest sleep in ns where futex_waitv(2) does not exist: words are polled that often."""
 ALL = 1 << 20
 NUMBER = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
-"""Of the system call futex(2); None: not known."""
+"""Number of the system call futex(2) on this machine; None: not known."""
 
 
 class _Time(ctypes.Structure):
@@ -33,8 +33,8 @@ _syscall.restype = ctypes.c_long
 
 
 class SharedWord:
-    """Four bytes at `at` of a page, which stays mapped as long as this is held. Other threads of this process go on
-    while one sleeps."""
+    """Four bytes at `at` of a page, which stays mapped as long as this object exists. Other threads of this process
+    keep running while one sleeps."""
 
     def __init__(self, page: Any, at: int) -> None:
         self._whole, self._at = numpy.frombuffer(page, numpy.uint8), at
@@ -45,7 +45,7 @@ class SharedWord:
         return int.from_bytes(self._whole[self._at : self._at + 4].tobytes(), "little")
 
     def sleep(self, value: int, length_ns: int) -> None:
-        """While the word is `value`, at most so long."""
+        """Sleep while the word is `value`, at most `length_ns`."""
         if NUMBER is None:
             time.sleep(length_ns / 1_000_000_000)
             return
@@ -53,7 +53,7 @@ class SharedWord:
         _syscall(NUMBER, self._address, WAIT, ctypes.c_uint32(value), ctypes.byref(until), None, 0)
 
     def wake(self) -> None:
-        """Everybody who sleeps on it."""
+        """Wake everybody who sleeps on the word."""
         if NUMBER is not None:
             _syscall(NUMBER, self._address, WAKE, ALL, None, None, 0)
 
@@ -70,17 +70,17 @@ class SharedWords:
 
     @property
     def values(self) -> Any:
-        """Of all of them now; to be read before one looks for what they tell of."""
+        """A copy of all words now. Read it before you look for what the words announce."""
         return self._words.copy()
 
     def ring(self, index: int) -> None:
-        """Another number in this word, and whoever sleeps on it wakes. By its one writer, one thread at a time."""
+        """Change this word and wake whoever sleeps on it. Only its one writer calls this, one thread at a time."""
         self._words[index] = (int(self._words[index]) + 1) & 0xFFFFFFFF
         if NUMBER is not None:
             _syscall(NUMBER, self._addresses[index], WAKE, ALL, None, None, 0)
 
     def sleep(self, values: Any, length_ns: int) -> None:
-        """While all of them are as they were, at most so long."""
+        """Sleep while all words are as in `values`, at most `length_ns`."""
         waits = self._waits.copy()
         waits["value"] = values
         until = _Time(*divmod(time.monotonic_ns() + length_ns, 1_000_000_000))

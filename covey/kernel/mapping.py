@@ -1,5 +1,5 @@
-"""Shared mappings of files that keep no descriptor open: those of `mmap.mmap` keep one each (until `trackfd` of Python
-3.13), and closing one drops all POSIX locks that the process has on the file."""
+"""Shared mappings of files that keep no descriptor open. A mapping of `mmap.mmap` keeps one (until `trackfd` of Python
+3.13), and closing it drops all POSIX locks that the process has on the file."""
 
 import ctypes
 import mmap
@@ -24,7 +24,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def map_shared(descriptor: int, size: int, at: int) -> memoryview:
-    """`size` bytes of the file from `at` on, a multiple of the page size: writable, its pages touched, and unmapped
+    """`size` bytes of the file from `at` on, a multiple of the page size: writable, all pages touched, and unmapped
     once nothing refers to them. OSError."""
     address = _libc.mmap(
         None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | mmap.MAP_POPULATE, descriptor, at

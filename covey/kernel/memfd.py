@@ -1,5 +1,6 @@
-"""Sealed memory as the pages of `covey.kernel.pages` need it: a memfd that can neither shrink nor grow, and that nobody
-else can open for writing once its writer has mapped it, not even by /proc/PID/fd (F_SEAL_FUTURE_WRITE, Linux 5.1)."""
+"""Sealed memory for the pages of `covey.kernel.pages`: a memfd that can neither shrink nor grow, and that no other
+process can open for writing once its writer has mapped it, not even by /proc/PID/fd (F_SEAL_FUTURE_WRITE, Linux
+5.1)."""
 
 import fcntl
 import mmap
@@ -9,11 +10,11 @@ from covey.kernel.pages import PAGE_BYTES
 
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 SEAL, SHRINK, GROW, FUTURE_WRITE = 1, 2, 4, 16
-"""linux/fcntl.h; not all of them have names in Python 3.11."""
+"""Seals from linux/fcntl.h; Python 3.11 does not name all of them."""
 
 
 def make(kind: str) -> int:
-    """A new page of zeros whose size is fixed: its descriptor. OSError when the kernel has none."""
+    """The descriptor of a new page of zeros whose size is fixed. OSError when the kernel has no memory for it."""
     descriptor = os.memfd_create(f"covey-{kind}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, PAGE_BYTES)
@@ -25,20 +26,20 @@ def make(kind: str) -> int:
 
 
 def writable(descriptor: int) -> mmap.mmap:
-    """The page for its one writer. OSError when somebody sealed it, ValueError when it is no page."""
+    """The page for its one writer. OSError when somebody sealed it, ValueError when it is not such a page."""
     _check_shape(descriptor)
     return mmap.mmap(descriptor, PAGE_BYTES)
 
 
 def close_for_writers(descriptor: int) -> None:
-    """From now on nobody else writes it: neither by this descriptor nor by opening it again. The mapping that there is
-    stays writable."""
+    """From now on no other process can write the page, neither by this descriptor nor by opening it again. Existing
+    mappings stay writable."""
     fcntl.fcntl(descriptor, F_ADD_SEALS, SEAL | FUTURE_WRITE)
 
 
 def readable(descriptor: int, sealed: bool = True) -> mmap.mmap:
-    """The page for a reader. ValueError when it is no page of this shape, or (`sealed`) another may still come to write
-    it."""
+    """The page for a reader. ValueError when it does not have the shape of a page, or (`sealed`) another writer could
+    still open it."""
     _check_shape(descriptor, SEAL | FUTURE_WRITE if sealed else 0)
     return mmap.mmap(descriptor, PAGE_BYTES, prot=mmap.PROT_READ)
 

@@ -1,16 +1,17 @@
-"""Pages of memory that a rank and its agent share: limits one way, reports the other, and one flag for neighbours.
+"""Pages of memory that a rank and its agent share: limits for the rank, reports for the agent, and a flag for
+neighbours.
 
     page      writer   read by                            what
     limits    agent    this rank                          epoch, rates, memory, lease   (AntMan §3.1: changes at once)
     report    rank     agent                              acknowledged epoch, the newest mini-batches, memory
     flag      rank     ranks that share a GPU with it     busy now, since when          (no system call on either side)
 
-Each is a sealed memfd of `PAGE_BYTES` (`covey.kernel.memfd`): no file is left behind, none is stale, and nobody but its
-writer can write it. A reader never waits: limits and reports are two copies, each with a checksum, written in turn;
-what does not add up is no record, and is counted. All times are CLOCK_MONOTONIC, ns.
+Each page is a sealed memfd of `PAGE_BYTES` (`covey.kernel.memfd`): no file is left behind, none is stale, and only its
+writer can write it. A reader never waits: limits and reports have two copies, each with a checksum, written in turn; a
+copy with a wrong checksum is ignored and counted. All times are CLOCK_MONOTONIC in ns.
 
-AntMan's job reads a file of JSON every second and takes any number in it; its limit of 0 never ends when the
-coordinator dies. Here every number has bounds and every limit a lease.
+In AntMan a job reads a JSON file every second and accepts any number in it, and a limit of 0 never ends when the
+coordinator dies. Here every number has bounds and every limit has a lease.
 """
 
 import math
@@ -23,30 +24,33 @@ import msgspec
 PAGE_BYTES = 8192
 FAILSAFE_MIN = 0.01
 HISTORY = 64
-"""Mini-batches that a report holds: at 5 ms each a third of a second, and agents look more often."""
+"""Most mini-batches in a report: at 5 ms each they cover a third of a second, and agents look more often."""
 
 
 class RankLimits(msgspec.Struct, frozen=True):
-    """What a rank may do from now on. The default: everything."""
+    """What a rank may do from now on. The default allows everything."""
 
     epoch: int = 0
-    """Grows with every change; acknowledged when memory is applied too."""
+    """Number of these limits, higher with every change; the rank acknowledges it once memory is limited accordingly
+    too."""
     idle: float = 1.0
-    """Share of the time in which its neighbour is idle on the device that it may use it, 0..1."""
+    """Share of the neighbour's idle time on the device that this rank may use, 0..1."""
     head_ns: int = -1
-    """Of each idle phase only so much from its beginning; -1: all of it."""
+    """How much of the beginning of each idle phase the rank may use, in ns; -1: the whole phase."""
     busy: float = 1.0
-    """The same while the neighbour is busy, or where nobody says whether it is."""
+    """Share of the time that the rank may use while the neighbour is busy, or while it is not known whether it is,
+    0..1."""
     memory_bytes: int = 0
-    """Of device memory, from the next mini-batch on; 0: no limit."""
+    """Most device memory in bytes, from the next mini-batch on; 0: no limit."""
     failsafe: float = 1.0
-    """Share of all time once the lease is over: never 0."""
+    """Share of all time that the rank may use once the lease is over; never 0."""
     lease_ns: int = 0
-    """CLOCK_MONOTONIC at which the rates end; 0: never. Memory stays limited."""
+    """CLOCK_MONOTONIC in ns at which the rates end; 0: never. The memory limit does not end."""
     guaranteed: bool = False
-    """Its class now; a guaranteed rank has no limits but its memory."""
+    """Whether the rank is guaranteed now: then it has no limits but that of memory."""
     alone: bool = False
-    """Nobody reads its flag now, which need not be exact: watching its threads costs processor time."""
+    """Whether no rank reads its flag now. Then the flag need not be exact: watching the rank's threads costs processor
+    time."""
 
     @property
     def free(self) -> bool:
@@ -55,61 +59,62 @@ class RankLimits(msgspec.Struct, frozen=True):
 
 
 class MiniBatch(msgspec.Struct, frozen=True):
-    """One mini-batch."""
+    """The times of one mini-batch, in ns."""
 
     number: int
     step_ns: int
     idle_ns: int
-    """Of it, without work on the device by itself (input, communication), not what the gate took."""
+    """Time in which the rank itself put no work on the device (input, communication), without what the gate took."""
     gated_ns: int = 0
-    """Of it, stopped by the gate."""
+    """Time in which the gate stopped the rank."""
     ended_ns: int = 0
-    """CLOCK_MONOTONIC; 0: not known."""
+    """CLOCK_MONOTONIC at the end; 0: not known."""
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """A rank, at the end of a mini-batch."""
+    """The state of a rank at the end of a mini-batch; memory is in bytes."""
 
     acked: int = 0
-    """Epoch of the newest limits that it has applied, memory included."""
+    """Epoch of the newest limits that the rank has applied, memory included."""
     memory_limit_bytes: int = 0
-    """By which it goes now; 0: none."""
+    """Memory limit that the rank obeys now; 0: none."""
     peak_bytes: int = 0
     """Most device memory in the newest mini-batch."""
     stable_bytes: int = 0
-    """Least: what it cannot give back between mini-batches."""
+    """Least device memory: what the rank cannot give back between mini-batches."""
     spill_bytes: int = 0
-    """Placed in host memory for want of device memory, in the newest mini-batch (AntMan §3.1.1)."""
+    """Bytes placed in host memory for want of device memory, in the newest mini-batch (AntMan §3.1.1)."""
     retries: int = 0
-    """Allocations that failed at first, since the start."""
+    """Number of allocations since the start that failed at first."""
     gate: int = 0
-    """Which gate it has: `GATES`."""
+    """Index in `GATES` of the gate that the rank has."""
     says_idle: bool = False
-    """Its flag means something: it knows when it has no work on the device."""
+    """Whether its flag is meaningful: the rank knows when it has no work on the device."""
     fixed: bool = False
-    """It took its memory when it started, `stable_bytes` of it, and goes by no smaller limit (JAX)."""
+    """Whether the rank took its memory when it started, `stable_bytes` of it, and obeys no smaller limit (JAX)."""
     batches: tuple[MiniBatch, ...] = ()
-    """The newest, oldest first, at most `HISTORY`."""
+    """The newest mini-batches, oldest first, at most `HISTORY`."""
 
 
 GATES = ("none", "operator", "module", "step", "graph", "jitted call")
-"""By what a rank can be stopped: before each operator, each module, each mini-batch, each replay of a graph; after each
-jitted call."""
+"""Points at which a rank can be stopped: before each operator, each module, each mini-batch, each replay of a graph;
+after each jitted call."""
 
 _HEAD = struct.Struct("<8sIIQ")
-"""Magic, version, checksum of what follows it, sequence number (which also says which copy is the newer)."""
+"""Head of a copy: magic, version, checksum of what follows, sequence number (which also tells the newer copy)."""
 _LIMITS = struct.Struct("<qdqdqdq??")
 _REPORT = struct.Struct("<qqqqqqq??Q")
-"""The last one counts mini-batches: number n lies in place n of the ring behind it."""
+"""Fields of a report; the last counts mini-batches: number n is in place n of the ring behind them."""
 _BATCH = struct.Struct("<qqqqq")
 _FLAG = struct.Struct("<8sIIqq")
-"""Magic, version, busy, since when, when it was last sure. Words of a machine, each written at once."""
+"""Fields of a flag: magic, version, busy, since when, when the rank was last sure. Each is written as one machine
+word."""
 _COPY_BYTES = PAGE_BYTES // 2
 _AFTER = 16
-"""Offset of the sequence number in a copy: the checksum covers what begins there."""
+"""Offset of the sequence number in a copy: the checksum covers the copy from there on."""
 _NAMES = {"limits": b"COVEYlim", "report": b"COVEYrep", "flag": b"COVEYflg"}
 _VERSIONS = {"limits": 1, "report": 1, "flag": 1}
-"""The version of each page, as it is written; that of limits and flags stands in `covey/hooks/gate/gate.cpp` too."""
+"""Version in which each page is written; those of limits and flags are in `covey/hooks/gate/gate.cpp` too."""
 _BODY_BYTES = {"limits": _LIMITS.size, "report": _REPORT.size + HISTORY * _BATCH.size}
 
 R = TypeVar("R")
@@ -118,7 +123,8 @@ Page = Any
 
 
 class _Copies:
-    """The writer's side of a page of two copies: the older one is overwritten and becomes the newer by its number."""
+    """The writer's side of a page of two copies: the older copy is overwritten, and its number makes it the newer
+    one."""
 
     def __init__(self, page: Page, kind: str) -> None:
         self._page, self._magic, self._version, self._sequence = page, _NAMES[kind], _VERSIONS[kind], 0
@@ -132,7 +138,7 @@ class _Copies:
 
 
 def _newest(page: Page, kind: str) -> tuple[int, bytes] | None:
-    """Sequence number and body of the newer copy that adds up; None when neither does, or both have another version."""
+    """Sequence number and body of the newer copy with a right checksum; None when no copy has that and this version."""
     best: tuple[int, bytes] | None = None
     for at in (0, _COPY_BYTES):
         magic, version, checksum, sequence = _HEAD.unpack_from(page, at)
@@ -145,7 +151,7 @@ def _newest(page: Page, kind: str) -> tuple[int, bytes] | None:
 
 
 class LimitsWriter(_Copies):
-    """The agent's."""
+    """The agent's side of a rank's limits."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(page, "limits")
@@ -155,7 +161,7 @@ class LimitsWriter(_Copies):
 
 
 class ReportWriter(_Copies):
-    """The rank's. Called by one thread at a time; a few microseconds each."""
+    """The rank's side of its reports. Called by one thread at a time; a call takes a few microseconds."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(page, "report")
@@ -163,13 +169,13 @@ class ReportWriter(_Copies):
         self._count = 0
 
     def add(self, ended: MiniBatch) -> None:
-        """One more for the next `write`."""
+        """Add a mini-batch to the next `write`."""
         at = _REPORT.size + self._count % HISTORY * _BATCH.size
         _BATCH.pack_into(self._body, at, *msgspec.structs.astuple(ended))
         self._count += 1
 
     def write(self, report: RankReport, ended: MiniBatch | None = None) -> None:
-        """`report.batches` is not looked at: `ended` is one more."""
+        """Write a report. `report.batches` is ignored: `ended` is added as one more mini-batch."""
         if ended is not None:
             self.add(ended)
         r = report
@@ -179,7 +185,8 @@ class ReportWriter(_Copies):
 
 
 class _Reader(Generic[R]):
-    """What a reader has seen. `garbage` counts looks at which the page was none, or said the impossible."""
+    """The reader's side of a page of two copies. `garbage` counts looks that found no valid copy, or impossible
+    values."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -188,7 +195,7 @@ class _Reader(Generic[R]):
         self.newest: R | None = None
 
     def _look(self, kind: str) -> bytes | None:
-        """What was written since the last look."""
+        """The body of the newest copy, if it was written since the last look."""
         found = _newest(self._page, kind)
         if found is None:
             written = any(any(self._page[at : at + _HEAD.size]) for at in (0, _COPY_BYTES))
@@ -208,8 +215,8 @@ class LimitsReader(_Reader[RankLimits]):
         self._heads = b""
 
     def changed(self) -> bool:
-        """Whether there is something newer in `newest`. Called after each mini-batch: what has numbers and checksums of
-        the last look is not read."""
+        """Whether `newest` has changed. Called after each mini-batch, so a page with the numbers and checksums of the
+        last look is not read."""
         heads = b"".join(self._page[at : at + _HEAD.size] for at in (0, _COPY_BYTES))
         if heads == self._heads:
             return False
@@ -233,10 +240,10 @@ class ReportReader(_Reader[RankReport]):
         super().__init__(page)
         self._count = 0
         self.missed = 0
-        """Mini-batches that were written over before they were read."""
+        """Number of mini-batches that were overwritten before they were read."""
 
     def fresh(self) -> RankReport | None:
-        """What is new since the last look, with the mini-batches since then; None: nothing."""
+        """The newest report, with the mini-batches since the last look; None when nothing is new."""
         body = self._look("report")
         if body is None:
             return None
@@ -258,7 +265,8 @@ class ReportReader(_Reader[RankReport]):
 
 
 class FlagWriter:
-    """The rank's word to its neighbours. Native code writes the same words, and wakes who sleeps on `BUSY_AT`."""
+    """The rank's side of its flag for neighbours. Native code writes the same words, and wakes who sleeps on
+    `BUSY_AT`."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -273,18 +281,18 @@ BUSY_AT, SINCE_AT, SURE_AT = 12, 16, 24
 
 
 class FlagReader:
-    """A neighbour's flag."""
+    """A neighbour's flag, for a reader."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
 
     def busy(self) -> bool | None:
-        """Whether the neighbour has work on the device; None where the page says nothing."""
+        """Whether the neighbour has work on the device; None where the page does not say."""
         magic, version, busy, _, _ = _FLAG.unpack_from(self._page)
         return bool(busy) if magic == _NAMES["flag"] and version == _VERSIONS["flag"] and busy in (0, 1) else None
 
     def since_ns(self) -> int:
-        """When it became what it is."""
+        """CLOCK_MONOTONIC in ns since when the neighbour is busy or idle."""
         return int(struct.unpack_from("<q", self._page, SINCE_AT)[0])
 
 
@@ -294,7 +302,7 @@ def _is_possible(limits: RankLimits) -> bool:
         return False
     stopped = limits.idle < 1 or limits.busy < 1
     if stopped and limits.lease_ns <= 0:
-        return False  # whoever is held back is held back for a time
+        return False  # a rank is never held back without a time limit
     return limits.epoch >= 0 and limits.head_ns >= -1 and 0 <= limits.memory_bytes < 1 << 60 and limits.lease_ns >= 0
 
 
@@ -309,7 +317,7 @@ def _is_batch(batch: MiniBatch) -> bool:
 
 
 def rates_at(limits: RankLimits, now_ns: int) -> RankLimits:
-    """What holds now: once the lease is over, the failsafe in place of the rates. Memory is never raised by time."""
+    """The limits that hold now: once the lease is over, the failsafe replaces the rates. The memory limit stays."""
     if not limits.lease_ns or now_ns < limits.lease_ns:
         return limits
     share = 1.0 if limits.guaranteed else max(FAILSAFE_MIN, limits.failsafe)

@@ -1,8 +1,8 @@
-"""Which process this is. Connections, threads and shared memory belong to the process that made them: a fork copies the
-object, and not what it stands for, so parent and child would take one another's answers.
+"""Tell a process from its forked children. Connections, threads and shared memory belong to the process that made them:
+a fork copies the object but not what is behind it, so parent and child would take one another's answers.
 
-Every object of ours that holds such things asks here first, and in another process either makes its own
-(`RemoteMemory`) or raises `OtherProcess`, which names the next step.
+Every Covey object that holds such things asks here first. In another process it either makes its own (`RemoteMemory`)
+or raises `OtherProcess`, which names the next step.
 """
 
 import os
@@ -22,26 +22,26 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def this_process() -> tuple[int, int]:
-    """Its pid, and how many forks made it out of the first one: a child in a pid namespace of its own may have its
-    parent's pid. A fork below Python is seen by the pid alone."""
+    """The pid of this process, and how many forks led to it from the first one: a child in a pid namespace of its own
+    may have its parent's pid. A fork made below Python is noticed by the pid only."""
     return os.getpid(), _forks
 
 
 class OtherProcess(CoveyError):
-    """An object is used in a process that did not make it, and cannot work there."""
+    """An object is used in a process that did not make it, where it cannot work."""
 
 
 def not_pickled(what: str, instead: str) -> NoReturn:
-    """TypeError, as Python raises for whatever cannot be pickled."""
+    """Raise TypeError, as Python does for whatever cannot be pickled."""
     why = "its connections, threads and memory belong to the process that made it"
     raise TypeError(f"{what} cannot be pickled: {why}; next: {instead}")
 
 
 class OfOneProcess:
-    """A base of what works in the process that made it, and nowhere else. It cannot be pickled."""
+    """A base of classes whose objects work only in the process that made them. They cannot be pickled."""
 
     _kind: ClassVar[str]
-    """What it is, for people: `the tensors of a job`."""
+    """Name of the object for people, such as `the tensors of a job`."""
     _instead: ClassVar[str]
     """What to do in another process, for people."""
     _process: tuple[int, int]
@@ -56,7 +56,7 @@ class OfOneProcess:
         return self._process != this_process()
 
     def _check_process(self, what: str) -> None:
-        """OtherProcess in another process than the one that made it; `what` did not work there."""
+        """OtherProcess in any process but the one that made the object; `what` says what did not work there."""
         if self.is_elsewhere:
             why = (
                 f"{self._kind} belong to process {self._process[0]}, and this is process {os.getpid()}:"

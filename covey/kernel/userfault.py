@@ -1,11 +1,10 @@
-"""Faults of memory that another process answers: Linux' userfaultfd over a memfd, by ioctl (`ioctl_userfaultfd(2)`).
+"""Page faults that another process answers: Linux' userfaultfd over a memfd, by ioctl (`ioctl_userfaultfd(2)`).
 
-    a thread touches a page that is not there  -> it waits, and a `Fault` can be read from the descriptor
-    `copy`                                      -> the page is there, write-protected or not, and the thread goes on
-    a thread writes to a protected page         -> it waits, and a `Fault` with `write` can be read
-    `protect(..., False)`                       -> it may be written, and the thread goes on
+a thread touches a page that is not there -> it waits, and a `Fault` can be read from the descriptor `copy` -> the page
+is there, write-protected or not; the thread continues a thread writes to a protected page -> it waits, and a `Fault`
+with `write` can be read `protect(..., False)` -> it may be written; the thread continues
 
-Who answers must be another process: numpy touches memory with the interpreter's lock held. Missing and write-protected
+Another process must answer: numpy touches memory while it holds the interpreter's lock. Missing and write-protected
 pages of shared memory need Linux 5.19.
 """
 
@@ -60,15 +59,15 @@ class Fault(NamedTuple):
 
 
 class OwnFaults(NamedTuple):
-    """A new descriptor, which the caller closes."""
+    """A new userfaultfd descriptor, which the caller closes."""
 
     descriptor: int
     user_mode_only: bool
-    """System calls that read or write such memory fail with EFAULT where a page is not there; other accesses wait."""
+    """Whether system calls that read or write a page that is not there fail with EFAULT; other accesses wait."""
 
 
 def opened() -> OwnFaults:
-    """A userfaultfd of this process, of full rights where they are given: to root, by CAP_SYS_PTRACE, by
+    """A userfaultfd of this process, with full rights where they are given: to root, by CAP_SYS_PTRACE, by
     /dev/userfaultfd, or by `vm.unprivileged_userfaultfd=1`. OSError says why this kernel gives none."""
     flags = os.O_CLOEXEC | os.O_NONBLOCK
     try:
@@ -101,7 +100,7 @@ def _by_device(flags: int) -> int:
 
 
 def _checked(descriptor: int) -> int:
-    """With the kernel's word that it can do all that is needed."""
+    """The descriptor, after the kernel said that it can do all that is needed; otherwise it is closed. OSError."""
     try:
         try:
             fcntl.ioctl(descriptor, API, bytearray(_api.pack(_API_VERSION, _NEEDED | _FEATURE_POISON, 0)))
@@ -115,17 +114,17 @@ def _checked(descriptor: int) -> int:
 
 
 def is_one(descriptor: int) -> bool:
-    """Is this descriptor, which somebody else gave, a userfaultfd?"""
+    """Whether this descriptor, which another process gave, is a userfaultfd."""
     return os.readlink(f"/proc/self/fd/{descriptor}") == "anon_inode:[userfaultfd]"
 
 
 def register(descriptor: int, address: int, size: int) -> None:
-    """Faults of this memory of this process are read from the descriptor. OSError."""
+    """From now on faults of this memory of this process are read from the descriptor. OSError."""
     fcntl.ioctl(descriptor, REGISTER, bytearray(_register.pack(address, size, _MISSING | _PROTECT, 0)))
 
 
 def faults(descriptor: int, most: int = 64) -> Iterator[Fault]:
-    """Those that wait and were not read before. BlockingIOError when there are none."""
+    """Faults that wait and were not read before. BlockingIOError when there are none."""
     data = os.read(descriptor, MESSAGE_BYTES * most)
     for event, flags, address in _message.iter_unpack(data):
         if event == _EVENT_PAGEFAULT:
@@ -133,8 +132,9 @@ def faults(descriptor: int, most: int = 64) -> Iterator[Fault]:
 
 
 def copy(descriptor: int, address: int, source: int, size: int, protected: bool) -> None:
-    """Pages of the other process become a copy of this process's memory at `source`; those that are there already stay
-    as they are. Whoever waits for them goes on. OSError: ENOENT when its memory is gone, ESRCH when it is."""
+    """Fill pages of the other process with a copy of this process's memory at `source`; pages that are there already
+    stay unchanged. Threads that wait for them continue. OSError: ENOENT when its memory is gone, ESRCH when the process
+    is."""
     mode = _COPY_PROTECTED if protected else 0
     done = 0
     while done < size:
@@ -152,7 +152,8 @@ def copy(descriptor: int, address: int, source: int, size: int, protected: bool)
 
 
 def protect(descriptor: int, address: int, size: int, on: bool) -> None:
-    """Nobody writes these pages from now on without a fault; or, `on` False, everybody may, and who waits goes on."""
+    """Writes to these pages cause faults from now on; with `on` False writes are allowed, and waiting threads
+    continue."""
     while True:
         try:
             fcntl.ioctl(descriptor, WRITEPROTECT, bytearray(_protect.pack(address, size, 1 if on else 0)))
@@ -163,10 +164,11 @@ def protect(descriptor: int, address: int, size: int, on: bool) -> None:
 
 
 def wake(descriptor: int, address: int, size: int) -> None:
-    """Whoever waits there tries again."""
+    """Threads that wait for these pages try again."""
     fcntl.ioctl(descriptor, WAKE, bytearray(_range.pack(address, size)))
 
 
 def poison(descriptor: int, address: int, size: int) -> None:
-    """Whoever touches pages that are not there gets SIGBUS, in a system call EFAULT. OSError before Linux 6.6."""
+    """A thread that touches a page that is not there gets SIGBUS, or EFAULT in a system call. OSError before Linux
+    6.6."""
     fcntl.ioctl(descriptor, POISON, bytearray(_poison.pack(address, size, 0, 0)))

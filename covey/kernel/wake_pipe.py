@@ -1,4 +1,4 @@
-"""How other threads wake the one that waits for sockets: a pipe, among the files that it polls."""
+"""A pipe by which other threads wake the thread that polls sockets: it is one of the polled files."""
 
 import contextlib
 import os
@@ -6,7 +6,7 @@ import select
 
 
 class WakePipe:
-    """`wake` is for all threads, `wait` for the one that waits."""
+    """A pipe whose `wake` is for all threads, and `wait` for the one thread that waits."""
 
     def __init__(self) -> None:
         self._out, self._in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -20,8 +20,9 @@ class WakePipe:
             os.write(self._in, b"\0")
 
     def wait(self, timeout_s: float | None, *wanted: tuple[int, int]) -> dict[int, int]:
-        """Until it is woken, the time has passed (None: never), or one of these files is ready for its events: what
-        is ready, by descriptor. poll, not select: a training script may have thousands of files open."""
+        """Wait until it is woken, the time has passed (None: no limit), or one of these files is ready for its events.
+        Returns what is ready, by descriptor. Uses poll, not select: a training script may have thousands of files
+        open."""
         poll = select.poll()
         for file, events in ((self._out, select.POLLIN), *wanted):
             poll.register(file, events)
@@ -32,7 +33,7 @@ class WakePipe:
         return ready
 
     def close(self) -> None:
-        """Idempotent; nobody waits any more."""
+        """Close both ends; no thread may wait any more. Idempotent."""
         ends, self._out, self._in = (self._out, self._in), -1, -1
         for end in ends:
             with contextlib.suppress(OSError):

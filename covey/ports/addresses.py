@@ -6,8 +6,8 @@ from covey.ports import Address
 
 
 def ip_port(address: Address) -> tuple[str, int]:
-    """`127.0.0.1:7946` and `[::1]:7946` in parts; the part before the port may be a name. OSError for other text, also
-    for an IPv6 address without brackets, whose end is ambiguous."""
+    """The parts of `127.0.0.1:7946` or `[::1]:7946`; the part before the port may be a name. OSError for other text,
+    also for an IPv6 address without brackets, whose end is ambiguous."""
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     bracketed = host == f"[{bare}]"
@@ -19,12 +19,12 @@ def ip_port(address: Address) -> tuple[str, int]:
 
 
 def joined(ip: str, port: int | str) -> Address:
-    """The two parts as an address, brackets around an IPv6 one."""
+    """The two parts as one address, with brackets around an IPv6 one."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def is_ip(host: str) -> bool:
-    """False for a name."""
+    """Whether the text is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -37,7 +37,8 @@ def is_v6(address: Address) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether a socket bound there listens on all addresses, so that a peer cannot connect to this one."""
+    """Whether a socket bound to `host` listens on all addresses, so that peers cannot connect to that address
+    itself."""
     return is_ip(host) and ipaddress.ip_address(host).is_unspecified
 
 
@@ -48,7 +49,8 @@ def reached_at(bound: Address, advertise: str) -> Address:
 
 
 def hears_others(bind: Address) -> bool:
-    """Does a socket bound there hear other machines? Empty: there is none. True for text that is no address."""
+    """Whether a socket bound to this address hears other machines. Empty: there is none. True for text that is no
+    address."""
     if not bind:
         return False
     try:

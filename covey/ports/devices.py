@@ -1,4 +1,4 @@
-"""The devices port: what jobs of a host share, GPUs or what stands in their place, and how each is.
+"""The devices port: the devices that jobs of a host share (GPUs or what replaces them), and the condition of each.
 
 `covey.ports` has these names too, with all other ports.
 """
@@ -12,35 +12,35 @@ Condition = Literal["ok", "degraded", "unknown", "drain", "lost"]
 
 
 INSTANCE = "MIG-"
-"""With which the driver begins the UUID of every MIG instance."""
+"""Prefix of the UUID of every MIG instance, by the driver."""
 
 
 def is_instance(uuid: str) -> bool:
-    """Whether this is an instance of a GPU (MIG): CUDA shows a process one of these at most, as its device 0."""
+    """Whether this is the UUID of a GPU instance (MIG): CUDA shows a process at most one of these, as its device 0."""
     return uuid.startswith(INSTANCE)
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU that its host has, as it is now, also while its driver says nothing of it."""
+    """One GPU of a host, as it is now, also while its driver says nothing of it."""
 
     index: int
     uuid: str
     model: str
-    """Empty: not known."""
+    """Name of the model; empty: not known."""
     memory_total_bytes: int
-    """0: not known."""
+    """Bytes of device memory; 0: not known."""
     memory_used_bytes: int
-    """0 also where it is not known."""
+    """Bytes of device memory in use; 0 also when not known."""
     utilization: float
-    """0..1 over the driver's last sampling window; 0 also where it is not known."""
+    """Share of the driver's last sampling window in which the GPU was in use, 0..1; 0 also when not known."""
     simulated: bool = False
     condition: Condition = "ok"
     why: str = ""
-    """What is wrong with it, or what is not known of it and why."""
+    """What is wrong with the GPU, or what is not known of it and why."""
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether a job may start there."""
+        """Whether a job may start on this GPU."""
         return self.condition in TAKES_JOBS
 
 
@@ -49,17 +49,17 @@ class DeviceProcess(msgspec.Struct, frozen=True):
 
     pid: int
     memory_bytes: int | None
-    """None: the driver does not say."""
+    """Bytes of device memory; None: the driver does not say."""
     utilization: float | None = None
-    """0..1 since the sample before; None: the driver does not say."""
+    """Share of the time since the sample before, 0..1; None: the driver does not say."""
 
 
 class DeviceSample(msgspec.Struct, frozen=True):
-    """One device now."""
+    """The use of one device now."""
 
     memory_used_bytes: int
     utilization: float
-    """0..1 since the sample before."""
+    """Share of the time since the sample before in which the device was in use, 0..1."""
     processes: tuple[DeviceProcess, ...] = ()
 
 
@@ -67,16 +67,16 @@ TAKES_JOBS: frozenset[Condition] = frozenset({"ok", "degraded"})
 
 
 class DeviceHealth(msgspec.Struct, frozen=True):
-    """`degraded`: works, and somebody should look at it; `unknown`: the driver does not tell what is needed to use it,
-    so what runs there is left alone and nothing new comes; `drain`: what runs may end, nothing new; `lost`: of no
-    use."""
+    """The condition of a device, and why. `degraded`: works, but somebody should look at it; `unknown`: the driver does
+    not tell what is needed to use it, so jobs there are left alone and no new one comes; `drain`: jobs there may end,
+    no new one comes; `lost`: cannot be used."""
 
     condition: Condition = "ok"
     why: str = ""
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether a job may start there."""
+        """Whether a job may start on this device."""
         return self.condition in TAKES_JOBS
 
 
@@ -87,34 +87,35 @@ class Device(msgspec.Struct, frozen=True):
     model: str
     memory_bytes: int
     backend: str
-    """`nvml`, `cpu` or `sim`."""
+    """Where the device comes from: `nvml`, `cpu` or `sim`."""
     parent: str = ""
-    """UUID of the GPU that it is an instance of."""
+    """UUID of the GPU that the device is an instance of; empty: it is no instance."""
     cores: tuple[int, ...] = ()
-    """Of a `cpu` device: its ranks are bound to these."""
+    """Cores to which ranks are bound, for a `cpu` device."""
     can: frozenset[str] = frozenset()
-    """Of `process memory`, `process utilization`, `hard limit`, `suspend`, `events`."""
+    """What the device can do, of `process memory`, `process utilization`, `hard limit`, `suspend`, `events`."""
 
 
 class Devices(Protocol):
     """The devices that jobs of this host share. Calls may take seconds (a driver in trouble) and then raise
-    TimeoutError; they never block the loop. OSError: the device or its driver failed. One suite of tests holds for all
-    backends."""
+    TimeoutError; they never block the loop. OSError: the device or its driver failed. All backends pass one suite of
+    tests."""
 
     def devices(self) -> Sequence[Device]:
-        """Those whose memory is known, at once, also while the driver says nothing of them."""
+        """All devices whose memory is known, at once, also while the driver says nothing of them."""
 
     async def sample(self, uuid: str) -> DeviceSample: ...
     async def health(self, uuid: str) -> DeviceHealth: ...
     async def events(self) -> Sequence[tuple[str, DeviceHealth]]:
-        """What happened to devices since the last call, (uuid, what it means); waits up to a second for the first."""
+        """What happened to devices since the last call, as (uuid, new condition); waits up to a second for the first
+        event."""
 
     async def set_hard_limit(self, uuid: str, pid: int, limit_bytes: int | None) -> bool:
-        """Whether the driver holds this process to so much from now on (None: no limit)."""
+        """Let the driver limit this process to `limit_bytes` from now on (None: no limit). Returns whether it does."""
 
     async def suspend(self, pid: int) -> bool:
-        """Whether the rank with this pid, and all that it started, holds no time, and where the driver can no memory,
-        of its devices any more. That ends by itself 10 s after the last call, or when this agent dies: nobody stays
-        suspended because his agent did."""
+        """Suspend the rank with this pid: whether it and all that it started hold no time on their devices any more,
+        and no memory where the driver can do that. The suspension ends by itself 10 s after the last call, or when this
+        agent dies: no rank stays suspended because its agent died."""
 
     async def resume(self, pid: int) -> bool: ...

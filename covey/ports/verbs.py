@@ -5,8 +5,8 @@
     pair.post(steps)                     -> one call of `done` for each post, in the order of the posts
 
 A pair keeps order: what was posted first is done first, and a WRITE is seen by every step after it. After the first
-failure a pair is of no use any more; everything that was posted is answered with why. `agent.ports.network.verbs` is
-the real one, over pyverbs.
+failure a pair cannot be used any more, and everything that was posted is answered with the reason.
+`agent.ports.network.verbs` implements this port over pyverbs.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,34 +16,34 @@ import msgspec
 
 KEY_BITS = 32
 NUMBER_BITS = 24
-"""Of queue pair numbers, and of packet sequence numbers."""
+"""Bits of queue pair numbers, and of packet sequence numbers."""
 GID_BYTES = 16
 MTU_MAX = 5
 
 
 class NoVerbs(Exception):
-    """There is no RDMA here, or this cannot be had; the text says why and what is next."""
+    """There is no RDMA here, or the request cannot be met; the text says why and what to do next."""
 
 
 class PairPlace(msgspec.Struct, frozen=True):
-    """How a queue pair is reached."""
+    """The address of a queue pair."""
 
     gid: bytes
-    """Of the port, 16 bytes; over Ethernet an IP address."""
+    """GID of the port, 16 bytes; over Ethernet an IP address."""
     lid: int
-    """Of the port on InfiniBand; 0 over Ethernet."""
+    """LID of the port on InfiniBand; 0 over Ethernet."""
     number: int
     first_psn: int
     mtu: int
-    """As verbs number them: 1 (256 bytes) to 5 (4096 bytes)."""
+    """Path MTU, as verbs number it: 1 (256 bytes) to 5 (4096 bytes)."""
 
 
 class VerbStep(NamedTuple):
-    """A READ of the peer's memory into ours, or a WRITE of ours into the peer's."""
+    """A READ of the peer's memory into this process's, or a WRITE of this process's memory into the peer's."""
 
     is_read: bool
     here: int
-    """Address in a region of ours."""
+    """Address in a region of this process."""
     here_key: int
     there: int
     there_key: int
@@ -51,17 +51,17 @@ class VerbStep(NamedTuple):
 
 
 class Region(Protocol):
-    """Registered memory."""
+    """Memory that is registered with the device."""
 
     @property
     def address(self) -> int: ...
     @property
     def key(self) -> int:
-        """For the peer, or for our own steps where it is not remote."""
+        """Key of the region, for the peer, or for this process's own steps where the region is not remote."""
 
     def close(self) -> None:
-        """Idempotent. Once it returns nobody reads or writes that memory through this region, whatever is under way:
-        a peer that tries loses its pair."""
+        """Deregister the memory. Idempotent. Once it returns nobody reads or writes that memory through this region,
+        whatever is under way: a peer that tries loses its pair."""
 
 
 class Pair(Protocol):
@@ -71,39 +71,43 @@ class Pair(Protocol):
     def where(self) -> PairPlace: ...
 
     def connect(self, peer: PairPlace) -> None:
-        """NoVerbs when the device refuses it. Whether the peer can be reached shows with the first step."""
+        """Connect to the peer's pair. NoVerbs when the device refuses it. The first step shows whether the peer can be
+        reached."""
 
     def post(self, steps: Sequence[VerbStep]) -> None:
-        """In order, and done when the last is. Never more steps under way than `STEPS_MAX`."""
+        """Perform the steps in order; the post is done when its last step is. There are never more than `STEPS_MAX`
+        steps under way."""
 
     def close(self) -> None:
-        """Idempotent. Once it returns the peer's steps are not performed here any more, nor are ours; posts that are
-        not answered yet never are."""
+        """Close the pair. Idempotent. Once it returns, neither the peer's steps here nor our own are performed any
+        more; posts that are not answered yet never are."""
 
 
 class VerbsDevice(Protocol):
-    """A device, and a protection domain on it: its pairs reach its regions and no others."""
+    """A device with a protection domain on it: its pairs reach its regions and no others."""
 
     @property
     def name(self) -> str: ...
 
     def register(self, memory: memoryview, remote: bool) -> Region:
-        """Writable memory, which stays where it is and takes RAM from now on, whole. `remote`: peers that know the key
-        may read and write it. NoVerbs when the device or a limit refuses."""
+        """Register writable memory, which must not move and takes RAM from now on, all of it. `remote`: peers that know
+        the key may read and write it. NoVerbs when the device or a limit refuses."""
 
     def pair(self, done: Callable[[str], None]) -> Pair:
-        """`done` is called on this loop for each post, in order: empty, or why it failed. NoVerbs."""
+        """A new pair. `done` is called on this loop for each post, in order: with an empty text, or why the post
+        failed. NoVerbs."""
 
     def close(self) -> None:
-        """What was made of it is closed already."""
+        """Close the device; everything made of it must be closed already."""
 
 
 STEPS_MAX = 256
-"""Of one pair, under way at once."""
+"""Most steps of one pair that are under way at once."""
 
 
 class VerbsFound(NamedTuple):
-    """`why` there is no RDMA, and what is next; empty: `device` is what there is."""
+    """What a look for RDMA found. `why` there is none, and what is next; empty: `device` names the one that there
+    is."""
 
     device: str
     why: str
@@ -111,18 +115,19 @@ class VerbsFound(NamedTuple):
 
 class Verbs(Protocol):
     def look(self, needs_bytes: int) -> VerbsFound:
-        """Without loading or opening anything. `needs_bytes`: of one registration."""
+        """Look for RDMA without loading or opening anything. `needs_bytes`: bytes that one registration must be able to
+        lock."""
 
     def open(self) -> VerbsDevice:
-        """The device that this host has, with a domain of its own; loads what is needed for it. NoVerbs says why there
-        is none."""
+        """The device that this host has, with a protection domain of its own; loads what is needed for it. NoVerbs says
+        why there is none."""
 
 
 NOT_GIVEN = "this process was given no RDMA"
 
 
 class NoVerbsHere:
-    """Where there is none, and why."""
+    """The port where there is no RDMA; it says why."""
 
     def __init__(self, why: str = NOT_GIVEN) -> None:
         self._why = why

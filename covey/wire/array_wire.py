@@ -1,11 +1,10 @@
-"""What a `RemoteArray` and the pager of its volume say to one another, on `arr-NAME.sock` (SOCK_SEQPACKET).
+"""Messages between a `RemoteArray` and the pager of its volume, on `arr-NAME.sock` (SOCK_SEQPACKET).
 
-    array -> pager   OpenArray, with four descriptors: the userfaultfd, the memory, the lifeline, standard error
-    pager -> array   ArrayOpened, or ArrayRefused and the end
-    array -> pager   AskArray, answered by ArrayDone with its id, in any order
-    pager -> array   ArrayResumed: a pager that died was replaced, and what is not answered is to be asked again
+array -> pager OpenArray, with four descriptors: the userfaultfd, the memory, the lifeline, standard error pager ->
+array ArrayOpened, or ArrayRefused and the end array -> pager AskArray, answered by ArrayDone with its id, in any order
+pager -> array ArrayResumed: a pager that died was replaced; the array repeats what was not answered
 
-One message is one msgpack Struct. A message that is none ends the connection and that array.
+One message is one msgpack Struct. Anything else ends the connection and that array.
 """
 
 import struct
@@ -18,9 +17,10 @@ VERSION = 1
 MESSAGE_BYTES_MAX = 4096
 DESCRIPTORS = 4
 CHUNK_MIN, CHUNK_MAX = 4096, 1 << 20
-"""Bytes of a chunk, a power of two."""
+"""Least and most bytes of a chunk; its size is a power of two."""
 CHUNKS_MAX = 1 << 22
-"""Of one array: 256 GiB in chunks of 64 KiB. Each costs the pager a byte, and some more while it is here."""
+"""Most chunks of one array: 256 GiB in chunks of 64 KiB. Each chunk costs the pager a byte, and some more while it is
+local."""
 
 Size = Annotated[int, Meta(ge=0, le=1 << 47)]
 Id = Annotated[int, Meta(ge=0, le=(1 << 62))]
@@ -34,24 +34,24 @@ class ArrayFrame(msgspec.Struct, frozen=True, tag=True):
 
 
 class OpenArray(ArrayFrame, frozen=True):
-    """Answer faults of this memory. All sizes in bytes."""
+    """Answer faults of this memory. All sizes are in bytes."""
 
     version: int
     offset: Size
-    """Of its first byte in the volume, a multiple of its page."""
+    """Position of the array's first byte in the volume, a multiple of the volume's page."""
     size: Size
-    """Of the memory, a multiple of the volume's page and of the machine's."""
+    """Size of the memory, a multiple of the volume's page and of the machine's."""
     chunk: Size
     budget: Size
-    """Most that is local at once."""
+    """Most bytes that are local at once."""
     address: Size
-    """Where the memory lies in the process that opens."""
+    """Address of the memory in the process that opens the array."""
     writable: bool
 
 
 class AskArray(ArrayFrame, frozen=True):
-    """`what` is to be done about chunks `first` to `end`. `flush`: everything is on disk; `save`: everything is at the
-    volume."""
+    """Do `what` with the chunks from `first` up to, and without, `end`. `save` is answered when everything is at the
+    volume, `flush` when everything is on disk."""
 
     id: Id
     what: Asked
@@ -61,7 +61,7 @@ class AskArray(ArrayFrame, frozen=True):
 
 class ArrayOpened(ArrayFrame, frozen=True):
     budget: Size
-    """That holds, in bytes."""
+    """Most bytes that are local at once, as the pager decided."""
 
 
 class ArrayRefused(ArrayFrame, frozen=True):
@@ -71,15 +71,15 @@ class ArrayRefused(ArrayFrame, frozen=True):
 
 
 class ArrayResumed(ArrayFrame, frozen=True):
-    """See above."""
+    """A pager that died was replaced: repeat what was not answered."""
 
 
 class ArrayDone(ArrayFrame, frozen=True):
     id: Id
     why: Text = ""
-    """Why not; empty: it is done."""
+    """Why it was not done; empty: it is done."""
     counts: dict[str, int] = {}
-    """Of `counts`: what happened since the array was opened."""
+    """Counts of events since the array was opened; only in the answer to `counts`."""
 
 
 to_pager: msgspec.msgpack.Decoder[OpenArray | AskArray] = msgspec.msgpack.Decoder(OpenArray | AskArray)
@@ -90,7 +90,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ArrayWireError(ConnectionError):
-    """The peer sent something else; the connection is of no more use."""
+    """The peer sent something else; the connection cannot be used any more."""
 
 
 def pack(frame: ArrayFrame) -> bytes:
@@ -98,7 +98,7 @@ def pack(frame: ArrayFrame) -> bytes:
 
 
 def unpack(data: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
-    """ArrayWireError when it is none."""
+    """The Struct in a message. ArrayWireError when there is none."""
     if not 0 < len(data) <= MESSAGE_BYTES_MAX:
         raise ArrayWireError(f"a message of {len(data)} bytes")
     try:
@@ -108,7 +108,7 @@ def unpack(data: bytes, decoder: "msgspec.msgpack.Decoder[T]") -> T:
 
 
 def wrong(asked: OpenArray, volume_bytes: int, page_bytes: int, machine_page: int) -> str:
-    """Why an array of this shape cannot be; empty: it can."""
+    """Why an array of this shape is impossible; empty when it is possible."""
     step = max(page_bytes, machine_page)
     if asked.version != VERSION:
         return f"it speaks version {asked.version} of the array protocol, this pager {VERSION}"

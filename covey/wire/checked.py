@@ -25,11 +25,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class StateRefused(Exception):
-    """A durable file of this host cannot be trusted, and going on without it would lose or repeat work. One line what,
-    one line why, one line what to do next."""
+    """A durable file of this host cannot be trusted, and to continue without it would lose or repeat work. One line
+    what, one line why, one line what to do next."""
 
     status = 3
-    """Exit status of an agent that ends with it: a restart does not help."""
+    """Exit status of an agent that ends with this error: a restart does not help."""
 
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}: {why}; next: {next}")
@@ -37,16 +37,16 @@ class StateRefused(Exception):
 
 
 class OtherFormat(StateRefused):
-    """A durable file of this host is whole, and in a format that this version does not read (docs/compatibility.md).
-    Nothing is written: the version that wrote it can go on with it."""
+    """A durable file of this host is intact, but in a format that this version does not read (docs/compatibility.md).
+    Nothing is written, so the version that wrote it can continue with it."""
 
 
 class Damaged(ValueError):
-    """This file does not hold what was written."""
+    """The file does not hold what was written."""
 
 
 def other_format(name: str, found: int, reads: int) -> tuple[str, str, str]:
-    """What, why and what next, of a file in another format than this version reads."""
+    """The three lines (what, why, next) for a file in a format that this version does not read."""
     step = "start the version that wrote the file; docs/compatibility.md says which versions follow one another"
     return f"{name} has format {found}", f"Covey {VERSION} reads and writes format {reads} of it", step
 
@@ -60,8 +60,8 @@ def seal(value: msgspec.Struct, version: int = 1) -> bytes:
 def unseal(
     data: bytes, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1, name: str = "a file of this host"
 ) -> S:
-    """What `seal` wrote. Damaged when it is anything else, OtherFormat when it is of another version. `name`: of the
-    file, for people."""
+    """The value that `seal` wrote. Damaged when the bytes are anything else, OtherFormat when they have another
+    version. `name`: name of the file, for people."""
     if len(data) < _HEAD.size:
         raise Damaged(f"it has {len(data)} bytes, and less than its header")
     magic, found, length, crc = _HEAD.unpack_from(data)
@@ -85,7 +85,8 @@ def _crc(version: int, body: bytes | memoryview) -> int:
 
 
 async def load(disk: Disk, name: str, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1) -> S | None:
-    """What the file holds; None when there is none. Damaged and OtherFormat (which name the file), OSError."""
+    """The value that the file holds; None when there is no file. Damaged and OtherFormat (which name the file),
+    OSError."""
     data = await disk.read(name)
     if data is None:
         return None
@@ -96,5 +97,5 @@ async def load(disk: Disk, name: str, decoder: "msgspec.msgpack.Decoder[S]", ver
 
 
 async def save(disk: Disk, name: str, value: msgspec.Struct, version: int = 1) -> None:
-    """After a crash the file is the old one or the new one, whole; durable on return. OSError."""
+    """Replace the file: after a crash it is the old one or the new one, whole; durable on return. OSError."""
     await disk.replace(name, seal(value, version))

@@ -1,5 +1,5 @@
-"""CRC32 as zlib has it, of bytes that are many. Intel's ISA-L finds the same number in a fifth of the time; without it
-zlib does."""
+"""CRC32 as zlib has it, for many bytes. Intel's ISA-L computes the same number in a fifth of the time; without it zlib
+does."""
 
 import zlib
 from collections.abc import Callable
@@ -8,7 +8,7 @@ Crc32 = Callable[..., int]
 
 
 def fastest() -> Crc32:
-    """Of this Python's."""
+    """The fastest CRC32 function that this Python has."""
     try:
         from isal.isal_zlib import crc32
     except ImportError:
@@ -17,4 +17,4 @@ def fastest() -> Crc32:
 
 
 crc32: Crc32 = fastest()
-"""crc32(data, value=0): of `data` after what gave `value`."""
+"""crc32(data, value=0): the checksum of `data` that follows the bytes with checksum `value`."""

@@ -1,7 +1,7 @@
 """Frames on a stream between two processes of one host: u32 little-endian length, then msgpack of one Struct.
 
-Used on the agent's unix sockets: by job processes that join, and by the agent to control its programs. A frame longer
-than `FRAME_BYTES_MAX` is refused before anything is allocated.
+Frames are used on the agent's unix sockets: by job processes that join, and by the agent to control its programs. A
+frame longer than `FRAME_BYTES_MAX` is refused before anything is allocated.
 """
 
 import struct
@@ -13,10 +13,10 @@ import msgspec
 from covey.ports import ByteStream
 
 FRAME_BYTES_MAX = 1 << 20
-"""Longest control frame, bytes. Bulk bytes never travel in frames."""
+"""Most bytes of a control frame. Bulk bytes never travel in frames."""
 
 PART_BYTES = 64 << 10
-"""Memory is allocated at most that many bytes ahead of the bytes received, however long the announced frame is."""
+"""Memory is allocated at most this many bytes ahead of the bytes received, however long the announced frame is."""
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class FrameError(ConnectionError):
-    """The peer sent something that is not a frame; the connection is of no more use."""
+    """The peer sent something that is not a frame; the connection cannot be used any more."""
 
 
 def pack(message: msgspec.Struct) -> bytes:
-    """One frame. ValueError when it is too long."""
+    """The bytes of one frame. ValueError when they are too many."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {FRAME_BYTES_MAX}")
@@ -36,7 +36,7 @@ def pack(message: msgspec.Struct) -> bytes:
 
 
 def body_size(header: bytes | bytearray | memoryview) -> int:
-    """The length in a 4-byte header. FrameError when it is over the limit."""
+    """The length that a 4-byte header announces. FrameError when it is over the limit."""
     size = int(_LENGTH.unpack(header)[0])
     if size > FRAME_BYTES_MAX:
         raise FrameError(f"the peer announced a frame of {size} bytes; at most {FRAME_BYTES_MAX} are accepted")
@@ -44,7 +44,7 @@ def body_size(header: bytes | bytearray | memoryview) -> int:
 
 
 def unpack(body: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """The Struct in a frame's body. FrameError when it is malformed."""
+    """The Struct in a frame's body. FrameError when the body is malformed."""
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -52,7 +52,8 @@ def unpack(body: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decode
 
 
 def whole(incoming: bytearray, decoder: msgspec.msgpack.Decoder[T]) -> Iterator[T]:
-    """Each Struct whose frame has come whole, which is taken away. FrameError when it is malformed."""
+    """Each Struct whose frame has arrived whole; the frame's bytes are removed from `incoming`. FrameError when one is
+    malformed."""
     while len(incoming) >= _LENGTH.size:
         end = _LENGTH.size + body_size(incoming[: _LENGTH.size])
         if len(incoming) < end:
@@ -63,7 +64,7 @@ def whole(incoming: bytearray, decoder: msgspec.msgpack.Decoder[T]) -> Iterator[
 
 
 async def read_frame(stream: ByteStream, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """The next frame. ConnectionError at the end, FrameError when malformed."""
+    """The next frame's Struct. ConnectionError at the end of the stream, FrameError when the frame is malformed."""
     header = bytearray(_LENGTH.size)
     await stream.read_into(memoryview(header))
     parts: list[bytearray] = []

@@ -7,12 +7,12 @@
                                                         <-  the protocol's own yes or no
 
 Both get the key over a link that is encrypted and authenticated (CURVE). A proof covers the whole hello and both
-nonces, so it is valid on this connection alone: a listener cannot use it for another one. A server that does not know
+nonces, so it is valid on this connection only: who overhears it cannot use it for another. A server that does not know
 what the hello names answers with a proof under a random key, so that strangers learn nothing from the answer either.
 
-A connection is a stranger until it has proven the key. `Strangers` limits their number: few of one address, and not
-many in all. A new one takes the place of the oldest, which had more time for its proof, so that many silent connections
-cannot keep a new one out. Connections that have proven the key do not count.
+A connection is a stranger until it has proven the key. `Strangers` limits their number, per address and in all. A new
+one takes the place of the oldest, which had more time for its proof, so many silent connections cannot keep a new one
+out. Connections that have proven the key do not count.
 """
 
 import hashlib
@@ -23,11 +23,12 @@ NONCE_BYTES = 16
 PROOF_BYTES = 32
 CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
 HANDSHAKE_S = 5.0
-"""How long a connection may take until it has proven the key."""
+"""Seconds that a connection may take until it has proven the key."""
 PER_ADDRESS_MAX = 64
-"""Strangers of one address at once: a host whose volumes all open their slabs again in one moment has about so many."""
+"""Most strangers of one address at once: about as many as a host has whose volumes all open their slabs again at
+once."""
 STRANGERS_MAX = 256
-"""Strangers at once in all."""
+"""Most strangers at once in all."""
 
 Visitor = TypeVar("Visitor")
 
@@ -35,7 +36,7 @@ Visitor = TypeVar("Visitor")
 class Challenge(NamedTuple):
     nonce: bytes
     proof: bytes
-    """The server's."""
+    """The server's proof."""
 
 
 def proof_of_server(key: bytes, hello: bytes, nonce: bytes) -> bytes:
@@ -47,29 +48,29 @@ def proof_of_client(key: bytes, hello: bytes, nonce: bytes) -> bytes:
 
 
 def is_proof(found: bytes, expected: bytes) -> bool:
-    """In constant time."""
+    """Whether a proof is the expected one, compared in constant time."""
     return hmac.compare_digest(found, expected)
 
 
 def is_secret(found: bytes, expected: bytes) -> bool:
-    """Is this the secret that is asked for? In constant time. Where none is known, nobody knows it: an empty one is
-    never right."""
+    """Whether this is the expected secret, compared in constant time. An empty expected secret means that none is
+    known: then the answer is always False."""
     return bool(expected) and hmac.compare_digest(found, expected)
 
 
 def challenge(key: bytes, hello: bytes, nonce: bytes) -> bytes:
-    """What a server that knows `key` answers."""
+    """The challenge of a server that knows `key`."""
     return nonce + proof_of_server(key, hello, nonce)
 
 
 def parse_challenge(data: bytes | bytearray) -> Challenge:
-    """Of `CHALLENGE_BYTES` bytes."""
+    """The parts of a challenge of `CHALLENGE_BYTES` bytes."""
     return Challenge(bytes(data[:NONCE_BYTES]), bytes(data[NONCE_BYTES:]))
 
 
 def _proof(key: bytes, role: bytes, hello: bytes, nonce: bytes) -> bytes:
-    """`hello` has one length in each protocol, so where it ends is clear. ValueError for an empty key: everybody could
-    compute that proof."""
+    """The proof under `key` for one side. `hello` has one length in each protocol, so its end is clear. ValueError for
+    an empty key: anyone could compute that proof."""
     if not key:
         raise ValueError("a link without a secret")
     return hashlib.blake2b(hello + nonce, digest_size=PROOF_BYTES, key=key, person=role).digest()
@@ -88,8 +89,8 @@ class Strangers(Generic[Visitor]):
         return len(self._from)
 
     def come(self, visitor: Visitor, address: str) -> Visitor | None:
-        """A new one. Returns the connection to close, if there are too many: the oldest of its address, else the oldest
-        of the address with most."""
+        """Add a new connection. Returns the connection to close, if there are too many: the oldest of its address, else
+        the oldest of the address with most."""
         same = self._of(address)
         goes: Visitor | None = None
         if len(same) >= self._per_address_max:
@@ -104,7 +105,7 @@ class Strangers(Generic[Visitor]):
         return goes
 
     def go(self, visitor: Visitor) -> None:
-        """It has proven the key, or has ended."""
+        """Remove a connection that has proven the key, or has ended."""
         self._from.pop(visitor, None)
 
     def _of(self, address: str) -> list[Visitor]:

@@ -1,11 +1,12 @@
-"""Headers of requests for pages: of a process to its volume (unix socket), of a volume to a slab on another host (TCP).
+"""Headers of requests for pages, from a process to its volume (unix socket) and from a volume to a slab on another host
+(TCP).
 
-    client -> server   HELLO, once: each protocol has its own (`covey.remote`, `plugins.memory.datapath.wire.slabwire`)
-    server -> client   WELCOME: yes with the sizes, or no
-    client -> server   REQUEST, then what its operation brings along
-    server -> client   REPLY with the request's tag, then the result of its operation
+client -> server HELLO, once: each protocol has its own (`covey.remote`, `plugins.memory.datapath.wire.slabwire`) server
+-> client WELCOME: yes with the sizes, or no client -> server REQUEST, then the pages of its operation, if any server ->
+client REPLY with the request's tag, then the result of its operation
 
-Fixed, little-endian. A malformed header or a value out of range is a `WireError`: the connection is closed.
+Headers have a fixed size and are little-endian. A malformed header or a value out of range is a `WireError`: the
+connection is closed.
 """
 
 import struct
@@ -21,39 +22,39 @@ WELCOME_BYTES, REQUEST_BYTES, REPLY_BYTES = _WELCOME.size, _REQUEST.size, _REPLY
 
 
 REASON_BYTES_MAX = 1024
-"""Longest text that follows a FAILED."""
+"""Most bytes of the text that follows a FAILED reply."""
 
 
 class WireError(ConnectionError):
-    """The peer sent something else; the connection is of no more use."""
+    """The peer sent something else; the connection cannot be used any more."""
 
 
 class OtherProtocolVersion(WireError):
-    """It speaks another version of the protocol."""
+    """The peer speaks another version of the protocol."""
 
 
 class Op(IntEnum):
     READ = 1
     WRITE = 2
     FLUSH = 3
-    """Without pages."""
+    """Make everything durable; carries no pages."""
     DISCARD = 4
     """The pages read as zeros from now on."""
     VERSIONS = 5
     FETCH = 6
-    """As READ, but where none of the pages was ever written the reply has no pages: they are zeros."""
+    """A READ whose reply has no pages when none of them was ever written: they are zeros."""
 
 
 class Status(IntEnum):
     OK = 0
     REFUSED = 1
-    """A wrong token or secret; a slab that is not here, or not under this epoch."""
+    """A wrong token or secret, or a slab that is not here, or not under this epoch."""
     BAD = 2
     """The request is out of range; the connection ends."""
     FAILED = 3
-    """It could not be done now; the reason follows: as many bytes of UTF-8 as the reply has pages."""
+    """The request could not be done now. The reason follows: as many bytes of UTF-8 as the reply has pages."""
     VERSION = 4
-    """The hello is of another version of its protocol; the connection ends."""
+    """The hello has another version of its protocol; the connection ends."""
     OTHER_USER = 5
     """The volume belongs to another user, whose uid the welcome has in the place of its size."""
 
@@ -66,15 +67,15 @@ class Welcome(NamedTuple):
     status: Status
     page_bytes: int
     size_bytes: int
-    """Of the volume or the slab."""
+    """Size of the volume or the slab, in bytes."""
 
 
 class Request(NamedTuple):
     op: Op
     page: int
-    """First page, counted from the start of the volume or slab."""
+    """Number of the first page, counted from the start of the volume or slab."""
     pages: int
-    """How many; 0 for a flush."""
+    """Number of pages; 0 for a flush."""
     tag: int
 
 
@@ -89,7 +90,7 @@ def pack_welcome(welcome: Welcome) -> bytes:
 
 
 def welcome(data: bytes | bytearray) -> Welcome:
-    """WireError when it is none."""
+    """The parsed welcome. WireError when the bytes are none."""
     expect("welcome", data, WELCOME_BYTES)
     magic, status, page_bytes, size_bytes = _WELCOME.unpack(data)
     if magic != MAGIC:
@@ -102,8 +103,9 @@ def pack_request(request: Request) -> bytes:
 
 
 def request(data: bytes | bytearray, pages: int, pages_max: Mapping[Op, int]) -> Request:
-    """A request to something of `pages` pages. `pages_max`: the operations that it knows, and how many pages each may
-    be about at once; 0: it is about none in particular. WireError when it is out of range."""
+    """A request to something that has `pages` pages. `pages_max`: the operations that it knows, and how many pages a
+    request of each may cover at most; 0: the operation is not about certain pages. WireError when the request is out of
+    range."""
     expect("request", data, REQUEST_BYTES)
     code, count, page, tag = _REQUEST.unpack(data)
     limit = pages_max.get(code)
@@ -120,13 +122,13 @@ def pack_reply(reply: Reply) -> bytes:
 
 
 def pack_failed(tag: int, why: str) -> bytes:
-    """A FAILED with its reason."""
+    """The bytes of a FAILED reply with its reason."""
     text = why.encode(errors="replace")[:REASON_BYTES_MAX]
     return _REPLY.pack(Status.FAILED, len(text), tag) + text
 
 
 def reason_bytes(reply: Reply) -> int:
-    """How many bytes of a reason follow this reply. WireError when they are too many."""
+    """Number of bytes of the reason that follows this reply. WireError when they are too many."""
     if reply.status is not Status.FAILED:
         return 0
     if reply.pages > REASON_BYTES_MAX:
@@ -135,14 +137,14 @@ def reason_bytes(reply: Reply) -> int:
 
 
 def reply(data: bytes | bytearray) -> Reply:
-    """WireError when it is none."""
+    """The parsed reply. WireError when the bytes are none."""
     expect("reply", data, REPLY_BYTES)
     status, count, tag = _REPLY.unpack(data)
     return Reply(_status(status), count, tag)
 
 
 def expect(what: str, data: bytes | bytearray | memoryview, size: int) -> None:
-    """WireError when it has another size."""
+    """WireError when `data` has another size."""
     if len(data) != size:
         raise WireError(f"a {what} of {len(data)} bytes instead of {size}")
 

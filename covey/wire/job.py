@@ -1,7 +1,7 @@
 """Frames between a process on this host and its agent, on the unix socket `jobs.sock` (encoding: `covey.wire.frames`).
 
-The process sends `Join` first; the agent answers `Joined` or `Refusal`. After that both sides may send at any time.
-A process that loses the socket keeps working and joins again when the agent is back.
+The process sends `Join` first; the agent answers `Joined` or `Refusal`. After that both sides may send at any time. A
+process that loses the socket continues to work and joins again when the agent is back.
 """
 
 from typing import Literal
@@ -13,10 +13,10 @@ from covey.core.version import VERSION
 
 PROTOCOL = 1
 """Version of these frames: one higher whenever one side can no longer decode the other. On a mismatch a side refuses
-the other and names both versions; wheels of unlike versions with the same protocol work together, as during an
+the other and names both versions; wheels of different versions with the same protocol work together, as during an
 upgrade."""
 VERSION_MAX = 32
-"""Characters shown of a version that the other side sends."""
+"""Most characters shown of the other side's version."""
 
 
 class Frame(msgspec.Struct, frozen=True, tag=True):
@@ -25,23 +25,24 @@ class Frame(msgspec.Struct, frozen=True, tag=True):
 
 class Join(Frame, frozen=True):
     """First frame of a process. A rank of a job gives what the runner put into its environment; a tool outside any job
-    leaves `job` empty and is known by its uid (SO_PEERCRED)."""
+    leaves `job` empty and is identified by its uid (SO_PEERCRED)."""
 
     pid: int
     job: JobId | None = None
     rank: int = 0
     epoch: int = 0
-    """Fencing epoch of the grant this rank was started under (COVEY_EPOCH)."""
+    """Fencing epoch of the grant under which this rank was started (COVEY_EPOCH)."""
     token: str = ""
     """COVEY_TOKEN: proves that the runner started this process."""
     kernel: str = ""
-    """`covey.healing.kernels.kernel()`; empty: not known yet."""
+    """The kernel of `covey.healing.kernels.kernel()`; empty: not known yet."""
     protocol: int = 1
     """`PROTOCOL` of the process."""
     version: str = ""
-    """Of its covey-job."""
+    """Version of the covey-job that the process uses."""
     tensor_memory: int = 0
-    """Whether it can share memory for tensors with the other ranks of its job: 0 no, 1 yes, 2 it does."""
+    """Whether this rank can share memory for tensors with the other ranks of its job: 0 no, 1 yes, 2 it does
+    already."""
 
 
 class Joined(Frame, frozen=True):
@@ -52,13 +53,13 @@ class Joined(Frame, frozen=True):
     epoch: int = 0
     protocol: int = 1
     version: str = ""
-    """Of the agent."""
+    """Version of the agent."""
     tensor_memory: bool = False
     """Whether `TensorMemoryHere` or `NoTensorMemory` follows, once all ranks have joined."""
     heals: bool = False
-    """Whether its ranks may be lost one by one: `Heals` is heard."""
+    """Whether the agent handles `Heals`: ranks of this job may be lost one by one."""
     heartbeat_s: float = 0.0
-    """How often the process is to say `Heartbeat`; 0: never."""
+    """Seconds between the `Heartbeat` frames that the process is to send; 0: it sends none."""
 
 
 class Refusal(Frame, frozen=True):
@@ -71,26 +72,28 @@ class Refusal(Frame, frozen=True):
 
 class AggregatorAt(Frame, frozen=True):
     """Agent -> rank: push and pull at `address` under `epoch`. A higher epoch replaces a lower one, and the rank then
-    pushes its unacknowledged round again there: at once, or when it is `handed_over`."""
+    pushes its unacknowledged round again there: at once, or, when it is `handed_over`, once the owner before has ended
+    its connection."""
 
     job: JobId
     epoch: int
     host: HostId
     address: str
-    """TCP `ip:port` of the aggregating process; empty: the rank's run of the job is over, and `epoch` is of a newer
-    one."""
+    """TCP `ip:port` of the aggregating process; empty: the rank's run of the job is over, and `epoch` is that of a
+    newer run."""
     secret: bytes
     """16 bytes that a connection must prove to know; sent only to the ranks of this job."""
     table: int = 0
-    """Of which Blocks it is the owner (`covey.tensors.numbers.blocks`)."""
+    """Number of the table that this aggregator owns (`covey.tensors.numbers.blocks`)."""
     handed_over: bool = False
-    """The owner before goes on until it ends the rank's connection, between two iterations."""
+    """The owner before continues until it ends the rank's connection, between two iterations."""
     near: str = ""
-    """Path of a unix socket of the same process, where that is on the rank's host; empty: there is none."""
+    """Path of a unix socket of the same process, when that runs on the rank's host; empty: there is none."""
 
 
 class AggregatorLost(Frame, frozen=True):
-    """Rank -> agent: the address of `epoch` does not serve; the agent answers with `AggregatorAt` once it knows one."""
+    """Rank -> agent: the address of `epoch` does not serve; the agent answers with `AggregatorAt` once it knows
+    another."""
 
     epoch: int
     why: str
@@ -98,40 +101,41 @@ class AggregatorLost(Frame, frozen=True):
 
 
 class TableWanted(Frame, frozen=True):
-    """Rank -> agent: this rank has Blocks in that table, and needs its owner; the agent answers with `AggregatorAt`."""
+    """Rank -> agent: this rank has Blocks in that table and needs its owner; the agent answers with `AggregatorAt`."""
 
     table: int
 
 
 class Stepped(Frame, frozen=True):
-    """Rank -> agent: one mini-batch done. Becomes the fact `StepTimed`."""
+    """Rank -> agent: one mini-batch is done. Becomes the fact `StepTimed`."""
 
     step: int
     step_s: float
     compute_s: float = 0.0
     communicate_s: float = 0.0
     metrics: dict[str, float] = {}
-    """Shown in `agentctl job` (loss, accuracy): at most 16 names of at most 64 characters."""
+    """Metrics shown in `agentctl job` (loss, accuracy): at most 16 names of at most 64 characters."""
     input_s: float = 0.0
-    """Of `step_s`, waited for input."""
+    """Seconds of `step_s` spent waiting for input."""
     memory_bytes: int = 0
-    """Highest use of device memory, of a process without a device its resident memory; 0: not known."""
+    """Highest use of device memory in bytes; for a process without a device, its resident memory; 0: not known."""
     boundary: str = "script"
-    """What a mini-batch is here: as the script says, or what `covey.hooks` goes by; at most 32 characters."""
+    """What a mini-batch is here: what the script says, or the event that `covey.hooks` counts; at most 32
+    characters."""
 
 
 class Attached(Frame, frozen=True):
-    """Rank -> agent: what of the script is seen without its help. Becomes the fact `JobAttached`."""
+    """Rank -> agent: what Covey sees of the script without its help. Becomes the fact `JobAttached`."""
 
     to: str = ""
-    """Such as `torch 2.13.0`; empty: nothing. At most 160 characters."""
+    """The framework that is seen, such as `torch 2.13.0`; empty: none. At most 160 characters."""
     problem: str = ""
     """One line: why less is seen than could be; at most 400 characters."""
 
 
 class AskPages(Frame, frozen=True):
-    """Rank -> agent: it can go by limits (`covey.kernel.pages`). It goes by these now, from an agent before this
-    one."""
+    """Rank -> agent: this rank can obey limits (`covey.kernel.pages`). The fields are the limits that it obeys now,
+    from an agent before this one."""
 
     epoch: int = 0
     memory_limit_bytes: int = 0
@@ -142,7 +146,7 @@ class PagesHere(Frame, frozen=True):
 
 
 class PagesMapped(Frame, frozen=True):
-    """Rank -> agent: `report` and `flag` are mapped; from now on nobody else comes to write them."""
+    """Rank -> agent: `report` and `flag` are mapped; from now on no other process can become their writer."""
 
 
 class TensorMemoryHere(Frame, frozen=True):
@@ -151,51 +155,53 @@ class TensorMemoryHere(Frame, frozen=True):
 
 
 class NoTensorMemory(Frame, frozen=True):
-    """Agent -> rank: there is none, or from now on none for more tensors. Rank -> agent: it cannot use what it was
-    given; the agent tells the others."""
+    """Agent -> rank: there is no shared memory for tensors, or from now on none for more of them. Rank -> agent: it
+    cannot use what it was given; the agent tells the others."""
 
     why: str
 
 
 class Heals(Frame, frozen=True):
-    """Rank -> agent: this process has the job's state at the beginning of `step`; if it is lost from then on, start its
-    rank again alone: the others have what it needs (`job.state`)."""
+    """Rank -> agent: this process has the job's state at the beginning of `step`. If it is lost from then on, the agent
+    starts its rank again alone: the others have what it needs (`job.state`)."""
 
     step: int
     over: bool = False
-    """No more: its script is through, and so are those of all others."""
+    """The rank needs no more healing: its script is done, and so are those of all other ranks."""
     modules: tuple[str, ...] = ()
-    """What a spare of this process imports ahead (`covey.hooks.warm`); none: it has none."""
+    """Modules that a spare of this process imports ahead (`covey.hooks.warm`); none: it has no spare."""
 
 
 class Heartbeat(Frame, frozen=True):
-    """Rank -> agent, as often as `Joined.heartbeat_s` says: how the script gets on (`covey.job.heartbeats`)."""
+    """Rank -> agent, every `Joined.heartbeat_s`: how the script progresses (`covey.job.heartbeats`)."""
 
     step: int | None
-    """The newest one that it did, told or not; None: none yet."""
+    """Number of the newest step that the script did, reported or seen; None: none yet."""
     quiet_s: float
-    """Since its last sign of life: a step, a batch, a call of `tensors` that began or ended."""
+    """Seconds since the last sign of life: a step, a batch, a call of `tensors` that began or ended."""
     waits_s: float
-    """For so long it has waited for other ranks, in `tensors`; 0: it does not."""
+    """Seconds that the rank has waited for other ranks, in `tensors`; 0: it does not wait."""
     begun: bool = False
-    """It did a step, or had the result of a tensor: it is through with what comes before."""
+    """The script did a step, or had the result of a tensor, so its start-up is over."""
 
 
 HEARTBEAT_S, HEARTBEAT_SHARE = (0.25, 5.0), 0.125
-"""Between two of them at least and at most, seconds; and of the time after which something is done."""
+"""Least and most seconds between two heartbeats; and their interval as a share of the job's hang time."""
 
 
 def heartbeat_s(hang_s: float | None) -> float:
-    """How often processes of a job say how they get on; 0: never."""
+    """Seconds between heartbeats of a job's processes; 0: they send none. `hang_s`: seconds without progress after
+    which the job's ranks count as hanging; None: never."""
     return 0.0 if hang_s is None else min(HEARTBEAT_S[1], max(HEARTBEAT_S[0], HEARTBEAT_SHARE * hang_s))
 
 
 class TensorsShared(Frame, frozen=True):
-    """Rank 0 -> agent: what goes through that memory, whenever it is one tensor more. Aggregators know of others."""
+    """Rank 0 -> agent: the tensors that go through shared memory, sent again with each new one. Aggregators know of
+    other tensors."""
 
     largest_bytes: int
     total_bytes: int
-    """Of all tensors, each counted once."""
+    """Bytes of all tensors together, each counted once."""
 
 
 class GoneRank(msgspec.Struct, frozen=True):
@@ -203,33 +209,33 @@ class GoneRank(msgspec.Struct, frozen=True):
 
     host: HostId
     step: int | None
-    """The newest that its host heard of; None: of none."""
+    """Newest step that the rank's host heard of; None: it heard of none."""
 
 
 class RanksHaveLeft(Frame, frozen=True):
-    """Agent -> rank: these have ended with 0, while others run: what they have not pushed they never will. Said again,
-    with all of them, when there are more, and to each process that joins."""
+    """Agent -> rank: these ranks have ended with 0 while others run, and will never push what they have not pushed.
+    Sent again, with all of them, when there are more, and to each process that joins."""
 
     ranks: dict[int, GoneRank]
 
 
 class InVain(Frame, frozen=True):
-    """Rank -> agent: it waits for a rank that has left, and ends that wait with an error. Becomes the fact
+    """Rank -> agent: this rank waits for a rank that has left, and ends that wait with an error. Becomes the fact
     `RankWaitsInVain`."""
 
     why: str
 
 
 class NeighbourFlag(Frame, frozen=True):
-    """Agent -> rank: with a descriptor, the `flag` of the guaranteed rank that it shares a GPU with; without, there is
-    none any more."""
+    """Agent -> rank, with a descriptor when `there` is True: the `flag` of the guaranteed rank with which it shares a
+    GPU; without: there is no such rank any more."""
 
     there: bool
 
 
 class Stopping(Frame, frozen=True):
-    """Agent -> rank: this job is asked to end here. SIGTERM goes to the rank's main process right after this, SIGKILL
-    to all that is left of the rank when the time is over. Sent again when the time has changed."""
+    """Agent -> rank: this job is asked to end here. Right after this, SIGTERM goes to the rank's main process; SIGKILL
+    goes to all that is left of the rank when the time is over. Sent again when the time has changed."""
 
     left_s: float
     why: str
@@ -237,8 +243,8 @@ class Stopping(Frame, frozen=True):
 
 
 class ExtendGrace(Frame, frozen=True):
-    """Rank -> agent, once, after `Stopping`: so many seconds more are needed. Answer: `Stopping` to all ranks of the
-    job on this host, or `Refusal` with what = `GRACE_KEPT`."""
+    """Rank -> agent, once, after `Stopping`: `seconds` more are needed. Answer: `Stopping` to all ranks of the job on
+    this host, or `Refusal` with what = `GRACE_KEPT`."""
 
     seconds: float
 
@@ -247,8 +253,8 @@ GRACE_KEPT = "the time to end was not extended"
 
 
 Make = Literal["", "anew", "never"]
-"""Whether a volume that is not there is made. Empty: unless other hosts hold pages of one of this name; `anew`: also
-then, empty; `never`: it is not."""
+"""Whether a volume that does not exist is made. Empty: yes, unless other hosts hold pages of one with this name;
+`anew`: yes in that case too, and empty; `never`: no."""
 
 
 class Attach(Frame, frozen=True):
@@ -258,11 +264,12 @@ class Attach(Frame, frozen=True):
     volume: str
     size_bytes: int
     mirror: int = 0
-    """2: without a disk, each slab on two other hosts; 0: as it is, or with a disk."""
+    """Copies of each slab on other hosts: 2, without a disk; 0: the volume stays as it is, or is made with a disk."""
     parity: str = ""
-    """`K+1`: without a disk, each slab divided among K other hosts, and its parity on one more."""
+    """`K+1`: without a disk, each slab is divided among K other hosts, with its parity on one more."""
     job: JobId | None = None
-    """Of which it is, when it did not join as one of its ranks: the volume counts against it. None: of none."""
+    """Job that the volume belongs to and counts against, when the process did not join as one of its ranks; None: no
+    job."""
     epoch: int = 0
     token: str = ""
     """COVEY_TOKEN of the job's ranks on this host."""
@@ -270,7 +277,7 @@ class Attach(Frame, frozen=True):
 
 
 class VolumeComing(Frame, frozen=True):
-    """Agent -> process: the volume is being made or opened, and why it is not ready yet."""
+    """Agent -> process: the volume is being made or opened; `why` says why it is not ready yet."""
 
     volume: str
     why: str
@@ -307,8 +314,8 @@ decoder: msgspec.msgpack.Decoder[FrameUnion] = msgspec.msgpack.Decoder(FrameUnio
 
 
 def other_protocol(what: str, there: str, other: Join | Joined) -> Refusal | None:
-    """The refusal, on either side, when `there` (covey-job or covey-agent) has another protocol than this process;
-    None when it has the same."""
+    """The refusal, for either side, when `there` (covey-job or covey-agent) has another protocol than this process;
+    None when the protocols are equal."""
     if other.protocol == PROTOCOL:
         return None
     here = "covey-agent" if there == "covey-job" else "covey-job"

@@ -1,8 +1,8 @@
-"""Bytes go over a unix socket as the pages in which they lie: the other end copies them once, and this one never.
+"""Send bytes over a unix socket as the pages that hold them: the other end copies them once, and this end never.
 
-A pipe holds pages (`vmsplice(2)`), and a socket takes them from there (`splice(2)`), so nobody may write to them until
-the other end has read them. No copy is there if they are written before: what is sent this way must stay, and its
-memory must not be used for anything else. (Where it is unmapped the pages live on.)
+A pipe holds pages (`vmsplice(2)`), and a socket takes them from there (`splice(2)`). No copy is made, so nobody may
+write to the pages until the other end has read them, and their memory must not be used for anything else. (Pages that
+are unmapped meanwhile still arrive.)
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import fcntl
 import os
 
 PIPE_BYTES = 1 << 20
-"""As much as an unprivileged process may have."""
+"""Bytes of a pipe: the most that an unprivileged process may have."""
 _PAGES, _NONBLOCK = 1, 2
 
 
@@ -33,10 +33,10 @@ _give = _vmsplice()
 
 
 class PagePipe:
-    """Of one socket."""
+    """A pipe that feeds one socket."""
 
     def __init__(self) -> None:
-        """OSError where there is none."""
+        """OSError where this system cannot give pages to sockets."""
         if _give is None:
             raise OSError(errno.ENOSYS, "this system gives no pages to sockets")
         self._out, self._in = os.pipe()
@@ -46,8 +46,9 @@ class PagePipe:
             pass  # this user has many pipes: it stays a small one
 
     def fill(self, view: memoryview) -> int:
-        """As much of `view` as the empty pipe holds: at least one byte. OSError."""
-        from numpy import frombuffer, uint8  # those who send nothing load this module too
+        """Put the beginning of `view` into the empty pipe, as much as it holds. Returns the number of bytes, at least
+        one. OSError."""
+        from numpy import frombuffer, uint8  # processes that send nothing load this module too
 
         assert _give is not None
         here = frombuffer(view, uint8)
@@ -58,7 +59,8 @@ class PagePipe:
         return count
 
     def drain(self, to: int, count: int, waits: bool) -> int:
-        """So much of that at most to a socket. BlockingIOError when it takes nothing now."""
+        """Move at most `count` bytes of the pipe to the socket `to`. Returns how many. BlockingIOError when it takes
+        nothing now."""
         return os.splice(self._out, to, count, flags=0 if waits else _NONBLOCK)
 
     def close(self) -> None:

@@ -1,14 +1,15 @@
-"""Streams that send bytes as the pages in which they lie (`covey.wire.page_pipe`), instead of a copy."""
+"""Streams that can send bytes as the pages that hold them (`covey.wire.page_pipe`), without a copy."""
 
 from typing import Protocol, runtime_checkable
 
 LEAST_BYTES = 64 << 10
-"""Below, a copy costs less."""
+"""Bytes below which a copy costs less."""
 
 
 @runtime_checkable
 class PageStream(Protocol):
-    """A `covey.ports.ByteStream` that can do so."""
+    """A `covey.ports.ByteStream` that can send pages without a copy."""
 
     async def lend(self, head: bytes, pages: memoryview) -> None:
-        """As `write`, by who alone writes; but `pages` are to stay as they are until the peer has read them."""
+        """Do as `write` does, for the only writer of the stream; but `pages` must not change until the peer has read
+        them."""

@@ -1,4 +1,4 @@
-"""The handshake between a process and that of a volume (`vold`), on a unix socket, and the operations there.
+"""The handshake between a process and the process of a volume (`vold`), on a unix socket, and the operations there.
 
 Requests and replies are those of `covey.wire.headers`. The hello carries the token that the agent gave to both ends.
 """
@@ -10,17 +10,17 @@ from covey.wire import headers
 from covey.wire.headers import Op, WireError
 
 MAGIC = b"coveyvl1"
-"""The last byte is the version of the protocol."""
+"""Magic of a hello; its last byte is the version of the protocol."""
 PAGES, ARRAYS = MAGIC, b"coveyar1"
-"""What a hello asks for: pages over this connection; or that the volume's pager listens for arrays (`arr-NAME.sock`
-beside this socket), after which the connection ends."""
+"""What a hello asks for: `PAGES` over this connection; `ARRAYS`: that the volume's pager listens for arrays
+(`arr-NAME.sock` beside this socket), after which the connection ends."""
 TOKEN_BYTES = 32
 NO_TOKEN = bytes(TOKEN_BYTES)
-"""Of a process of the user to whom the volume belongs: the kernel tells the volume who it is."""
+"""The token in a hello of a process whose user owns the volume: the kernel tells the volume who it is."""
 _HELLO = struct.Struct(f"<8s{TOKEN_BYTES}s")
 HELLO_BYTES = _HELLO.size
 REQUEST_PAGES_MAX = 256
-"""Pages in one request."""
+"""Most pages in one request."""
 OPERATIONS = {
     Op.READ: REQUEST_PAGES_MAX,
     Op.FETCH: REQUEST_PAGES_MAX,
@@ -33,12 +33,12 @@ SPOKEN = f"version {MAGIC[-1:].decode()} of the protocol is spoken here"
 
 
 class OtherVersion(WireError):
-    """A hello of this protocol in another version. The text says what to do, for `agentctl why`."""
+    """The hello has this protocol in another version. The text says what to do, for `agentctl why`."""
 
 
 class Hello(NamedTuple):
     door: bytes
-    """`PAGES` or `ARRAYS`."""
+    """What is asked for: `PAGES` or `ARRAYS`."""
     token: bytes
 
 
@@ -47,7 +47,7 @@ def pack_hello(token: bytes, door: bytes = PAGES) -> bytes:
 
 
 def hello(data: bytes | bytearray) -> Hello:
-    """OtherVersion when it is the hello of another version, WireError when it is none."""
+    """The parsed hello. OtherVersion when it has another version, WireError when it is no hello."""
     headers.expect("hello", data, HELLO_BYTES)
     magic, token = _HELLO.unpack(data)
     if magic in (PAGES, ARRAYS):
