@@ -1,1 +1,1 @@
-"""A rank that is lost gets a successor: `healing.py` says how."""
+"""Successors of lost ranks: `healing.py` says how they get their state."""

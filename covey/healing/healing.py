@@ -1,11 +1,11 @@
-"""A rank that is lost gets a successor while the others wait: what it needs to go on, and who gives it.
+"""A lost rank gets a successor while the others wait: what the successor needs to continue, and who gives it.
 
-In each step a rank needs what all others push, so once one is lost the others stand in that step: what they hold *is*
-the state at its beginning. Its successor asks all of them, takes the state of one that is furthest, from several at
-once, and computes the step again. What the lost rank had pushed already stays true, and what its successor pushes of it
-again has the same bits. What was the lost rank's own (random generators, its place in the data) lies with two
-neighbours: it goes there in each step before the first push, as it will be at the step's end, and nothing is pushed
-before both have it. So whoever has a result of a step need not have it alone: no rank gets ahead of what is kept.
+In each step a rank needs what all others push, so once one is lost the others stop in that step: what they hold *is*
+the state at its beginning. The successor asks all of them, takes the state of those that are furthest, from several at
+once, and computes the step again. What the lost rank had pushed already stays valid, since its successor pushes the
+same bits again. The lost rank's own state (random generators, its place in the data) is kept by two neighbours: in each
+step a rank sends them, before its first push, its own state as it will be at the step's end, and it pushes nothing
+before both have it. So no rank gets a result of a step for which a lost rank's own state could be missing.
 
     lost rank                            each other rank
       MIRROR(step + 1, own) ->             two neighbours keep the newest two; the script may compute meanwhile
@@ -17,11 +17,12 @@ before both have it. So whoever has a result of a step need not have it alone: n
                                         <- PIECE
       DONE ->                              the script goes on
 
-Where a job has few ranks, all of them gather what is each one's own, as one more sum that is pushed first and waited
-for first (`covey.healing.owns`): it is a part of the state then, no MIRROR is told, and no push waits for a word.
+When a job has few ranks, all of them gather every rank's own state, as one more sum that is pushed first and waited for
+first (`covey.healing.owns`). It is then a part of the state: no MIRROR is sent, and no push waits for an answer.
 
-All of it goes through the job's aggregators (`covey.tensors.numbers.tensor_wire`, TELL), which may lose any of it, so
-it is said again until it is answered. A rank that is asked while it is a successor itself says that it has nothing.
+All messages go through the job's aggregators (`covey.tensors.numbers.tensor_wire`, TELL), which may lose any of them,
+so a message is repeated until it is answered. A rank that is asked while it is a successor itself answers that it has
+nothing.
 """
 
 import threading
@@ -41,14 +42,14 @@ from covey.tensors.numbers.arrays import Array
 
 
 class Tells(Protocol):
-    """How ranks reach one another; whatever is said may be lost. Methods may be called from any thread."""
+    """The way in which ranks reach one another; any message may be lost. Methods may be called from any thread."""
 
     def tell(self, said: Tell) -> None: ...
 
 
 class Healing:
-    """Of one rank, whose decisions are those of `HealingMachine`. The script's threads call the first group of methods,
-    a link's thread `told`."""
+    """The healing of one rank: `HealingMachine` decides, this class runs it. The script's threads call the first group
+    of methods, a link's thread calls `told`."""
 
     def __init__(
         self,
@@ -64,17 +65,18 @@ class Healing:
         gather: OwnGather | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """`rounds`: of each Block, before this step; None while one is under way. `step`: with which the script begins,
-        unless it is a successor: `incarnation` says of how many. `people` read for what it waits.
-        `like`: of this process; None: none is compared. `gather`: of what is each rank's own; None: two neighbours
-        keep that of this rank. `beside`: who is on its host, by which `neighbours` change; None: never."""
+        """`rounds` returns the round of each Block before this step; None while one is under way. `step`: first step of
+        the script, unless this is a successor; `incarnation`: how many processes of this rank were lost before.
+        `people` gets lines for people on what this rank waits for. `like`: likeness of this process; None: none is
+        compared. `gather`: collects every rank's own state; None: two neighbours keep that of this rank. `beside`: the
+        ranks on this host, from which `neighbours` follow; None: they never change."""
         self._people, self._tells, self._rounds = people, tells, rounds
         self._pushing = threading.Lock()
-        """Held by the thread that tells what is this rank's own: other threads push afterwards."""
+        """Held by the thread that sends this rank's own state: other threads push afterwards."""
         self._ending = threading.Lock()
-        """Held by the thread that waits for what is every rank's own."""
+        """Held by the thread that waits for every rank's own state."""
         self._changed = threading.Condition()
-        """Guards what follows; nobody waits for others while it is held."""
+        """Guards the fields below; no thread waits for other ranks while it holds this."""
         self.machine = HealingMachine(
             rank, world_size, neighbours, step, incarnation, time.monotonic, self._say_on, like, gather, beside
         )
@@ -83,38 +85,40 @@ class Healing:
 
     @property
     def step(self) -> int:
-        """The one that the script is in."""
+        """Number of the step that the script is in."""
         return self.machine.step
 
     def begin(self, state: Mapping[str, Array]) -> None:
-        """A step: `state` is not changed until all of its results are here. CoveyError when a round is under way."""
+        """Begin the first step: `state` must not change until all results of the step are here. CoveyError when a round
+        is under way."""
         rounds = self._rounds()
         with self._changed:
             says = self.machine.begin(state, rounds)
         self._tell(says)
 
     def end(self, state: Mapping[str, Array]) -> None:
-        """This step is done: the next one begins. Errors as of `begin`."""
+        """End this step and begin the next. Errors as of `begin`."""
         rounds = self._rounds()
         with self._changed:
             says = self.machine.end(state, rounds)
         self._tell(says)
 
     def drawn(self, own: Own) -> None:
-        """What is this rank's own is as it will be when the step ends: neighbours get it while the script computes."""
+        """This rank's own state is now as it will be when the step ends: neighbours get it while the script
+        computes."""
         with self._pushing:
             self._run(self.machine.drawn(own), self._people)
 
     def before_push(self, own: Own) -> None:
-        """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
-        it is too large."""
+        """Called before a push, when this rank's own state is as it will be at the step's end. CoveyError when that is
+        too large."""
         if not self.machine.has_said_own:
             with self._pushing:
                 self._run(self.machine.before_push(own), self._people)
 
     def gathered(self, wait: Callable[[str], Array]) -> None:
-        """Before a result of this step is used: once what is every rank's own is here. `wait` gives the result of a
-        tensor; its errors, and ValueError when rows are not added."""
+        """Wait until every rank's own state is here; called before a result of this step is used. `wait` returns the
+        result of a tensor and raises its errors. ValueError when rows are not added."""
         gather = self.machine.gather
         if gather is None or gather.awaited is None:
             return
@@ -128,7 +132,7 @@ class Healing:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The script waits for a tensor, and on while a successor needs what it holds."""
+        """The script waits for a tensor inside, and then as long as a successor needs what this rank holds."""
         with self._changed:
             says = self.machine.waits()
         in_vain = True
@@ -150,15 +154,15 @@ class Healing:
         timeout_s: float = HEAL_S,
         within_s: float = WITHIN_S,
     ) -> Recovered:
-        """What this successor goes on with. Errors as of `TakingOver.state`, and StateLost when nobody kept what is its
-        own. `say`: to people, for what it waits; `has_own`: something is this rank's own; `known`: arrays into which
-        the state goes, where they are like it."""
+        """The state with which this successor continues. Errors as of `TakingOver.state`, and StateLost when no rank
+        kept its own state. `say` tells people what it waits for; `has_own`: the script has own state; `known`: arrays
+        that take the state, where type and shape are equal."""
         return self._run(self.machine.recover(has_own, known, timeout_s, within_s), say)
 
     # ---- from a link ----
 
     def told(self, told: ToldByRank) -> None:
-        """Another rank said something. What no rank says is left alone."""
+        """Handle a message of another rank. A malformed one is ignored."""
         with self._changed:
             says, words, is_awaited = self.machine.told(told)
             if is_awaited:
@@ -168,13 +172,13 @@ class Healing:
             self._people(words)
 
     def gone(self, ranks: Mapping[int, str]) -> None:
-        """These have left, for good: why, in words."""
+        """These ranks have left for good; the values say so in words."""
         with self._changed:
             self.machine.gone(ranks)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """The script goes on, whoever waits for it."""
+        """Let the script continue, whoever waits for it."""
         with self._changed:
             self.machine.close()
             self._changed.notify_all()
@@ -191,7 +195,7 @@ class Healing:
             self._tells.tell(said)
 
     def _run(self, steps: Stepwise[Found], people: Callable[[str], None]) -> Found:
-        """To its end, in this thread, which waits where it pauses."""
+        """Run a generator of the machine to its end in this thread, which waits where it pauses."""
         gave: object = None
         try:
             while True:

@@ -1,4 +1,4 @@
-"""What a rank gives to the successors of others while it waits for them: its state at the beginning of its step."""
+"""The state that a rank holds for successors while it waits for them: its state at the beginning of its step."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -11,14 +11,14 @@ from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Payload
 
 OTHERS_BYTES_MAX = 256 << 10
-"""Of what is kept of others, in one frame."""
+"""Most bytes of other ranks' own states in one frame."""
 SUM_BYTES = 16
 Kept = dict[int, dict[int, bytes]]
-"""What is a rank's own, by rank and step."""
+"""Own states of ranks, by rank and step."""
 
 
 class HeldState:
-    """In the script's own memory, which stays as it is while successors need it."""
+    """The state in the script's own memory, which must not change while successors need it."""
 
     def __init__(self, state: Mapping[str, Array], rounds: bytes) -> None:
         items = tuple(Item(name, array.dtype.str, array.shape) for name, array in state.items())
@@ -30,11 +30,11 @@ class HeldState:
         self._state_sum: int | None = None
 
     def piece(self, asked: Payload) -> bytes | None:
-        """As of `piece_of`."""
+        """The piece that is asked for, as in `piece_of`."""
         return piece_of(self._streams, asked)
 
     def make_sum(self) -> None:
-        """Takes a second for 10 GB; by any thread."""
+        """Compute the state's checksum, by any thread: it takes a second for 10 GB."""
         self._state_sum = self._state.checksum()
 
     def haves(
@@ -48,8 +48,8 @@ class HeldState:
         yours: Likeness | None = None,
         host: str = "",
     ) -> list[Have]:
-        """What is said to process `to` of a lost rank: what is its `own`, what is `kept` of others, this rank's
-        likeness and that of the lost one, and where this rank is."""
+        """The frames for process `to` of a lost rank: its `own` states, those `kept` of others, the likeness of this
+        rank and of the lost one, and this rank's host."""
         each = list(_frames(kept))
         return [
             Have(
@@ -77,7 +77,7 @@ def contents_sum(contents: Payload) -> bytes:
 
 
 def _frames(kept: Kept) -> Iterator[Kept]:
-    """At least one."""
+    """Divide the own states among frames, at least one."""
     found: Kept = {}
     size = 0
     for rank, own in kept.items():

@@ -1,9 +1,9 @@
-"""Which BLAS kernel this process computes with: results are equal to the bit only between equal ones.
+"""The BLAS kernel with which this process computes: results are equal to the bit only between equal kernels.
 
 OpenBLAS chooses its kernel by the processor it runs on (or OPENBLAS_CORETYPE), and another kernel adds in another
-order. So two hosts with unlike processors, or a rank and a reference run in unlike environments, may differ in the last
-bits although everything else is the same. A rank sends the kernel's name to the agent when it joins; `agentctl job`
-says so when ranks of one job have unlike ones.
+order. So two hosts with different processors, or a rank and a reference run in different environments, may differ in
+the last bits although everything else is the same. A rank sends the kernel's name to the agent when it joins; `agentctl
+job` says so when ranks of a job have different kernels.
 """
 
 import ctypes
@@ -15,14 +15,15 @@ NAMES = (
     "openblas_get_corename64_",
     "openblas_get_corename",
 )
-"""By how the library was built: in numpy's wheels, in distributions."""
+"""Functions that return the kernel's name, by how the library was built: in numpy's wheels, in distributions."""
 MAPS_BYTES_MAX = 4 << 20
-"""Of /proc/self/maps that are read at most: a process with huge tensors has many lines there."""
+"""Most bytes of /proc/self/maps that are read: a process with huge tensors has many lines there."""
 LENGTH_MAX = 64
 
 
 def kernel() -> str:
-    """Such as `numpy 2.1.0 OpenBLAS Haswell`; empty before numpy is imported, which this does not do. Milliseconds."""
+    """Name of the kernel, such as `numpy 2.1.0 OpenBLAS Haswell`; empty before numpy is imported (this function does
+    not import it). Takes milliseconds."""
     numpy = sys.modules.get("numpy")
     version = getattr(numpy, "__version__", None)
     if version is None:
@@ -36,7 +37,7 @@ def kernel() -> str:
 
 
 def corename(maps: str) -> str:
-    """`OpenBLAS Haswell` of the first OpenBLAS that is loaded; empty when there is none or it does not say."""
+    """`OpenBLAS Haswell` for the first OpenBLAS that is loaded; empty when there is none or it does not say."""
     loaded = (line.split(maxsplit=5)[5] for line in maps.splitlines() if "openblas" in line and line.count(" ") > 4)
     for path in dict.fromkeys(loaded):
         try:

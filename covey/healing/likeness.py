@@ -1,9 +1,9 @@
-"""Whether two ranks compute the same bits from the same numbers: processor, kernels, versions.
+"""The likeness of a rank: whether two ranks compute the same bits from the same numbers (processor, kernels, versions).
 
-A result of Covey has the same bits however often it was added, but what a rank adds is its own. A successor on another
-kind of processor, or with another numpy, pushes what the lost rank would have pushed but for the last bits. So ranks
-tell one another, when they attach, a digest of a small computation that goes through the kernels that they use, and the
-versions of what they use. Who differs is named to people; a successor with other versions ends, since what it was given
+A sum of Covey has the same bits however often it is repeated, but each rank computes its own contribution. A successor
+on another kind of processor, or with another numpy, may push numbers that differ in the last bits. So ranks send one
+another, when they attach, a digest of a small computation with the kernels that they use, and the versions of their
+libraries. People are told which rank differs; a successor with other versions ends, since the state that it was given
 may mean something else to it.
 """
 
@@ -24,39 +24,39 @@ from covey.core.version import VERSION
 from covey.tensors.numbers.arrays import Array
 
 CORE_NAMES = ("scipy_openblas_get_corename64_", "openblas_get_corename64_", "openblas_get_corename")
-"""Of OpenBLAS, as it may be built."""
+"""Functions of OpenBLAS that return the kernel's name, by how it may be built."""
 SIZE = 200
-"""Of a matrix that is multiplied: several blocks of any BLAS, and a remainder."""
+"""Size of a matrix that is multiplied: several blocks of any BLAS, and a remainder."""
 
 
 class Likeness(msgspec.Struct, frozen=True):
-    """Of one rank."""
+    """What determines the bits that one rank computes."""
 
     versions: dict[str, str]
     processor: str
-    """Its name, and what numpy found in it."""
+    """Name of the processor, and the features that numpy found in it."""
     threads: str
     bits: str
-    """A digest of what was computed."""
+    """Digest of the results of the test computation."""
 
 
 class Kernels(NamedTuple):
-    """Of a library that computes."""
+    """The test computation of a library."""
 
     version: str
     compute: Callable[[], list[Array]]
-    """The same numbers each time, through the kernels that are used most."""
+    """Computes the same numbers each time, through the kernels that are used most."""
 
 
 encode_likeness = msgspec.msgpack.Encoder().encode
 likeness_decoder: msgspec.msgpack.Decoder[Likeness] = msgspec.msgpack.Decoder(Likeness)
 libraries: dict[str, Kernels] = {}
-"""Besides numpy, by name: `covey.torch` and `covey.jax` are here once they are imported."""
+"""Libraries other than numpy, by name: `covey.torch` and `covey.jax` add themselves when they are imported."""
 
 
 @cache
 def likeness() -> Likeness:
-    """Of this process, as it is when this is called first; takes some ms."""
+    """The likeness of this process at the first call; takes some ms."""
     blas = _configured("Build Dependencies", "blas")
     versions = {
         "Covey": VERSION,
@@ -75,14 +75,14 @@ def likeness() -> Likeness:
 
 
 def drawn(*shape: int) -> Array:
-    """Numbers of float32 between -1 and 1 that are the same everywhere."""
+    """Float32 numbers between -1 and 1 that are the same everywhere."""
     count = int(np.prod(shape))
     whole = (np.arange(1, count + 1, dtype=np.uint64) * np.uint64(2654435761)) % np.uint64(1 << 24)
     return (whole.astype(np.float64) / (1 << 23) - 1).astype(np.float32).reshape(shape)
 
 
 def unlike_versions(own: Likeness, other: Likeness) -> str:
-    """The first one that differs, for people; empty: none does."""
+    """The first version that differs, for people; empty when none does."""
     for name in sorted(own.versions.keys() | other.versions.keys()):
         here, there = own.versions.get(name, "not used"), other.versions.get(name, "not used")
         if here != there:
@@ -91,7 +91,7 @@ def unlike_versions(own: Likeness, other: Likeness) -> str:
 
 
 def unlike_bits(own: Likeness, other: Likeness) -> str:
-    """Why the same computation has other bits there, for people; empty: it has the same."""
+    """Why the same computation has other bits there, for people; empty when it has the same."""
     if own.bits == other.bits:
         return ""
     here, there = f"{own.processor}, {own.threads}", f"{other.processor}, {other.threads}"
@@ -106,7 +106,7 @@ def _numbers() -> list[Array]:
 
 
 def _configured(*path: str) -> dict[str, str]:
-    """Of how numpy was built; nothing where it does not say so."""
+    """A part of numpy's build configuration; empty where numpy does not say."""
     found = getattr(np.__config__, "CONFIG", {})
     for name in path:
         found = found.get(name, {})
@@ -128,7 +128,7 @@ def _features() -> str:
 
 
 def _openblas() -> str:
-    """Which of its kernels it chose; empty where numpy has another BLAS."""
+    """The kernel that OpenBLAS chose; empty where numpy has another BLAS."""
     try:
         mapped = Path("/proc/self/maps").read_text().splitlines()
         path = next(line.split(maxsplit=5)[5] for line in mapped if "openblas" in line.rpartition("/")[2])

@@ -1,5 +1,5 @@
-"""What a rank of a job that heals says and for what it waits (`covey.healing.healing` tells the whole of it): a
-machine.
+"""The machine that decides what a rank of a healing job sends and what it waits for (`covey.healing.healing` explains
+the protocol).
 
 It neither waits nor sends: what takes a while is a generator (`covey.healing.stepwise`), and time is given to it.
 Threads run it in `covey.healing.healing`, the simulator's ranks in `covey.simulated.healing_streams`.
@@ -36,22 +36,22 @@ from covey.tensors.numbers.arrays import Array
 from covey.wire.checksum import crc32
 
 OWN_BYTES_MAX = 32 << 10
-"""Of what is a rank's own, as JSON."""
+"""Most bytes of a rank's own state, as JSON."""
 SAY_S = 1.0
-"""A rank that waits for a successor says so as often."""
+"""Seconds between the offers of its state that a rank repeats while it waits for a successor."""
 CANNOT_HEAL = "one that takes over with the other's would end"
 WHERE_ALIKE = "submit the job to hosts that are alike, with the same environment"
 OWNS = "covey/owns"
-"""The array of the state in which they are, where all ranks gather them."""
+"""Name of the array with all ranks' own states, as a part of the state, when all ranks gather them."""
 KEPT = 3
-"""Of a neighbour's own state: at the beginning of this rank's step, of the next, and of the one after that. It may be a
-step ahead, and has told what it has at the end of that one."""
+"""How many own states are kept of a neighbour: at the beginning of this rank's step, of the next, and of the one after.
+The neighbour may be a step ahead, and has sent its own state at the end of that step."""
 Says = tuple[Tell, ...]
 Own = Callable[[], Any] | None
 
 
 class HealingMachine:
-    """Of one rank. Nobody else uses it while one of its methods runs."""
+    """The decisions of one rank. Only one thread may use it while one of its methods runs."""
 
     def __init__(
         self,
@@ -66,42 +66,42 @@ class HealingMachine:
         gather: OwnGather | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """`step`, `incarnation`, `like`, `gather`, `beside`: as of `Healing`. `say_on`: `saying` is to be run, from now
-        on and until it ends."""
+        """`step`, `incarnation`, `like`, `gather`, `beside`: as in `Healing`. `say_on` is called when `saying` is to be
+        run, from then until it ends."""
         self.step = step
-        """The one that the script is in."""
+        """Number of the step that the script is in."""
         self._rank, self._neighbours, self._now_s, self._say_on = rank, tuple(neighbours), now_s, say_on
         self._first, self._incarnation, self._is_new = step, incarnation, incarnation > 0
         self.gather, self._beside = gather, beside
         self._state: Mapping[str, Array] = {}
-        """At the beginning of this step; not written before its results are here."""
+        """The state at the beginning of this step; the script does not change it before the step's results are here."""
         self._rounds_before = b""
         self.has_said_own = False
-        """In this step, what is its own: it may push."""
+        """Whether neighbours have its own state of this step, so that it may push."""
         self._own: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._mirrored: dict[int, tuple[int, int]] = {}
-        """Of each neighbour: what it keeps of ours, by the newest step, and its CRC-32."""
+        """By neighbour: the newest step of which it keeps this rank's own state, and the CRC-32 of that state."""
         self._kept: dict[int, dict[int, bytes]] = {}
-        """What is another rank's own, by rank and step."""
+        """Own states of other ranks, by rank and step."""
         self._like, self._likes = like, dict[int, Likeness]()
-        """Of this process, and of those that told theirs."""
+        """Likeness of this process, and of the ranks that sent theirs."""
         self._liked: set[int] = set()
-        """Neighbours that know this one's."""
+        """Neighbours that know this rank's likeness."""
         self._closed = False
         self._waiting = 0
-        """Of the script, how many wait for a tensor."""
+        """How many threads of the script wait for a tensor."""
         self._newest: dict[int, int] = {}
-        """Which process of a rank asks, of those that did."""
+        """By rank: the newest process that asked for the state."""
         self._asked: dict[int, None] = {}
-        """Successors that ask, while the script does not wait."""
+        """Successors that asked while the script does not wait."""
         self._held: dict[int, None] = {}
-        """Successors for which the script waits on."""
+        """Successors for which the script keeps waiting."""
         self._behind: dict[int, int] = {}
         """Successors that have the state, and the step they began in: pushes of a later step wait for them."""
         self._gone: dict[int, str] = {}
-        """Ranks that have left, for good (`covey.job.leaving`), and in words who that is."""
+        """Ranks that have left for good (`covey.job.leaving`), and a sentence for people on each."""
         self._gives: HeldState | None = None
-        """Of this rank, to them."""
+        """The state that this rank gives to successors."""
         self._is_saying = False
         taking = incarnation, now_s, lambda: self._closed, self._keep_all, self._host.encode()
         self._taking = TakingOver(rank, world_size, *taking)
@@ -109,8 +109,8 @@ class HealingMachine:
     # ---- from the script ----
 
     def begin(self, state: Mapping[str, Array], rounds: bytes | None) -> Says:
-        """A step: `state` is not changed until all of its results are here. `rounds`: of each Block, before it.
-        CoveyError when one is under way."""
+        """Begin a step: `state` must not change until all of its results are here. `rounds`: the round of each Block
+        before it. CoveyError when a round is under way (None)."""
         if rounds is None:
             what, why = (
                 "a step ended too early",
@@ -124,7 +124,7 @@ class HealingMachine:
         return tuple(Tell(each, About.LIKE, self._incarnation, encode_likeness(self._like)) for each in left)
 
     def end(self, state: Mapping[str, Array], rounds: bytes | None) -> Says:
-        """This step is done: the next one begins."""
+        """End this step and begin the next."""
         says = self.begin(state, rounds)
         self.step += 1
         for kept in self._kept.values():  # a successor begins with the newest step, which is not behind this one
@@ -133,7 +133,8 @@ class HealingMachine:
         return says
 
     def drawn(self, own: Own) -> Stepwise[None]:
-        """What is this rank's own is as it will be when the step ends: neighbours get it while the script computes."""
+        """This rank's own state is now as it will be when the step ends: neighbours get it while the script
+        computes."""
         if own is None or self.gather is not None or self.has_said_own:
             return
         data = yield Pause(work=partial(_json, own))
@@ -141,8 +142,8 @@ class HealingMachine:
         yield Pause(self._mirrors(self._neighbours, self.step + 1, data))
 
     def before_push(self, own: Own) -> Stepwise[None]:
-        """Something is about to be pushed: what is this rank's own is as it will be when the step ends. CoveyError when
-        it is too large."""
+        """Called before a push, when this rank's own state is as it will be at the step's end. CoveyError when that is
+        too large."""
         yield from self._let_others_catch_up()
         if self.has_said_own or (own is None and self.gather is None):
             return
@@ -154,19 +155,20 @@ class HealingMachine:
         self.has_said_own = True
 
     def waits(self) -> Says:
-        """The script waits for a tensor, and on while a successor needs what it holds: until `waited` or `gave_up`."""
+        """The script waits for a tensor, and then as long as a successor needs what this rank holds: until `waited` or
+        `gave_up`."""
         self._waiting += 1
         asked, self._asked = self._asked, {}
         return tuple(said for rank in asked for said in self._hold(rank))
 
     def waited(self) -> Stepwise[None]:
-        """It has what it waited for: it goes on once nobody needs what it holds."""
+        """The script has what it waited for: it continues once no successor needs what this rank holds."""
         while self._held and not self._closed:
             yield Pause(until=lambda: not self._held or self._closed)
         self._waiting -= 1
 
     def gave_up(self) -> None:
-        """It waits no longer, whoever needs what it holds."""
+        """The script waits no longer, whoever needs what it holds."""
         self._waiting -= 1
 
     def recover(
@@ -176,7 +178,7 @@ class HealingMachine:
         timeout_s: float = HEAL_S,
         within_s: float = WITHIN_S,
     ) -> Stepwise[Recovered]:
-        """As of `Healing`."""
+        """The state with which a successor continues, as in `Healing.recover`."""
         have, taken = yield from self._taking.state(known or {}, timeout_s, within_s, self._like)
         gather, owns = self.gather, taken.arrays.pop(OWNS, None)
         if gather is not None and owns is not None:
@@ -191,7 +193,7 @@ class HealingMachine:
         return Recovered(have.step, taken.arrays, found, taken.rounds)
 
     def gone(self, ranks: Mapping[int, str]) -> None:
-        """These have left: nobody waits for a successor of theirs, or for what they would say."""
+        """These ranks have left: this rank waits no more for their successors, or for messages of theirs."""
         self._gone.update(ranks)
         self._taking.gone.update(ranks)
         for rank in ranks:
@@ -199,14 +201,15 @@ class HealingMachine:
             self._behind.pop(rank, None)
 
     def close(self) -> None:
-        """The script goes on, whoever waits for it."""
+        """Let the script continue, whoever waits for it."""
         self._closed = True
 
     # ---- who is a step behind ----
 
     def _let_others_catch_up(self) -> Stepwise[None]:
-        """A lost rank may have pushed for this step already. Were its rounds complete before its successor, which
-        began a step earlier, got the results of that one, nobody would have these any more."""
+        """Wait for successors that are a step behind. A lost rank may have pushed for this step already: if the rounds
+        of this step became complete before its successor got the results of the step before, no rank would have those
+        any more."""
         if not self._late():
             return
         yield Pause(self.waits())
@@ -228,7 +231,7 @@ class HealingMachine:
     # ---- what is this rank's own ----
 
     def _mirror_own(self, data: bytes) -> Stepwise[None]:
-        """As of the end of this step; the script waits meanwhile."""
+        """Send this rank's own state at the end of this step to the neighbours; the script waits meanwhile."""
         before = self._own[-1] if self._own else None
         self._own_is(data)
         yield Pause(self.waits())
@@ -245,14 +248,14 @@ class HealingMachine:
         return tuple(Tell(each, About.MIRROR, step, data) for each in to)
 
     def _own_is(self, data: bytes) -> None:
-        """At the end of this step."""
+        """Remember this rank's own state at the end of this step."""
         if self._own and self._own[-1][0] == self.step + 1:
             self._own.pop()
         self._own.append((self.step + 1, data))
 
     def _mirror(self, step: int, data: bytes, is_told: bool) -> Stepwise[None]:
-        """Ends once all neighbours have it. One that is lost has it as soon as it has a successor, for which all
-        wait anyway. `is_told`: it is on its way."""
+        """Repeat the own state until all neighbours have it. A lost neighbour has it as soon as it has a successor, for
+        which all wait anyway. `is_told`: it was sent already."""
         pause_s, tell_s, kept = FIRST_ASK_S, self._now_s() + PATIENCE_S, (step, crc32(data))
         while True:
             left = [each for each in self._neighbours if self._mirrored.get(each) != kept]
@@ -277,8 +280,8 @@ class HealingMachine:
     # ---- from a link ----
 
     def told(self, told: ToldByRank) -> tuple[Says, str, bool]:
-        """Another rank said something: the answers, words to people, and whether somebody may wait for that. What no
-        rank says is left alone."""
+        """Handle a message of another rank. Returns the answers, a line for people, and whether a waiting thread may go
+        on. A malformed message is ignored."""
         try:
             return self._heard(told)
         except (ValueError, msgspec.DecodeError, RecursionError):
@@ -292,7 +295,7 @@ class HealingMachine:
                 self._keep(told.rank, told.step, bytes(told.data))
                 says = (Tell(told.rank, About.MIRRORED, told.step, crc32(told.data).to_bytes(4, "little")),)
             case About.MIRRORED:
-                is_ours = not self._is_new and told.step <= self.step + 1  # else told by a process before this
+                is_ours = not self._is_new and told.step <= self.step + 1  # else for an earlier process
                 if is_ours and told.step >= self._mirrored.get(told.rank, (-1, 0))[0]:
                     self._mirrored[told.rank] = told.step, int.from_bytes(told.data, "little")
             case About.NEED:
@@ -305,7 +308,7 @@ class HealingMachine:
                 if not self._is_new or told.step != self._incarnation:
                     return (), "", False
                 says = self._taking.came(told.rank, told.data)
-                return says, "", not says  # nobody waits for one piece
+                return says, "", not says  # no thread waits for a single piece
             case About.DONE:
                 says = self._done(told.rank, told.step)
             case About.LIKE:
@@ -324,7 +327,8 @@ class HealingMachine:
     # ---- who waits for a successor ----
 
     def saying(self) -> Stepwise[None]:
-        """Until nobody is waited for: an answer may have been lost, and so may the word that it came."""
+        """Repeat the offer of the state until no successor is waited for: the offer and the answer may have been
+        lost."""
         summed: HeldState | None = None
         while True:
             yield Pause(until=partial(self._gives_other_than, summed), most_s=SAY_S)
@@ -357,11 +361,12 @@ class HealingMachine:
 
     @property
     def _host(self) -> str:
-        """This one's; empty: it is not known."""
+        """Name of this rank's host; empty: not known."""
         return "" if self._beside is None else self._beside.host
 
     def _is_at(self, rank: int, host: str) -> None:
-        """Whoever has come to this host keeps nothing that is this rank's own from now on."""
+        """Learn the host of a rank: a rank that has come to this host keeps none of this rank's own state from now
+        on."""
         if self._beside is not None:
             self._beside.is_at(rank, host)
             self._neighbours = self._beside.neighbours
@@ -381,7 +386,7 @@ class HealingMachine:
                 self._keep(rank, step, data)
 
     def _keep(self, rank: int, step: int, data: bytes) -> None:
-        """What is another rank's own, of its newest steps."""
+        """Keep another rank's own state, for its newest steps."""
         kept = self._kept.setdefault(rank, {})
         kept[step] = data
         for old in sorted(kept)[:-KEPT]:
@@ -416,7 +421,7 @@ class HealingMachine:
         self._behind[rank] = self.step
         if not self._held:
             self._gives = None
-        # the process before it may not have said that it has this; others are neighbours since it is elsewhere
+        # the lost process may not have confirmed this; other ranks are neighbours only since it moved
         untold = [each for each in self._neighbours if each == rank or each not in self._mirrored]
         return tuple(Tell(each, About.MIRROR, step, data) for each in untold for step, data in self._own)
 
@@ -429,11 +434,11 @@ class HealingMachine:
         if self._is_new:
             self._taking.have(rank, have)
         elif not have.is_new:
-            return (Tell(rank, About.DONE, self._incarnation),)  # it did not hear that
+            return (Tell(rank, About.DONE, self._incarnation),)  # it missed the first DONE
         return ()
 
     def _own_at(self, have: Have) -> bytes | None:
-        """None: the job had just begun."""
+        """The bytes of this rank's own state at the step of `have`; None when the job had just begun. StateLost."""
         if self.gather is not None:
             owns = self.gather.owns
             if have.step not in (owns.step, have.first):
@@ -452,7 +457,7 @@ class HealingMachine:
 
 
 def _json(own: Callable[[], Any]) -> bytes:
-    """CoveyError when it is too large."""
+    """The own state as JSON. CoveyError when it is too large."""
     value = own()
     data = (value if isinstance(value, JsonText) else json.dumps(value)).encode("ascii")
     if len(data) > OWN_BYTES_MAX:
@@ -462,7 +467,7 @@ def _json(own: Callable[[], Any]) -> bytes:
 
 
 def _parsed(own: bytes) -> Any:
-    """What a rank told its neighbours. StateLost."""
+    """The own state that a rank had sent to its neighbours. StateLost when it cannot be read."""
     try:
         return json.loads(own)
     except ValueError as error:

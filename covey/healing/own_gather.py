@@ -1,6 +1,6 @@
-"""A rank's side of the rounds in which all ranks gather what is each one's own (`covey.healing.owns`).
+"""One rank's side of the rounds in which all ranks gather every rank's own state (`covey.healing.owns`).
 
-A machine: it begins rounds and never waits for one.
+It is a machine: it begins rounds and never waits for one.
 """
 
 from typing import Protocol
@@ -12,12 +12,12 @@ from covey.tensors.numbers.sum_order import Order
 from covey.tensors.numbers.tensor_wire import Declared
 
 UNREAD_MAX = 64
-"""Steps whose rows are kept as they came."""
+"""Most steps whose rows are kept before they are decoded."""
 
 
 class Sums(Protocol):
-    """Where rows are added: `covey.tensors.aggregator.block_rounds`. What is pushed soon goes out with what is pushed
-    next."""
+    """Where rows are added: `covey.tensors.aggregator.block_rounds`. Rows given to `push_soon` leave with the next
+    push."""
 
     part_bytes: int
 
@@ -30,32 +30,32 @@ class Sums(Protocol):
 
 
 class OwnGather:
-    """Of one rank. In each step `begin`, before anything else is pushed; and before any result is used, for as long as
-    rows are `awaited`: `came`, and if that says so `push_again`. Of threads, one at a time does that; `begin` and
-    `push_again` only begin rounds, so others may call the rest meanwhile."""
+    """The gathering of one rank. In each step call `begin` before anything else is pushed. Before any result is used,
+    while rows are `awaited`, call `came`, and `push_again` if that returns True. One thread at a time does that;
+    `begin` and `push_again` only begin rounds, so other threads may call the rest meanwhile."""
 
     def __init__(self, rank: int, ranks: int, step: int, sums: Sums) -> None:
         self.ranks, self._rank, self._sums = ranks, rank, sums
         self._is_under_way = False
         self._own: bytes | None = None
-        """What is under way, of which step."""
+        """This rank's own state in the rows under way, which are those of `_step`."""
         self._step = 0
         self._plan, self._reached = RowPlan(), step
-        """After the newest rows; of which step that is the beginning."""
+        """The plan after the newest rows, and the step at whose beginning it holds."""
         self._room = self._plan.room
-        """Of the rows that are under way."""
+        """Bytes of room in each row that is under way."""
         self._own_known = b""
-        """What all others have of this rank."""
+        """This rank's own state as all others have it."""
         self._known = (b"",) * ranks
         self._unread: list[bytes] = []
-        """Rows of steps since then, one after the other."""
+        """Rows of the steps since `_known`, one after the other."""
         self._begun = self._plan, step, 0
-        """At the beginning of this step: plan, of which step it is, how many are unread."""
+        """At the beginning of this step: the plan, the step it belongs to, how many rows are not decoded."""
 
     # ---- the state of a step ----
 
     def step_begins(self) -> None:
-        """What was gathered by now is the state at its beginning."""
+        """Begin a step: the own states gathered by now belong to the state at its beginning."""
         self._begun = self._plan, self._reached, len(self._unread)
         if len(self._unread) >= UNREAD_MAX:
             self._known = self._read()
@@ -64,12 +64,12 @@ class OwnGather:
 
     @property
     def owns(self) -> Owns:
-        """At the beginning of this step."""
+        """Every rank's own state at the beginning of this step."""
         plan, step, _ = self._begun
         return Owns(step, self._read(), plan)
 
     def go_on_with(self, known: Owns) -> None:
-        """What another rank had as `owns`."""
+        """Continue with the `owns` of another rank."""
         self._plan, self._reached, self._own_known = known.plan, known.step, known.each[self._rank]
         self._known = known.each
         self._unread.clear()
@@ -84,7 +84,7 @@ class OwnGather:
     # ---- in a step ----
 
     def begin(self, step: int, own: bytes | None) -> None:
-        """In this step; `own`: as it is at its end."""
+        """Push this rank's row of a step. `own`: its own state at the step's end; None: it has none."""
         if self._plan.is_asked:
             self._step, self._own, self._room = step, own, self._plan.room
             self.push_again()
@@ -92,11 +92,11 @@ class OwnGather:
 
     @property
     def awaited(self) -> str | None:
-        """The tensor whose result is needed before any other one of this step is used; None: it was."""
+        """Name of the tensor whose result is needed before any other result of this step is used; None: it is here."""
         return owns.name_of(self._room) if self._is_under_way else None
 
     def came(self, rows: bytes) -> bool:
-        """That result. Whether rows were too short: it is to be pushed again, and awaited."""
+        """Take that result. Whether rows were too short: then call `push_again` and wait again."""
         needed, is_given = owns.room_needed(rows, self.ranks)
         if needed > self._room:
             self._room = owns.larger(self._room, needed)
@@ -108,7 +108,7 @@ class OwnGather:
         return False
 
     def push_again(self) -> None:
-        """What is this rank's own, in rows that have the room that is known to be needed."""
+        """Push this rank's own state in rows that have the room known to be needed."""
         rows = owns.rows_of(self._rank, self.ranks, self._own_known, self._own, self._room)
         name, sums = owns.name_of(self._room), self._sums
         if not sums.is_declared(name):

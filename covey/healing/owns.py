@@ -1,18 +1,18 @@
-"""What is each rank's own, gathered by all of them in each step, as one more sum (`covey.healing.healing`).
+"""Every rank's own state, gathered by all ranks in each step as one more sum (`covey.healing.healing`).
 
-A rank's random generators, its place in the data: bytes that no other rank has. Each rank pushes a row for every rank,
-of which only its own is not zero, before it pushes anything else; the sum is all rows, and no other result of the step
-is given to a script before that one. So whoever has a result of a step has what is every rank's own at its end, and
-gives it to a successor as a part of the state.
+A rank's own state (its random generators, its place in the data) is bytes that no other rank has. Each rank pushes a
+row for every rank, of which only its own is not zero, before it pushes anything else. The sum has all rows, and a
+script gets no other result of the step before that one. So a rank that has a result of a step also has every rank's own
+state at its end, and gives it to a successor as a part of the state.
 
     row   in decimal digits: bytes as before at its beginning, and at its end, how many differ between | these | zeros
 
-Rows are added as float32, four characters in each. Characters of ASCII are below 128, so no four of them are infinite,
-no number, or minus zero, and what is added to them is zero: they arrive as they left.
+Rows are added as float32, four characters in each. ASCII characters are below 128, so no four of them are infinity, NaN
+or minus zero, and only zeros are added to them: they arrive unchanged.
 
-A row has room for `RowPlan.room` bytes that differ; where those of some rank are more, all of them see that in the sum,
-and push rows with more room in the same step. Whatever is decided here follows from sums, which all ranks have alike.
-Once a step it is only looked at how much room was needed; rows are read when somebody asks what is in them.
+A row has room for `RowPlan.room` changed bytes. When a rank needs more, all ranks see that in the sum, and push rows
+with more room in the same step. All decisions follow from sums, which are the same on all ranks. Each step only looks
+at how much room was needed; rows are decoded when their content is asked for.
 """
 
 from collections.abc import Sequence
@@ -25,41 +25,42 @@ from covey.healing.state_pieces import CANNOT, FROM_CHECKPOINT
 from covey.tensors.numbers.arrays import Array
 
 RANKS_MAX = 16
-"""With more, rows would be a large part of what travels; two neighbours keep what is a rank's own then."""
+"""Most ranks that gather their own states: with more, rows would be a large part of the traffic, and two neighbours
+keep a rank's own state instead."""
 ROOM = 240
-"""Bytes, at first: as of a generator's counter."""
+"""Bytes of room in a row at first: enough for a generator's counter."""
 CROWDED, CALM = 2, 8
-"""After so many steps that need more room rows have more of it, and after so many that need half of it, half."""
+"""After how many steps that need more room rows grow, and after how many that need at most half they shrink to half."""
 SKIPS = (64, 192, 1024, 4096)
-"""Bytes by which what is alike may be shorter than all."""
+"""Bytes by which the compared beginning or end is shortened in search of an unchanged run."""
 DIGITS = 5
 HEAD = 3 * DIGITS
-"""Characters before those that differ."""
+"""Characters in a row before the changed bytes."""
 
 
 class JsonText(str):
-    """JSON, in ASCII, where a rank has its own so."""
+    """JSON text in ASCII, for a rank whose own state is JSON already."""
 
 
 class RowPlan(msgspec.Struct, frozen=True):
-    """What all ranks push in a step."""
+    """The shape of the rows that all ranks push in a step."""
 
     room: int = ROOM
     crowded: int = 0
-    """Steps one after the other that needed more room than rows had at first."""
+    """How many steps in a row needed more room than rows had at first."""
     calm: int = 0
-    """Likewise, half or less."""
+    """How many steps in a row needed half of the room or less."""
     is_asked: bool = True
-    """Whether they push rows: not once none of them had anything."""
+    """Whether ranks push rows: not after a step in which no rank had own state."""
 
 
 class Owns(msgspec.Struct, frozen=True):
-    """Of all ranks, at the beginning of a step; equal on all that are in it."""
+    """The own states of all ranks at the beginning of a step; equal on all ranks that are in it."""
 
     step: int
-    """Of which it is the beginning."""
+    """Number of the step."""
     each: tuple[bytes, ...]
-    """By rank; empty: it never had any."""
+    """Own state by rank; empty: the rank never had any."""
     plan: RowPlan = RowPlan()
 
 
@@ -68,12 +69,12 @@ _decoder: msgspec.msgpack.Decoder[Owns] = msgspec.msgpack.Decoder(Owns)
 
 
 def array_of_owns(owns: Owns) -> Array:
-    """As a part of the state."""
+    """The own states as an array, a part of the state."""
     return np.frombuffer(_encoder.encode(owns), np.uint8)
 
 
 def owns_of_array(array: Array, ranks: int) -> Owns:
-    """StateLost when that is not what `array_of_owns` made for so many ranks."""
+    """The own states in an array. StateLost when `array_of_owns` did not make it for so many ranks."""
     try:
         found = _decoder.decode(array.tobytes())
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -84,7 +85,7 @@ def owns_of_array(array: Array, ranks: int) -> Owns:
 
 
 def name_of(room: int) -> str:
-    """Of the tensor whose rows have this room."""
+    """Name of the tensor whose rows have this room."""
     return f"covey/own {room}"
 
 
@@ -93,8 +94,8 @@ def row_bytes(room: int) -> int:
 
 
 def rows_of(rank: int, ranks: int, before: bytes, now: bytes | None, room: int) -> Array:
-    """What a rank pushes, float32, flat: zeros but for its own row. `before`: what all others have of it; `now`: in
-    ASCII; None when it has nothing."""
+    """The rows that a rank pushes, flat float32: zeros except for its own row. `before`: its own state as all others
+    have it; `now`: its own state in ASCII; None when it has none."""
     size = row_bytes(room)
     rows = bytearray(ranks * size)
     if now is not None:
@@ -108,7 +109,7 @@ def rows_of(rank: int, ranks: int, before: bytes, now: bytes | None, room: int) 
 
 
 def unchanged(before: bytes, now: bytes) -> tuple[int, int]:
-    """So many bytes at the beginning, and at the end, are as they were; none of few."""
+    """How many bytes at the beginning, and at the end, are unchanged; 0 and 0 for a short state."""
     if len(now) <= ROOM:
         return 0, 0
     most = min(len(before), len(now))
@@ -117,7 +118,7 @@ def unchanged(before: bytes, now: bytes) -> tuple[int, int]:
 
 
 def _alike(before: bytes, now: bytes, most: int, at_end: bool) -> int:
-    """How many bytes, `most` at most, are alike at either end, or a few less: mostly it is nearly all."""
+    """A lower bound of how many bytes, at most `most`, are equal at either end: mostly nearly all are."""
     for less in (0, *SKIPS, most // 2):
         count = most - less
         if count <= 0:
@@ -128,7 +129,7 @@ def _alike(before: bytes, now: bytes, most: int, at_end: bool) -> int:
 
 
 def room_needed(rows: bytes, ranks: int) -> tuple[int, bool]:
-    """Of the rows that all ranks pushed; and whether there is anything in them."""
+    """The most room that a row needs, in bytes, by the sum of all rows; and whether any row has own state."""
     size = len(rows) // ranks
     heads = [rows[at + 2 * DIGITS : at + HEAD] for at in range(0, len(rows), size)]
     given = [int(head) for head in heads if head[0]]
@@ -136,14 +137,14 @@ def room_needed(rows: bytes, ranks: int) -> tuple[int, bool]:
 
 
 def larger(room: int, needed: int) -> int:
-    """Room for so much."""
+    """Smallest room, doubling from `room`, that holds `needed` bytes."""
     while room < needed:
         room *= 2
     return room
 
 
 def next_plan(plan: RowPlan, needed: int, is_given: bool) -> RowPlan:
-    """After a step that needed so much room."""
+    """The plan after a step that needed `needed` bytes of room."""
     is_more, is_less = needed > plan.room, plan.room > ROOM and 2 * needed <= plan.room
     if is_given and not is_more and not is_less and not plan.crowded and not plan.calm:
         return plan
@@ -157,7 +158,7 @@ def next_plan(plan: RowPlan, needed: int, is_given: bool) -> RowPlan:
 
 
 def merged(each: Sequence[bytes], rows: bytes) -> tuple[bytes, ...]:
-    """What is each rank's own after a step in which these rows were gathered."""
+    """Every rank's own state after a step in which these rows were gathered."""
     size = len(rows) // len(each)
     return tuple(_changed(old, rows[at * size : (at + 1) * size]) for at, old in enumerate(each))
 

@@ -1,8 +1,8 @@
-"""What ranks tell one another when one of them is lost (`covey.healing.healing`), and the pieces in which the state
-travels.
+"""Messages that ranks send one another when one of them is lost (`covey.healing.healing`), and the pieces in which the
+state travels.
 
-All arrays of the state are one stream of bytes, whatever their number; before it, another one says what they are. A
-piece is a part of a stream, and goes where its arrays lie: nothing of the state is in memory twice.
+All arrays of the state form one stream of bytes; before it, a stream of contents says what the arrays are. A piece is a
+part of a stream and is copied straight into its arrays: nothing of the state is in memory twice.
 """
 
 import enum
@@ -26,22 +26,22 @@ from covey.wire.checksum import crc32
 CONTENTS_BYTES_MAX = 1 << 30
 PIECE_BYTES = 256 << 10
 AT_ONCE = 4
-"""Pieces that are asked of one rank and are not here."""
+"""Most pieces that are asked of one rank and have not arrived."""
 ALL_AT_ONCE = 32
-"""Likewise of all: half of what an aggregator keeps for one that reads slowly."""
+"""Most pieces that are asked of all ranks and have not arrived: half of what an aggregator keeps for a slow reader."""
 ANSWER_S = 2.0
-"""Who was asked for a piece has so long, at least, until another one is."""
+"""Least number of seconds that a rank has to answer before another one is asked."""
 ANSWERS = 4.0
-"""So many times as long as the newest answer took: a link may be slow."""
+"""Factor on the time of the newest answer, for the next time limit: a link may be slow."""
 JUDGED_AFTER = 0.1
-"""Of the time allowed: then the rate is known."""
+"""Share of the allowed time after which the rate is judged."""
 SUMMED_BYTES = 16 << 20
-"""Of which a checksum is made at a time."""
+"""Bytes of which a checksum is made at a time."""
 SAME = "start it as the ranks that are there were started"
 CANNOT = "this rank cannot go on where it was lost"
 FROM_CHECKPOINT = "start from its last checkpoint"
 _PIECE = struct.Struct("<BQI")
-"""Of which stream, the first byte, how many."""
+"""A piece: number of the stream, first byte, number of bytes."""
 
 
 class About(enum.IntEnum):
@@ -59,57 +59,58 @@ class About(enum.IntEnum):
 
 
 class Which(enum.IntEnum):
-    """Of the two streams."""
+    """Number of one of the two streams."""
 
     CONTENTS = 0
     STATE = 1
 
 
 class Item(msgspec.Struct, frozen=True):
-    """An array of the state."""
+    """One array of the state."""
 
     name: str
     type: str
-    """As numpy writes it."""
+    """Type of the elements, as numpy writes it (`dtype.str`)."""
     shape: tuple[int, ...]
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What the state is."""
+    """What the state consists of."""
 
     items: tuple[Item, ...] = ()
     rounds: bytes = b""
-    """Of each Block: its declaration, and the last round before this step."""
+    """For each Block, its declaration and the last round before this step, packed."""
 
 
 class Have(msgspec.Struct, frozen=True):
-    """What a rank says to a successor; in several frames where it keeps much."""
+    """A rank's answer to a successor; in several frames when it keeps much."""
 
     to: int = 0
-    """Which process of that rank asked: what an earlier one was told does not count."""
+    """Incarnation of the process that asked: answers to an earlier process do not count."""
     is_new: bool = False
-    """It is a successor itself, and has nothing."""
+    """Whether the answering rank is a successor itself, and has nothing."""
     contents_bytes: Annotated[int, msgspec.Meta(ge=0, le=CONTENTS_BYTES_MAX)] = 0
     contents_sum: bytes = b""
-    """A digest: those that are in the same step have the same."""
+    """Digest of the contents: equal for all ranks that are in the same step."""
     own: dict[int, bytes] = {}
-    """What it keeps of the lost rank's own: at the beginning of which step."""
+    """The lost rank's own states that this rank keeps, by step at whose beginning they hold."""
     step: int = 0
     first: int = 0
     """The step with which the job began."""
     others: dict[int, dict[int, bytes]] = {}
-    """What is this rank's own, and what else it keeps: the successor may be the only other one to keep it."""
+    """The own states of this rank and of others that it keeps, by rank and step: the successor may be the only other
+    rank that keeps them."""
     part: int = 0
     parts: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
-    """In which `others` come."""
+    """Number of frames that carry `others`."""
     state_sum: int | None = None
-    """CRC-32 of the state; None: it is being made."""
+    """CRC-32 of the state; None: it is being computed."""
     like: Likeness | None = None
-    """This rank's `covey.healing.likeness`."""
+    """Likeness of this rank (`covey.healing.likeness`)."""
     yours: Likeness | None = None
-    """That of the lost rank, if it was told."""
+    """Likeness of the lost rank, if it sent one."""
     host: str = ""
-    """Where this rank is; empty: it does not know."""
+    """Host of this rank; empty: not known."""
 
 
 encode_have = msgspec.msgpack.Encoder().encode
@@ -119,7 +120,7 @@ _contents_decoder: msgspec.msgpack.Decoder[Contents] = msgspec.msgpack.Decoder(C
 
 
 def contents_of(data: Payload, rank: int) -> Contents:
-    """What `rank` said of its state. StateLost when that is no such thing."""
+    """The contents that `rank` sent. StateLost when they cannot be read."""
     try:
         return _contents_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -128,7 +129,7 @@ def contents_of(data: Payload, rank: int) -> Contents:
 
 
 class Stream:
-    """Bytes that lie in several places, one after the other."""
+    """Bytes in several places that form one sequence."""
 
     def __init__(self, places: Sequence[memoryview]) -> None:
         self._places = list(places)
@@ -138,7 +139,7 @@ class Stream:
         return self._starts[-1]
 
     def cut(self, first: int, end: int) -> Iterator[memoryview]:
-        """Where these bytes lie."""
+        """The views that hold these bytes, in order."""
         at = bisect_right(self._starts, first) - 1
         while first < end:
             start = self._starts[at]
@@ -147,7 +148,7 @@ class Stream:
             first, at = first + len(found), at + 1
 
     def checksum(self) -> int:
-        """CRC-32."""
+        """CRC-32 of all bytes."""
         found = 0
         for first in range(0, len(self), SUMMED_BYTES):
             for each in self.cut(first, min(first + SUMMED_BYTES, len(self))):
@@ -160,20 +161,21 @@ class _Asked(NamedTuple):
     rank: int
     until_s: float
     since_s: float
-    """It was asked for, by the first one."""
+    """When the piece was asked for first, of any rank."""
 
 
 class PieceFetch:
-    """Of who takes a stream over: what was asked for, and of whom. No more of it is in memory than is on its way."""
+    """The fetching of one stream by a successor: which pieces were asked for, and of which rank. Memory beside the
+    arrays holds only pieces that are on their way."""
 
     def __init__(self, which: Which, into: Stream) -> None:
         self._which, self._into = which, into
         self._next = 0
-        """The first byte that nobody was asked for."""
+        """First byte that was not asked for yet."""
         self._asked: dict[int, _Asked] = {}
         """Pieces on their way, by their first byte."""
         self._silent: set[int] = set()
-        """Ranks that did not answer, and have said nothing since."""
+        """Ranks that did not answer in time, and have sent nothing since."""
         self._answer_s = ANSWER_S
         self.came_bytes = 0
 
@@ -182,7 +184,8 @@ class PieceFetch:
         return len(self._into) - self.came_bytes
 
     def asks(self, sources: Sequence[int], now_s: float) -> list[tuple[bytes, int]]:
-        """What to ask for now, and of whom. A rank that is silent is asked where all are."""
+        """The pieces to ask for now, and the rank to ask for each. A silent rank is asked only when all ranks are
+        silent."""
         again, under_way = [], Counter[int]()
         for first, asked in self._asked.items():
             if asked.until_s <= now_s:
@@ -211,7 +214,7 @@ class PieceFetch:
         return _PIECE.pack(self._which, first, size)
 
     def came(self, rank: int, data: Payload, now_s: float) -> None:
-        """A piece, as `piece_of` made it. Anything else is left alone."""
+        """Copy a piece that `piece_of` made to its place. Anything else is ignored."""
         if len(data) < _PIECE.size:
             return
         which, first, size = _PIECE.unpack_from(data)
@@ -229,7 +232,7 @@ class PieceFetch:
 
 
 def piece_of(streams: Mapping[int, Stream], asked: Payload) -> bytes | None:
-    """What was asked for; None when there is no such piece."""
+    """The piece that was asked for; None when there is no such piece."""
     if len(asked) != _PIECE.size:
         return None
     which, first, size = _PIECE.unpack(asked)
@@ -240,7 +243,7 @@ def piece_of(streams: Mapping[int, Stream], asked: Payload) -> bytes | None:
 
 
 def why_too_slow(came_bytes: int, all_bytes: int, took_s: float, allowed_s: float) -> str:
-    """Why a state cannot come in time; empty: it can, or it is too early to say."""
+    """Why a state cannot arrive in time; empty when it can, or when it is too early to say."""
     if took_s < JUDGED_AFTER * allowed_s:
         return ""
     needs_s = took_s * all_bytes / max(1, came_bytes)
@@ -251,7 +254,8 @@ def why_too_slow(came_bytes: int, all_bytes: int, took_s: float, allowed_s: floa
 
 
 def array_of(item: Item, known: Array | None) -> Array:
-    """An array for this one: that which is `known` here, if it is like it. StateLost when it cannot be made."""
+    """An array for this item: the one that is `known` here, if type and shape are equal. StateLost when none can be
+    made."""
     if known is not None and (known.dtype.str, known.shape) == (item.type, item.shape) and _is_plain(known):
         return known
     try:

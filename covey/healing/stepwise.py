@@ -1,8 +1,8 @@
-"""What takes a while, written once for threads and for asyncio: a generator that says for what it waits.
+"""Long operations, written once for threads and for asyncio: generators that yield what they wait for.
 
-It runs while its machine is its alone (a thread holds the machine's lock), up to the next `Pause`: then others may use
-the machine. Whoever runs it (`covey.healing.healing` by threads, `covey.simulated.healing_streams` on ports) says what
-is to be said, does the work, waits, and goes on with what the work gave.
+A generator runs while it has its machine for itself (a thread holds the machine's lock), up to the next `Pause`; then
+others may use the machine. Its runner (`covey.healing.healing` by threads, `covey.simulated.healing_streams` on ports)
+sends the messages, does the work, waits, and continues the generator with the work's result.
 """
 
 from collections.abc import Callable, Generator
@@ -18,19 +18,19 @@ def _at_once() -> bool:
 
 
 class Pause(NamedTuple):
-    """What is to be done meanwhile, in this order."""
+    """What the runner does while the generator pauses, in this order."""
 
     says: tuple[Tell, ...] = ()
-    """To other ranks; whatever is said may be lost."""
+    """Messages to other ranks; any of them may be lost."""
     words: str = ""
-    """To people."""
+    """A line for people."""
     work: Callable[[], Any] | None = None
-    """What takes long, or is the script's own."""
+    """A function that takes long, or belongs to the script; its result is sent back into the generator."""
     until: Callable[[], bool] = _at_once
-    """Looked at whenever the machine heard something."""
+    """The condition that ends the wait; checked whenever the machine received something."""
     most_s: float | None = None
-    """The wait ends after so long in any case; None: it does not."""
+    """Most seconds to wait; None: no limit."""
 
 
 Stepwise = Generator[Pause, Any, Found]
-"""With what it found in the end."""
+"""A generator that yields pauses and returns its result."""

@@ -1,14 +1,14 @@
-"""How a successor gets what it needs from those that wait for it (`covey.healing.healing`).
+"""How a successor gets its state from the ranks that wait for it (`covey.healing.healing`).
 
     ask all      every other rank answers: what it holds, or that it is a successor itself
-    contents     of those that are furthest: the names, types and shapes of their arrays, and their rounds
-    state        its bytes, in pieces, of up to eight of them at once, each into the array where it belongs
-    compare      what came with the checksum that each of them made of its own
+    contents     from those that are furthest: the names, types and shapes of their arrays, and their rounds
+    state        its bytes, in pieces, from up to eight of them at once, each into the array where it belongs
+    compare      the bytes that came with the checksum that each of them made of its own
 
-One that is lost meanwhile gives no more, and the others give what is left. When all of these are lost the successor
-asks again: another one may have what it needs by then.
+A rank that is lost meanwhile gives no more, and the others give the rest. When all of these are lost the successor asks
+again: another rank may have what it needs by then.
 
-A machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
+It is a machine: it neither waits nor sends (`covey.healing.stepwise`), and time is given to it.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,43 +38,44 @@ from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Payload
 
 ASK_S = 0.5
-"""A question without an answer is asked again after so long; the first ones sooner: there may be no connection yet."""
+"""Seconds after which a question without an answer is repeated; the first repeats come sooner, since there may be no
+connection yet."""
 FIRST_ASK_S = 0.02
 PATIENCE_S = 30.0
-"""People read after so long for what it waits."""
+"""Seconds after which people are told what it waits for."""
 HEAL_S = 600.0
-"""How long a successor asks: others may compute for a while before they wait."""
+"""Seconds that a successor asks at most: others may compute for a while before they wait."""
 WITHIN_S = 300.0
-"""How long the state may be on its way, while all others wait for it."""
+"""Seconds that the state may take to arrive, while all others wait for it."""
 SOURCES_MAX = 8
-"""Ranks that give at once: any two fill the link of one."""
+"""Most ranks that give at once: any two fill the link of one."""
 LONGER = f"allow more (job.state(.., within_s=)), or {FROM_CHECKPOINT}"
 
 
 class Taken(NamedTuple):
-    """From those that are furthest."""
+    """The state that came from the ranks that are furthest."""
 
     arrays: dict[str, Array]
     rounds: bytes
 
 
 class Recovered(NamedTuple):
-    """What a successor begins with."""
+    """The state with which a successor begins."""
 
     step: int
     arrays: dict[str, Array]
     own: Any
-    """As JSON has it; None: nothing was kept."""
+    """The rank's own state, as JSON gives it; None: none was kept."""
     rounds: bytes
-    """Of each Block, as who gave it says it."""
+    """For each Block, its declaration and round, as the giving rank packed them."""
 
 
 class HealingClosed(RuntimeError):
-    """The client was closed while its rank asked for what it needs."""
+    """The client was closed while its rank asked for its state."""
 
 
 class TakingOver:
-    """Of one successor."""
+    """The taking over of one successor."""
 
     def __init__(
         self,
@@ -86,21 +87,22 @@ class TakingOver:
         keep: Callable[[Kept], None],
         host: bytes = b"",
     ) -> None:
-        """`host`: this one's, which the others are told. `keep` hears what others kept; `is_closed`: whether there is
-        nothing to wait for any more; `now_s`: of a clock that only goes on."""
+        """`host`: this rank's host, which the others are told. `keep` is called with the own states that others kept;
+        `is_closed` returns whether there is nothing to wait for any more; `now_s` is a clock that only goes forward."""
         self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
         self._is_closed, self._keep, self._host = is_closed, keep, host
         self._others = [*range(rank + 1, world_size), *range(rank)]
-        """Each successor asks others first."""
+        """The other ranks in the order in which this one asks them; each successor begins with the ranks after its
+        own."""
         self.gone: dict[int, str] = {}
-        """Ranks that have left, and in words who that is: they answer nothing."""
+        """Ranks that have left and answer nothing, with a sentence for people on each."""
         self._haves: dict[int, Have] = {}
         self._parts: dict[int, set[int]] = {}
         self._fetching = PieceFetch(Which.CONTENTS, Stream(()))
         self._sources: list[int] = []
-        """Who gives that."""
+        """Ranks that give the stream under way."""
         self._changes = 0
-        """How often something was heard that may end a wait."""
+        """Number of messages received that may end a wait."""
 
     # ---- what others say ----
 
@@ -114,13 +116,13 @@ class TakingOver:
             self._haves[rank] = have
 
     def lost(self, rank: int) -> None:
-        """A successor of this one asks."""
+        """A successor of that rank asks, so the rank has lost its state."""
         self._changes += 1
         if rank in self._haves and not self._haves[rank].is_new:
             self._haves[rank] = Have(is_new=True)
 
     def came(self, rank: int, data: Payload) -> tuple[Tell, ...]:
-        """A piece: which ones are asked for next, at once."""
+        """Take a piece. Returns the requests for the next pieces."""
         now_s, giving = self._now_s(), self._giving(self._sources)
         if rank in giving:  # else it may be of another step, late
             self._fetching.came(rank, data, now_s)
@@ -132,15 +134,15 @@ class TakingOver:
 
     @property
     def survivors(self) -> list[int]:
-        """Those that wait until this rank is done."""
+        """Ranks that wait until this rank is done."""
         return [rank for rank, have in self._haves.items() if not have.is_new]
 
     def state(
         self, known: Mapping[str, Array], timeout_s: float, within_s: float, like: Likeness | None = None
     ) -> Stepwise[tuple[Have, Taken]]:
-        """What those that are furthest hold, in arrays that are `known` here where they are alike. StateLost when
-        nobody has it, or it did not come `within_s` seconds; HealingClosed. People hear for what this waits, and where
-        this process, which is `like` this, computes other bits than the lost one."""
+        """The state of the ranks that are furthest, in arrays that are `known` here where type and shape are equal.
+        StateLost when no rank has it, or it did not arrive within `within_s` seconds; HealingClosed. Pauses carry lines
+        for people on what this waits for, and on where this process (`like`) computes other bits than the lost one."""
         began_s, alone = self._now_s(), False
         while True:
             yield from self._ask_all(began_s, timeout_s)
@@ -163,7 +165,7 @@ class TakingOver:
     def _taken(
         self, sources: list[int], have: Have, known: Mapping[str, Array], within_s: float
     ) -> Stepwise[Taken | None]:
-        """None: all of these were lost meanwhile."""
+        """The state from these ranks; None: all of them were lost meanwhile."""
         data = bytearray(have.contents_bytes)
         if not (yield from self._fetch(Which.CONTENTS, [memoryview(data)], sources, within_s)):
             return None
@@ -179,8 +181,8 @@ class TakingOver:
         return Taken(arrays, contents.rounds) if (yield from self._is_theirs(found, sources)) else None
 
     def _unlike(self, like: Likeness, source: int) -> str:
-        """For people: unlike the lost rank, if somebody knows that one; empty: it is not. StateLost when versions are
-        not those of who gives."""
+        """A line for people when this process computes other bits than the lost rank, if some rank knows its likeness;
+        empty when not. StateLost when versions differ from those of the rank that gives."""
         other = self._haves[source].like
         lost = next((have.yours for have in self._haves.values() if have.yours is not None), other)
         if other is not None and (why := unlike_versions(like, other)):
@@ -211,7 +213,7 @@ class TakingOver:
         return self._is_closed() or not silent or any(rank not in self._haves for rank in self.gone)
 
     def _furthest(self) -> list[int]:
-        """Who gives. StateLost when they do not hold the same."""
+        """The ranks that give. StateLost when they do not hold the same arrays."""
         survivors = {rank: self._haves[rank] for rank in self._others if not self._haves[rank].is_new}
         step = max((have.step for have in survivors.values()), default=0)
         sources = [rank for rank, have in survivors.items() if have.step == step]
@@ -223,11 +225,11 @@ class TakingOver:
         return sources
 
     def _giving(self, sources: list[int]) -> list[int]:
-        """Those that were not lost since."""
+        """The sources that were not lost since, at most `SOURCES_MAX`."""
         return [rank for rank in sources if not self._haves[rank].is_new][:SOURCES_MAX]
 
     def _fetch(self, which: Which, places: list[memoryview], sources: list[int], within_s: float) -> Stepwise[bool]:
-        """Whether all came; False: all of these were lost meanwhile."""
+        """Fetch a stream. Whether all of it came; False: all sources were lost meanwhile."""
         stream = Stream(places)
         fetching, began_s = PieceFetch(which, stream), self._now_s()
         told_s = began_s
@@ -251,12 +253,13 @@ class TakingOver:
         return tuple(Tell(rank, About.FETCH, self._incarnation, piece) for piece, rank in asks)
 
     def _pause(self, says: tuple[Tell, ...] = (), words: str = "") -> Pause:
-        """Until something was heard."""
+        """A pause until something was received."""
         changes = self._changes
         return Pause(says, words, until=lambda: self._is_closed() or self._changes != changes, most_s=ASK_S)
 
     def _is_theirs(self, found: int, sources: list[int]) -> Stepwise[bool]:
-        """Whether what came is what they hold; False: all of these were lost meanwhile. StateLost when they differ."""
+        """Whether the bytes that came are those that the sources hold; False: all sources were lost meanwhile.
+        StateLost when they differ."""
         while [rank for rank in self._giving(sources) if self._haves[rank].state_sum is None]:
             self._raise_if_closed()
             yield self._pause()

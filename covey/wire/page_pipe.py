@@ -46,7 +46,7 @@ class PagePipe:
             pass  # this user has many pipes: it stays a small one
 
     def fill(self, view: memoryview) -> int:
-        """Put the beginning of `view` into the empty pipe, as much as it holds. Returns the number of bytes, at least
+        """Put the beginning of `view` into the empty pipe, as far as it has room. Returns the number of bytes, at least
         one. OSError."""
         from numpy import frombuffer, uint8  # processes that send nothing load this module too
 

@@ -1,1 +1,1 @@
-"""Rounds with aggregators of other hosts."""
+"""Rounds of tensors that aggregators add, on this host or others."""

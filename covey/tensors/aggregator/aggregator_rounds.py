@@ -1,13 +1,13 @@
-"""A rank's rounds of tensors through an aggregator: one connection, which a thread keeps and reads.
+"""A rank's rounds of tensors through an aggregator, over one connection that a thread keeps and reads.
 
-The thread connects again whenever it must: to the same address until the agent names another one (`moved`), and then to
-that at once. It answers the aggregator that asks for the last result while the script computes.
+The thread connects again whenever the connection ends: to the same address until the agent names another one (`moved`),
+and then to that at once. While the script computes, the thread answers an aggregator that asks for the last result.
 
     script threads   push ------- PUSH parts ------>|         |
                      wait: on the condition         |  socket |   aggd
     link thread      reads RESULT, answers ASK <----|         |
 
-A round copies a tensor once at the rank, from the buffer it came into to where the script wants it.
+A round copies a tensor once at the rank: from the receive buffer to where the script wants it.
 """
 
 import os
@@ -44,24 +44,24 @@ from covey.wire.handshake import NONCE_BYTES
 from covey.wire.job import AggregatorAt
 
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Pauses between attempts to reach the same address, seconds; the last one repeats."""
+"""Pauses between attempts to reach the same address, in seconds; the last one repeats."""
 SMALL_BYTES = 64 << 10
-"""Such a push is sent at once by whoever makes it: handing it to another thread costs more."""
+"""Largest push in bytes that the calling thread sends itself: handing it to another thread costs more."""
 
 
 class Waits(Protocol):
-    """Who waits for a tensor."""
+    """What a thread's wait for a tensor must offer."""
 
     @property
     def left_s(self) -> float:
-        """Until the next look, at most."""
+        """Seconds until the next look, at most."""
 
     def look(self) -> None:
         """Raises when there is nothing to wait for any more."""
 
 
 class AggregatorRounds:
-    """Methods may be called from any thread."""
+    """The rounds of one rank at one aggregator. Methods may be called from any thread."""
 
     def __init__(
         self,
@@ -71,78 +71,82 @@ class AggregatorRounds:
         poster: Poster | None = None,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
-        """From the link thread `lost(epoch, why)` is called each time the address of that epoch cannot be used,
-        `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: which all tables
-        share."""
+        """From the link thread, `lost(epoch, why)` is called each time the address of that epoch cannot be used,
+        `failed` once nothing will be added any more, and `heard` when a result may be there. `poster`: the sending
+        thread that all tables share."""
         self.rounds, self._lost, self._failed, self._poster, self._heard = rounds, lost, failed, poster, heard
         self._changed = threading.Condition()
-        """Guards everything below, and the rounds; notified when any of it changes."""
+        """Guards the fields below, and the rounds; notified when any of them changes."""
         self._owner = PresentOwner()
         self._link: TensorLink | None = None
         self._problem = "the agent has not named an aggregator yet"
         self.fatal: Exception | None = None
-        """Why nothing will be added any more."""
+        """Why nothing will be added any more; None: it will."""
         self._repeating = False
-        """What was pushed is sent once more, over a new connection: it must stay as it is, even if its result comes."""
+        """Whether what was pushed is being sent again over a new connection: it must not change, even if its result
+        comes."""
         self._saying = False
-        """That this rank keeps a result is still to be said: nobody has that result before."""
+        """Whether the frame that says that this rank keeps a result is still to be sent: until then no thread gets that
+        result."""
         self._closed = False
         self._awaited = Counter[int]()
-        """By a tensor's key, threads that wait for it: others are not woken by its result."""
+        """By a tensor's key, number of threads that wait for it: other threads are not woken by its result."""
         self._copies: dict[int, EarlyCopy] = {}
-        """By a tensor's key: of results that threads wait for."""
+        """By a tensor's key, copies of results that threads wait for."""
         self._held: list[Iterable[Frame]] = []
-        """To go out before whatever is said next on this connection."""
+        """Frames that are sent before the next frame on this connection."""
         self.told: Callable[[ToldByRank], None] = lambda told: None
-        """Hears, in the link thread, what other ranks tell."""
+        """Called in the link thread with the messages of other ranks."""
         self._thread = threading.Thread(target=self._run, name="covey-tensors", daemon=True)
         self._thread.start()
 
     # ---- from the script ----
 
     def declare(self, declared: Declared, initial: Array, moments: Sequence[Array] = ()) -> None:
-        """A new tensor, or one Block of it, of which `initial` is a model's value, with the `moments` of an optimizer
-        that goes on. ValueError when there is one."""
+        """Declare a new tensor, or one Block of it. `initial`: the value of a model, with the `moments` from which its
+        optimizer continues. ValueError when it is declared already."""
         value = bytes_of(initial) if declared.kind == "model" else None
         size, kept = 0 if value is None else initial.nbytes, [bytes_of(each) for each in moments]
         self._say_out(lambda: self.rounds.declare_as(declared, value, moments=kept), size)
 
     def speak(self, declared: Declared, ranks: Node, results: Sequence[Sequence[Array]]) -> None:
-        """Likewise, for all these ranks, of one host: `results` are where theirs lie in turn, with their moments, the
-        first one with a model's initial value. ValueError when there is one."""
+        """Declare a Block for the ranks of one host. `results`: two places where the results are stored in turn, each
+        with its moments; the first holds a model's initial value. ValueError when it is declared already."""
         first, second = ([bytes_of(array) for array in each] for each in results)
         self._say_out(lambda: self.rounds.declare_as(declared, None, ranks, (first, second)))
 
     def push(self, label: str, *sums: Array, blocks: bool, rate: float = 0.0) -> None:
-        """Begin a round of a Block, with this rank's contribution, or what those it speaks for have added. `blocks`:
-        this thread waits for it at once. `rate`: of learning. ValueError when one is under way."""
+        """Begin a round of a Block, with this rank's contribution, or with the sums that the ranks it speaks for have
+        added. `blocks`: this thread waits for the result at once. `rate`: learning rate. ValueError when a round is
+        under way."""
         size = 0 if blocks else sum(each.nbytes for each in sums)
         self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
 
     def push_soon(self, label: str, data: Array) -> None:
-        """As `push`, for one rank; it goes out before whatever is said next, together with that."""
+        """Push as `push` does, for one rank, but send the frames only together with the next frames on this
+        connection."""
         with self._changed:
             if self.fatal is not None:
                 raise self.fatal
             frames = self.rounds.push(label, bytes_of(data))
-            if self._link is not None:  # else `_serve` sends them
+            if self._link is not None:  # without a link, `_serve` sends them
                 self._held.append(frames)
 
     def say_held(self) -> None:
-        """What was to go out soon goes out now."""
+        """Send the frames that wait for the next push."""
         if self._held:
             self._say_out(tuple)
 
     def moments(self, label: str) -> list[Array]:
-        """Those of a Block that this rank keeps, of its last result; none when another one does. Not to be written, and
-        for the time until the next round only."""
+        """The moments of a Block's last result that this rank keeps; none when another rank does. They must not be
+        written, and are valid only until the next round."""
         with self._changed:
             tensor = self.rounds.tensors[label]
             wide = NUMBERS[tensor.declared.type].wide
             return [np.frombuffer(each, dtype=wide) for each in tensor.moments] if tensor.keeps else []
 
     def tell(self, said: Tell) -> None:
-        """To another rank, if both are connected."""
+        """Send a message to another rank, if both are connected."""
         with self._changed:
             link = self._link
             frame = self.rounds.tell(said) if link is not None else None
@@ -150,15 +154,15 @@ class AggregatorRounds:
             link.say((frame,), at_once=len(said.data) <= SMALL_BYTES)
 
     def leave(self, words: bytes) -> None:
-        """As of `Rounds`."""
+        """Tell the aggregator that this rank leaves, as in `Rounds.leave`."""
         self._say_out(lambda: self.rounds.leave(words))
 
     def adopt(self, declared: Declared, version: int) -> None:
-        """As of `Rounds`."""
+        """Take over a Block from the lost rank, as in `Rounds.adopt`."""
         self._say_out(lambda: self.rounds.adopt(declared, version))
 
     def versions(self) -> list[tuple[bytes, int]] | None:
-        """As of `Rounds`."""
+        """The round of each Block, as in `Rounds.versions`."""
         with self._changed:
             return self.rounds.versions()
 
@@ -169,19 +173,19 @@ class AggregatorRounds:
             return tensor.unacknowledged is None and tensor.agreed and not self._repeating and not self._saying
 
     def round(self, label: str) -> int | None:
-        """Of a Block: that is under way, else the last one. None: nothing was declared."""
+        """Number of a Block's round that is under way, else of the last one; None when it is not declared."""
         with self._changed:
             tensor = self.rounds.tensors.get(label)
             return None if tensor is None else tensor.unacknowledged or tensor.version
 
     def fault(self, label: str) -> tuple[str, bool]:
-        """Why a Block is not added, for people, and whether that is because a rank has left; empty: it is added."""
+        """Why a Block is not added, for people, and whether a rank that left is the cause; empty when it is added."""
         with self._changed:
             tensor = self.rounds.tensors[label]
             return tensor.fault, tensor.in_vain
 
     def until(self, label: str, waits: Waits) -> None:
-        """The Block's result is here. ValueError when the aggregator does not add it; RankLeft."""
+        """Wait until the Block's result is here. ValueError when the aggregator does not add it; RankLeft."""
         self.say_held()
         with self._changed:
             tensor = self.rounds.tensors[label]
@@ -196,14 +200,14 @@ class AggregatorRounds:
                 self._awaited[tensor.key] -= 1
 
     def wait(self, label: str, waits: Waits, out: Array) -> None:
-        """The Block's result, into `out`, flat. Errors as of `until`."""
+        """Wait for the Block's result and copy it into `out`, flat. Errors as of `until`."""
         tensor = self.rounds.tensors[label]
         with self._changed:
             copy = self._copies[tensor.key] = EarlyCopy(tensor.declared, bytes_of(out), tensor.pushed)
         try:
             self.until(label, waits)
         finally:
-            with self._changed:  # the script may do what it likes with `out` from now on
+            with self._changed:  # the script may use `out` for anything from now on
                 del self._copies[tensor.key]
         # only this Block's next round, which nobody can begin before this ends, would write here
         copy.finish(tensor.state)
@@ -213,14 +217,14 @@ class AggregatorRounds:
         return self._link is not None
 
     def why(self) -> str:
-        """Nothing comes, for people."""
+        """Why no result comes, for people."""
         at = self._owner.at
         if self._link is None or at is None:
             return self._problem
         return f"connected to the aggregator on {at.host}; other ranks have not pushed this round yet"
 
     def close(self) -> None:
-        """Drops the connection and ends the thread; who waits looks at once. Again is harmless."""
+        """Drop the connection and end the thread; waiting threads check at once. A second call is harmless."""
         with self._changed:
             self._closed = True
             if self._link is not None:
@@ -232,8 +236,8 @@ class AggregatorRounds:
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
-        """Push and pull there from now on, or once the present owner hands over, unless an assignment of a higher epoch
-        is already known."""
+        """Push and pull at this address from now on, or once the present owner hands over, unless an assignment of a
+        higher epoch is already known."""
         try:
             with self._changed:
                 if self._owner.told(at, self._link is not None, time.monotonic()):
@@ -244,7 +248,7 @@ class AggregatorRounds:
     # ---- inside ----
 
     def _go_to(self, at: AggregatorAt) -> None:
-        """Superseded."""
+        """Leave the present owner for this one. Superseded."""
         self.rounds.moved(at.epoch)
         if not at.address:
             raise Superseded("this run of the job was taken back; this process should end")
@@ -256,7 +260,7 @@ class AggregatorRounds:
 
     def _say_out(self, make: Callable[[], Iterable[Frame]], size: int = 0) -> None:
         """Change the rounds, and send the resulting frames if there is a connection; else `_serve` sends them. `size`:
-        so many bytes are not worth waiting for."""
+        bytes of the frames; up to `SMALL_BYTES` the calling thread sends them."""
         with self._changed:
             if self.fatal is not None:
                 raise self.fatal
@@ -268,7 +272,7 @@ class AggregatorRounds:
             link.say(frames, at_once=size <= SMALL_BYTES)
 
     def fail(self, error: Exception) -> None:
-        """Nothing will be added any more; who waits looks at once."""
+        """Nothing will be added any more; waiting threads check at once."""
         with self._changed:
             self.fatal = self.fatal or error
             self._changed.notify_all()
@@ -299,14 +303,14 @@ class AggregatorRounds:
                     self._changed.wait(timeout=RETRY_S[min(attempt, len(RETRY_S) - 1)])
 
     def _target(self) -> AggregatorAt | None:
-        """Where to connect, once the agent has named it; None when the client is closed."""
+        """The address to connect to, once the agent has named it; None when the client is closed."""
         with self._changed:
             while not self._closed and self.fatal is None and self._owner.at is None:
                 self._changed.wait()
             return None if self._closed or self.fatal is not None else self._owner.at
 
     def _handed_over(self, at: AggregatorAt) -> bool:
-        """The connection to this one ended, and another one is to follow."""
+        """Whether the owner whose connection ended has handed over; then the next owner becomes the present one."""
         with self._changed:
             after = self._owner.ended(at)
             if after is not None:
@@ -334,7 +338,7 @@ class AggregatorRounds:
                 if header.op is not expected:
                     raise TensorWireError(f"answered {header.op.name} to our hello")
             link.sock.settimeout(None)
-            with link.lock:  # no other frame goes before those that open our tensors
+            with link.lock:  # no other frame is sent before those that open our tensors
                 with self._changed:
                     if self._closed or self._owner.at is not at:
                         raise ConnectionAbortedError("is no longer the aggregator")
@@ -360,7 +364,7 @@ class AggregatorRounds:
             link.close()
 
     def _take(self, link: TensorLink, at: AggregatorAt) -> Header:
-        """One frame."""
+        """Read and handle one frame."""
         link.await_byte(self.rounds.ping)
         head = bytearray(HEADER_BYTES)
         link.read_into(memoryview(head))
@@ -377,7 +381,7 @@ class AggregatorRounds:
             if header.op is TensorOp.RESULT and header.key in self._copies and self.rounds.expects(header):
                 self._copies[header.key].came(header.part, into)
             answer: Iterable[Frame] = self.rounds.heard(header, into)
-            if header.op is TensorOp.RESULT:  # a script that has its last result may end: what is kept is said before
+            if header.op is TensorOp.RESULT:  # a script with its last result may end: send KEPT before
                 answer = tuple(answer)
                 self._saying = bool(answer)
             if not self._saying and (header.op is not TensorOp.RESULT or self._awaited[header.key]):

@@ -4,11 +4,11 @@
                +-- Block 1 --> table 0: covey.tensors.aggregator.aggregator_rounds --> aggd on h1
                +-- Block 2 --> table 1: covey.tensors.aggregator.aggregator_rounds --> aggd on h2
 
-A table has a connection, a thread and an epoch of its own, from its first Block on. Table 0's owner is there without
-being asked for; that of another one is asked for by its first Block.
+A table has a connection, a thread and an epoch of its own, from its first Block on. Table 0 has an owner from the
+start; the owner of another table is asked for with its first Block.
 
-Blocks go out one after the other, each rank beginning with the table after its own number, so that not all ranks push
-to one owner first: TCP would divide its network card unfairly, and each sum waits for the slowest.
+Blocks are sent one after the other. Each rank begins with the table after its own number, so that not all ranks push to
+one owner first: TCP would divide its network card unfairly, and each sum waits for the slowest.
 """
 
 import threading
@@ -33,15 +33,15 @@ from covey.wire.job import AggregatorAt
 
 
 class CutTensor(NamedTuple):
-    """A tensor, and where it is summed."""
+    """A tensor, and the Blocks in which it is summed."""
 
     declared: Declared
     blocks: tuple[Block, ...]
     keepers: tuple[int, ...]
-    """Of each Block, which rank has its moments too; 0 where there are none."""
+    """For each Block, the rank that has its moments too; 0 where there are none."""
 
     def block(self, at: int) -> Declared:
-        """What is declared of one Block."""
+        """The declaration of one Block."""
         whole = msgspec.structs.replace(self.declared, keeper=self.keepers[at])
         if len(self.blocks) == 1:
             return whole
@@ -49,7 +49,8 @@ class CutTensor(NamedTuple):
 
 
 class BlockRounds:
-    """Methods may be called from any thread; of one tensor, by one at a time."""
+    """One rank's rounds at all aggregators. Methods may be called from any thread, for one tensor by one thread at a
+    time."""
 
     def __init__(
         self,
@@ -65,19 +66,19 @@ class BlockRounds:
         part_bytes: int = PART_BYTES,
     ) -> None:
         """`lost(epoch, why, table)` is called from a link thread each time the address of that epoch cannot be used,
-        `heard` when a result may be there; `wanted(table)` when the owner of a table other than 0 is needed for the
+        `heard` when a result may be there, and `wanted(table)` when the owner of a table other than 0 is needed for the
         first time."""
         self.tables, self.part_bytes, self._incarnation = tables, part_bytes, incarnation
         self._order: Order = "tree"
         self.known: dict[str, CutTensor] = {}
-        """By name: what was declared."""
+        """Declared tensors by name."""
         self.fatal: Exception | None = None
-        """Why nothing will be added any more."""
+        """Why nothing will be added any more; None: it will."""
         self._job, self._rank, self._world_size = job, rank, world_size
         self._lost, self._wanted, self._heard = lost, wanted, heard
         self._poster = Poster() if tables > 1 else None
         self._lock = threading.Lock()
-        """Guards what follows."""
+        """Guards the fields below."""
         self._at: dict[int, AggregatorRounds] = {}
         self._told: dict[int, AggregatorAt] = {}
         """The newest owner of each table that the agent named."""
@@ -90,7 +91,7 @@ class BlockRounds:
 
     @property
     def order(self) -> Order:
-        """Of the additions of tensors that are declared from now on."""
+        """Order of additions for tensors that are declared from now on."""
         return self._order
 
     @order.setter
@@ -101,8 +102,8 @@ class BlockRounds:
                 rounds.rounds.order = order
 
     def declare(self, declared: Declared, data: Array, moments: Sequence[Array] = ()) -> None:
-        """A new tensor; a model's initial value is `data`, with the `moments` of an optimizer that goes on. ValueError
-        when there is one of that name."""
+        """Declare a new tensor. `data`: the initial value of a model, with the `moments` from which its optimizer
+        continues. ValueError when the name is taken."""
         cut = self.cut(declared)
         flat, *first_moments = (each.reshape(-1) for each in (data, *(moments if self._rank == 0 else ())))
         for at, block in enumerate(cut.blocks):
@@ -111,12 +112,12 @@ class BlockRounds:
         self.known[declared.name] = cut
 
     def is_declared(self, name: str) -> bool:
-        """By this process."""
+        """Whether this process has declared the tensor."""
         return name in self.known
 
     def push(self, name: str, data: Array, blocks: bool, rate: float = 0.0) -> None:
-        """Begin a round. `blocks`: this thread waits for it at once. `rate`: of learning. ValueError when one is under
-        way."""
+        """Begin a round. `blocks`: this thread waits for the result at once. `rate`: learning rate. ValueError when a
+        round is under way."""
         flat, cut = data.reshape(-1), self.known[name]
         for at in self.in_turn(cut, range(len(cut.blocks))):
             block = cut.blocks[at]
@@ -124,8 +125,8 @@ class BlockRounds:
         self._at[0].say_held()
 
     def push_soon(self, name: str, data: Array) -> None:
-        """As `push`, of a tensor that is pushed just before another one: its frames go out together with those, if it
-        is small."""
+        """Push as `push` does, for a tensor that is pushed just before another one: the frames of a small tensor are
+        sent together with that one's."""
         cut = self.known[name]
         if len(cut.blocks) > 1:
             self.push(name, data, False)
@@ -133,12 +134,13 @@ class BlockRounds:
             self._at[0].push_soon(name, data.reshape(-1))
 
     def steps(self, name: str) -> int:
-        """Of this tensor's optimizer, by now."""
+        """Number of steps that this tensor's optimizer has made."""
         cut = self.known[name]
         return cut.declared.steps + (self._at[cut.blocks[0].table].round(name) or 0)
 
     def kept(self, name: str) -> Iterator[tuple[int, list[Array]]]:
-        """Moments of this tensor that this rank keeps: the first element, and an array of each."""
+        """The moments of this tensor that this rank keeps: for each Block, its first element and one array for each
+        moment."""
         cut = self.known[name]
         for at, block in enumerate(cut.blocks):
             if moments := self._at[block.table].moments(block_label(name, at)):
@@ -151,12 +153,12 @@ class BlockRounds:
         )
 
     def until(self, name: str, waits: Waits) -> None:
-        """The tensor's result is here. ValueError when an aggregator does not add it."""
+        """Wait until the tensor's result is here. ValueError when an aggregator does not add it."""
         for at, block in enumerate(self.known[name].blocks):
             self._at[block.table].until(block_label(name, at), waits)
 
     def wait(self, name: str, waits: Waits, out: Array | None) -> Array:
-        """The tensor's result. ValueError when an aggregator does not add it."""
+        """The tensor's result, once it is here. ValueError when an aggregator does not add it."""
         cut = self.known[name]
         result = np.empty(cut.declared.shape, NUMBERS[cut.declared.type].stored) if out is None else out
         flat = result.reshape(-1)
@@ -165,7 +167,7 @@ class BlockRounds:
         return result
 
     def why(self, name: str) -> str:
-        """Nothing comes, for people."""
+        """Why no result comes, for people."""
         cut = self.known.get(name)
         blocks: Sequence[Block] = () if cut is None else cut.blocks
         late = [
@@ -176,14 +178,14 @@ class BlockRounds:
         return "; ".join(dict.fromkeys(rounds.why() for rounds in late)) or self._at[0].why()
 
     def leave(self, words: bytes) -> None:
-        """This rank pushes no tensor more but the last one: whoever waits for it is told, in these words."""
+        """This rank pushes no tensor any more but the last one: ranks that wait for it are told, in these words."""
         with self._lock:
             self._leaves, each = words, list(self._at.values())
         for rounds in each:
             rounds.leave(words)
 
     def close(self) -> None:
-        """Drops the connections and ends the threads; who waits looks at once. Again is harmless."""
+        """Drop the connections and end the threads; waiting threads check at once. A second call is harmless."""
         with self._lock:
             self._closed = True
             each = list(self._at.values())
@@ -195,32 +197,32 @@ class BlockRounds:
     # ---- for a rank that may be lost, and its successor ----
 
     def heal(self, told: Callable[[ToldByRank], None]) -> None:
-        """`told` hears, from link threads, what other ranks tell."""
+        """From now on `told` is called, by link threads, with the messages of other ranks."""
         with self._lock:
             self._told_by_ranks, self._heals = told, True
             for rounds in self._at.values():
                 rounds.told = told
 
     def begin_with(self, packed: bytes) -> None:
-        """Of another rank's `versions`: its Blocks are those of this rank, too. TensorWireError, ValueError."""
+        """Take over the Blocks and rounds of another rank's `versions`. TensorWireError, ValueError."""
         for table, declared, version in unpack_rounds(packed, self.tables):
             self.table(table).adopt(declared, version)
 
     def versions(self) -> bytes | None:
-        """Each Block and the round whose result is here, the same on all ranks that are in the same step; None while
-        one is under way."""
+        """Each Block and the round whose result is here, packed; equal on all ranks that are in the same step. None
+        while a round is under way."""
         with self._lock:
             each = {table: rounds.versions() for table, rounds in sorted(self._at.items())}
         return pack_rounds(each)
 
     def tell(self, said: Tell) -> None:
-        """To another rank, if both are connected."""
+        """Send a message to another rank, if both are connected."""
         self._at[0].tell(said)
 
     # ---- for who speaks for a host ----
 
     def cut(self, declared: Declared) -> CutTensor:
-        """Where a tensor is summed."""
+        """The tensor divided into Blocks."""
         count, key = declared.size_bytes // declared.element_bytes, key_of(declared.name)
         blocks = blocks_of(key, count, declared.element_bytes, self.tables)
         if not declared.moments:
@@ -230,11 +232,11 @@ class BlockRounds:
         return CutTensor(declared, blocks, keepers)
 
     def in_turn(self, cut: CutTensor, blocks: Iterable[int]) -> list[int]:
-        """These Blocks, as this rank pushes them."""
+        """These Blocks in the order in which this rank pushes them."""
         return sorted(blocks, key=lambda at: (cut.blocks[at].table - self._rank - 1) % self.tables)
 
     def table(self, table: int) -> AggregatorRounds:
-        """Rounds at the owner of this table, who is asked for if there was none."""
+        """The rounds at the owner of this table; a new owner is asked for."""
         with self._lock:
             rounds = self._at.get(table)
             if rounds is not None:
@@ -259,13 +261,14 @@ class BlockRounds:
 
     @property
     def connected(self) -> bool:
-        """Whether the owner of each table is."""
+        """Whether the owner of each table is connected."""
         return all(rounds.connected for rounds in list(self._at.values()))
 
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
-        """Push and pull the Blocks of that table there from now on, unless an owner of a higher epoch is known."""
+        """Push and pull the Blocks of that table at this owner from now on, unless an owner of a higher epoch is
+        known."""
         with self._lock:
             told = self._told.get(at.table)
             if told is None or told.epoch < at.epoch:
@@ -280,7 +283,7 @@ class BlockRounds:
         self._lost(epoch, why, table)
 
     def _failed(self, error: Exception) -> None:
-        """One table's owners say that this run of the job is over: so is that of the others."""
+        """One table's owners say that this run of the job is over, so the rounds of all tables end."""
         with self._lock:
             self.fatal = self.fatal or error
             each = list(self._at.values())

@@ -1,7 +1,7 @@
-"""A result is copied to where the script wants it part by part, as it comes: each part is still in a cache then.
+"""Copy a result to where the script wants it part by part, as the parts arrive, while each is still in a cache.
 
-Only where nobody can see it: the script waits, and what it gave for the round lies elsewhere, since that may be needed
-again until the result is whole. What was not copied by then is copied at the end.
+That is done only where it cannot be noticed: the script waits, and its contribution is in other memory, since it may be
+needed again until the result is whole. Parts that were not copied are copied at the end.
 """
 
 from collections.abc import Sequence
@@ -13,28 +13,28 @@ from covey.tensors.numbers.tensor_wire import Declared, Payload
 
 
 class EarlyCopy:
-    """Of one round of one Block."""
+    """The copying of one round of one Block."""
 
     def __init__(self, declared: Declared, out: memoryview, given: Sequence[Payload]) -> None:
-        """`out`: where the result is to be; `given`: what was pushed."""
+        """`out`: memory for the result; `given`: what was pushed."""
         self._declared = declared
         self._out = _numbers(out)
         self._may = not any(np.may_share_memory(self._out, _numbers(each)) for each in given)
         self._copied: set[int] = set()
 
     def came(self, part: int, data: Payload) -> None:
-        """A part of the result, whole and right."""
+        """Copy a part of the result, which has arrived whole and checked."""
         if self._may and part < self._declared.parts:
             start, end = self._declared.span(part)
             np.copyto(self._out[start:end], _numbers(data))
             self._copied.add(part)
 
     def forget(self) -> None:
-        """All parts will come again."""
+        """All parts will arrive again."""
         self._copied.clear()
 
     def finish(self, state: Payload) -> None:
-        """The whole result is here."""
+        """The whole result is here: copy what is missing."""
         whole = _numbers(state)
         if not self._copied:
             np.copyto(self._out, whole)

@@ -1,18 +1,19 @@
-"""Rounds of tensors of a job on several hosts: ranks of one host first add what they have, in memory that they share.
+"""Rounds of tensors of a job on several hosts: ranks of one host first add their contributions, in memory that they
+share.
 
-Each Block has a *speaker* on every host, one of its ranks, so that all of them have their part of the work. When all
-ranks of the host have pushed, the speaker adds the Block for the host (whole sums of the tree of additions, mostly one:
-`covey.tensors.numbers.spoken`), pushes that to the Block's owner, and gets the result into memory that all of them
-read:
+Each Block has a *speaker* on every host, one of the host's ranks, so that all of them share the work. When all ranks of
+the host have pushed, the speaker adds the Block for the host (whole sums of the tree of additions, mostly one:
+`covey.tensors.numbers.spoken`), pushes that to the Block's owner, and receives the result into memory that all ranks of
+the host read:
 
     rank 0   copy in | add Block 0 of ranks 0 and 1, push --> table 0 --> result of Block 0 |            | copy out
     rank 1   copy in | add Block 1 of ranks 0 and 1, push --> table 1 --> result of Block 1 | all Blocks | copy out
     (the other host)   add Block 0 of ranks 2 and 3, ...
 
-So a network card carries a Block once for a host, and not once for each of its ranks. To an aggregator the speaker is
-one that pushes for several ranks; its loss and its recovery are as of any other. Results lie in memory twice, in turn:
-one of round 9 is written over that of round 7, which all ranks have copied out before they pushed round 8, and so the
-last whole result is there for an aggregator that asks for it.
+So a network card carries a Block once for a host, not once for each of its ranks. To an aggregator the speaker is a
+rank that pushes for several ranks; it is lost and recovered like any other. Memory has room for two results, used in
+turn: the result of round 9 overwrites that of round 7, which all ranks have copied out before they pushed round 8. So
+the last whole result is there for an aggregator that asks for it.
 """
 
 import contextlib
@@ -40,9 +41,9 @@ class _SpokenBlock(NamedTuple):
     declared: Declared
     at: AggregatorRounds
     elements: slice
-    """Of the tensor."""
+    """The elements of the tensor that form the Block."""
     sums: tuple[Array, ...]
-    """Of each node, which several ranks make, or one of them."""
+    """For each node, the sum of its ranks' contributions, or the contribution itself when the node is one rank."""
 
     @property
     def label(self) -> str:
@@ -50,7 +51,7 @@ class _SpokenBlock(NamedTuple):
 
 
 class HostTensor(SharedTensor):
-    """One tensor of one rank, as `SharedTensor`."""
+    """One tensor of one rank of a job on several hosts; used like any `SharedTensor`."""
 
     def __init__(self, declared: Declared, range_: TensorRange, far: BlockRounds) -> None:
         super().__init__(declared, range_)
@@ -64,7 +65,8 @@ class HostTensor(SharedTensor):
         mine = [at for at in range(len(cut.blocks)) if speaker(key, at, far.tables, memory.ranks) == memory.at]
         self._mine = [self._spoken(cut.block(at), cut.blocks[at]) for at in far.in_turn(cut, mine)]
         self._here = self._said = 0
-        """So many of them have the result of this round; the last round of which this was said."""
+        """How many of this rank's Blocks have the result of this round; and the last round of which that was
+        announced."""
 
     def why(self) -> str:
         missing = self.missing()
@@ -78,7 +80,7 @@ class HostTensor(SharedTensor):
 
     def _own_part(self) -> bool:
         if self._far.fatal is not None:
-            return False  # who waits is told
+            return False  # waiting threads get the error
         if self._added < self.round:
             self._here = 0
             with contextlib.suppress(Superseded):
@@ -99,7 +101,8 @@ class HostTensor(SharedTensor):
         return True
 
     def _push(self, slots: Sequence[Contribution]) -> None:
-        """Add this host's part of each Block, and give it to its owner. Who was interrupted can begin again."""
+        """Add this host's part of each Block, and push it to the Block's owner. After an interruption it can begin
+        again."""
         rate = self._rate()
         for spoken in self._mine:
             begun = spoken.at.round(spoken.label)
@@ -120,12 +123,12 @@ class HostTensor(SharedTensor):
                 add(self._trees[node], slots, self._numbers, here, found)
 
     def _declare(self, spoken: _SpokenBlock) -> int:
-        """The last round of it, which is none."""
+        """Declare the Block at its owner. Returns the number of its last round: 0."""
         if self._is_initial(1) and self._first == 0:
             np.copyto(self._results[0][spoken.elements], self._slots[0][0][spoken.elements])
         first, end = self._members
         moments = self._moments
-        if not first <= spoken.declared.keeper < end:  # they lie elsewhere, but for those of the beginning
+        if not first <= spoken.declared.keeper < end:  # other hosts keep them, but for the first ones
             moments = [self._moments[0] if first == 0 and self.declared.steps else [], []]
         each = [[result, *kept] for result, kept in zip(self._results, moments, strict=True)]
         spoken.at.speak(

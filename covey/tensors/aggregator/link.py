@@ -1,4 +1,4 @@
-"""One connection of a rank to its aggregator: frames out, by whoever has some, and bytes in, by one thread."""
+"""One connection of a rank to its aggregator: any thread sends frames, one thread reads."""
 
 import contextlib
 import queue
@@ -15,16 +15,16 @@ from covey.wire.page_pipe import PagePipe
 from covey.wire.splicing import LEAST_BYTES
 
 CONNECT_S = 2.0
-"""How long one attempt to connect and be welcomed may take, seconds."""
+"""Seconds that one attempt to connect and be welcomed may take."""
 SILENT_S = 2.0
-"""Quiet time after which the link sends the aggregator a PING, seconds."""
+"""Seconds of quiet after which the link sends the aggregator a PING."""
 DEAD_S = 6.0
-"""Quiet time after which the connection is given up, seconds."""
+"""Seconds of quiet after which the connection is given up."""
 
 SMALL_BYTES = 4096
-"""Payloads that are copied, and sent together with what is before them, and after them."""
+"""Largest payload in bytes that is copied, to be sent together with the frames before and after it."""
 READ_BYTES = 16 << 10
-"""As much is read at a time where less is wanted."""
+"""Bytes that are read at a time when less is wanted."""
 
 
 def _near(path: str) -> socket.socket | None:
@@ -50,7 +50,7 @@ def _far(address: str) -> socket.socket:
 
 
 class Poster:
-    """A thread that sends what others need not wait for, in the order in which it was posted."""
+    """A thread that sends frames for which callers need not wait, in the order in which they were posted."""
 
     def __init__(self) -> None:
         self._posted: queue.SimpleQueue[tuple[TensorLink, Iterable[Frame]] | None] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ class Poster:
         self._posted.put((link, frames))
 
     def close(self) -> None:
-        """After what was posted. Again is harmless."""
+        """End the thread after what was posted. A second call is harmless."""
         self._posted.put(None)
 
     def _send(self) -> None:
@@ -79,12 +79,12 @@ class TensorLink:
     """One connection. Sending is serialised by `lock`; only the link thread reads."""
 
     def __init__(self, address: str, poster: Poster | None = None, near: str = "") -> None:
-        """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: of
-        several connections, which then take turns; without, it has its own."""
+        """`near`: a unix socket of the same process, which is tried first; this host may not have it. `poster`: one for
+        several connections, which then take turns; without it the link has its own."""
         self.lock = threading.RLock()
         found = _near(near)
         self.near = found is not None
-        """The other end is on this host."""
+        """Whether the other end is on this host."""
         self.sock = _far(address) if found is None else found
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(DEAD_S), 0))
         self._poll = select.poll()
@@ -92,11 +92,11 @@ class TensorLink:
         self._shared, self._poster = poster is not None, poster or Poster()
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._read = self._buffer[:0]
-        """What came, and was not asked for yet."""
+        """Bytes that were received and not asked for yet."""
         self._pipe: PagePipe | None = None
         self._may_pipe = True
         self._waiting = 0
-        """Posted and not sent."""
+        """Number of posts that are not sent yet."""
         self._counting = threading.Lock()
 
     def send(self, frames: Iterable[Frame], careful: bool = True) -> None:
@@ -110,8 +110,8 @@ class TensorLink:
                     raise
 
     def say(self, frames: Iterable[Frame], at_once: bool) -> None:
-        """As `send`, after all that was said before, by whatever thread. `at_once`: in this thread, if nobody else is
-        sending; else a thread of the link does it and this one goes on."""
+        """Send frames after all that any thread said before. `at_once`: send in this thread if no other is sending;
+        otherwise a thread of the link sends and this one continues."""
         if at_once and not self._shared and self.lock.acquire(blocking=False):
             try:
                 with self._counting:
@@ -126,7 +126,7 @@ class TensorLink:
         self._poster.post(self, frames)
 
     def posted_sent(self) -> None:
-        """For the poster: one of what was posted is out, or will never be."""
+        """Called by the poster when one post was sent, or never will be."""
         with self._counting:
             self._waiting -= 1
 
@@ -174,7 +174,7 @@ class TensorLink:
         return self._pipe if self._may_pipe else None
 
     def await_byte(self, ping: Callable[[], Frame]) -> None:
-        """Until something arrives. TimeoutError when the peer is silent although asked."""
+        """Wait until something arrives. TimeoutError when the peer is silent although it was asked."""
         if self._read:
             return
         silent_s = 0.0
@@ -189,7 +189,7 @@ class TensorLink:
                     self.lock.release()
 
     def read_into(self, view: memoryview) -> None:
-        """Fill `view`. TimeoutError when a frame that began does not go on."""
+        """Fill `view`. TimeoutError when a frame stops in the middle."""
         while view.nbytes:
             if not self._read and view.nbytes < READ_BYTES:
                 self._read = self._buffer[: self._receive(self._buffer)]

@@ -1,4 +1,4 @@
-"""The Blocks of a rank and the round of each, as a part of the state that its successor takes over."""
+"""The Blocks of a rank and the round of each, packed as a part of the state that its successor takes over."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ import msgspec
 from covey.tensors.numbers.tensor_wire import Declared, TensorWireError, unpack_declared
 
 Versions = Sequence[tuple[bytes, int]]
-"""Of each Block of a table: its declaration, and the round whose result is here (`Rounds.versions`)."""
+"""For each Block of a table, its declaration and the round whose result is here (`Rounds.versions`)."""
 _encode = msgspec.msgpack.Encoder().encode
 _tables: msgspec.msgpack.Decoder[dict[int, list[tuple[bytes, int]]]] = msgspec.msgpack.Decoder(
     dict[int, list[tuple[bytes, int]]]
@@ -15,14 +15,15 @@ _tables: msgspec.msgpack.Decoder[dict[int, list[tuple[bytes, int]]]] = msgspec.m
 
 
 def pack_rounds(each: Mapping[int, Versions | None]) -> bytes | None:
-    """By table, of all tables; the same on all ranks that are in the same step; None while a round is under way."""
+    """The versions of all tables, packed; equal on all ranks that are in the same step. None while a round is under
+    way."""
     if any(versions is None for versions in each.values()):
         return None
     return _encode({table: versions for table, versions in sorted(each.items()) if versions})
 
 
 def unpack_rounds(packed: bytes, tables: int) -> Iterator[tuple[int, Declared, int]]:
-    """Of another rank of a job with so many tables: table, Block and round. TensorWireError."""
+    """The Blocks that another rank packed, in a job with `tables` tables: table, Block and round. TensorWireError."""
     try:
         found = _tables.decode(packed)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,18 +1,18 @@
-"""Where a rank pushes the Blocks of one table now, and where next.
+"""The owner to which a rank pushes the Blocks of one table now, and the one that comes next.
 
-An owner that is lost is replaced at once. One that hands its table over (another host is to have it) goes on until it
-ends its connections, which it does between two iterations, when no round is under way: all ranks then change together,
-and nothing has to be pushed twice. Should it not do so, ranks leave it after `HANDOVER_S`.
+An owner that is lost is replaced at once. One that hands its table over to another host continues until it ends its
+connections, which it does between two iterations, when no round is under way: all ranks then change together, and
+nothing has to be pushed twice. If it does not do so, ranks leave it after `HANDOVER_S`.
 
-    owner of epoch 4 --told of 5, lost--------------------------------------------> owner of epoch 5
-    owner of epoch 4 --told of 5, handed over--> goes on --its connection ended--> owner of epoch 5
+    owner of epoch 4 --told of 5, lost---------------------------------------------> owner of epoch 5
+    owner of epoch 4 --told of 5, handed over--> continues --its connection ended--> owner of epoch 5
 """
 
 from covey.tensors.numbers.tensor_wire import grant_of
 from covey.wire.job import AggregatorAt
 
 HANDOVER_S = 60.0
-"""How long a rank stays with an owner that hands its table over; the owner ends that earlier, if it can."""
+"""Seconds that a rank stays with an owner that hands its table over; the owner ends that earlier, if it can."""
 
 
 class PresentOwner:
@@ -22,8 +22,8 @@ class PresentOwner:
         self._leave_s = 0.0
 
     def told(self, at: AggregatorAt, connected: bool, now_s: float) -> bool:
-        """The agent names an owner. Whether to go there at once; else when this one ends the connection. A lower epoch
-        than those known is left out."""
+        """Take an owner that the agent names. Whether to go there at once; otherwise the rank goes when the present
+        owner ends the connection. An epoch that is not higher than the known one is ignored."""
         known = self._next or self.at
         if known is not None and at.epoch <= known.epoch:
             return False
@@ -35,12 +35,12 @@ class PresentOwner:
         return True
 
     def ended(self, at: AggregatorAt) -> AggregatorAt | None:
-        """The connection to that one ended: where to go next, if it was the present one and hands over."""
+        """The connection to that owner ended. Returns where to go next, if it was the present owner and hands over."""
         if self._next is None or self.at is not at:
             return None
         self.at, self._next = self._next, None
         return self.at
 
     def overdue(self, now_s: float) -> bool:
-        """This one was to end the connection long ago."""
+        """Whether the present owner should have ended the connection by now."""
         return self._next is not None and now_s > self._leave_s

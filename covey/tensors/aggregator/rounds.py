@@ -1,17 +1,17 @@
 """The worker's side of a tensor's rounds, without sockets, threads or numbers: bytes and frames only.
 
-A tensor has a version: the last round whose result this worker holds whole. `push` begins round version + 1; the
-pushed bytes stay the caller's, who leaves them as they are until its result is here, since they may have to be sent to
-the next aggregator too. The last result is kept (two buffers, one complete, one being filled): an aggregator without
-state asks for it, and gets it at any time, also while the worker computes. The same steps start a job, follow the crash
-of an aggregator and a takeover:
+A tensor has a version: the last round whose result this worker holds whole. `push` begins round version + 1. The pushed
+bytes remain the caller's, who must not change them until the result is here, since they may have to be sent to the next
+aggregator too. The last result is kept (two buffers, one complete, one being filled): an aggregator without state asks
+for it, and gets it at any time, also while the worker computes. The same steps start a job and follow the crash of an
+aggregator and a takeover:
 
     version v, nothing pushed --push--> version v, round v+1 unacknowledged --whole result of v+1--> version v+1
             connected (a new connection or a new owner): OPEN every tensor with its version, PUSH what is unacknowledged
 
 No two workers are more than one version apart, since round v+1 needs a push from every worker and none pushes v+1
-before it holds v. A frame that comes late or twice is ignored; a frame that we could not have asked for is an error of
-the peer, and ends the connection.
+before it holds v. A frame that comes late or twice is ignored; a frame that this worker could not have asked for is an
+error of the peer, and ends the connection.
 """
 
 import itertools
@@ -51,13 +51,13 @@ from covey.wire.handshake import CHALLENGE_BYTES, Challenge
 _DRAINED = frozenset(
     (TensorOp.TOLD, TensorOp.CHALLENGE, TensorOp.WELCOME, TensorOp.STALE, TensorOp.ASK, TensorOp.PONG, TensorOp.FAULT)
 )
-"""What is used at once."""
+"""Operations whose payload is used at once."""
 Buffers = Sequence[memoryview]
-"""Of a result, and of each of its moments."""
+"""Memory of a result, then of each of its moments."""
 
 
 class Stale(ConnectionError):
-    """The aggregator serves this job under another epoch; `epoch` is that one, 0 when it does not know the job."""
+    """The aggregator serves this job under another epoch, which is `epoch`; 0 when it does not know the job."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__("it does not serve this job under our epoch")
@@ -80,8 +80,8 @@ class TensorRounds:
         buffers: tuple[Buffers, Buffers] | None = None,
         moments: Sequence[Payload] = (),
     ) -> None:
-        """`ranks`: for whom it pushes. `moments`: with which an optimizer goes on, as it has made steps before.
-        `buffers`: where results lie, in turn, and their moments; the first ones have what is there at first."""
+        """`ranks`: the ranks for which it pushes. `moments`: those from which an optimizer with earlier steps
+        continues. `buffers`: memory for results and their moments, used in turn; the first holds the initial values."""
         size = declared.size_bytes
         if initial is not None and len(initial) != size:
             raise ValueError(f"tensor {declared.name!r} has {size} bytes, its initial value {len(initial)}")
@@ -92,17 +92,17 @@ class TensorRounds:
         self.type = TYPES[declared.type][0]
         self.version = 0
         self.agreed = declared.kind == "grad"
-        """A model's initial value is in force only once the aggregator has sent the one it chose."""
+        """Whether the initial value is in force: for a model only once the aggregator has sent the one it chose."""
         self.hollow = False
-        """It began at its version, of whose result there is no copy here."""
+        """Whether it began at its version without a copy of that version's result."""
         self.adopted = False
-        """The script has not declared it yet."""
+        """Whether the script has not declared it yet."""
         self.state: Payload
         self.incoming: Payload
         self.keeps = bool(declared.moments) and ranks[0] <= declared.keeper < ranks[1]
         """Whether results come with their moments."""
         self.moments: Sequence[Payload]
-        """Of `state`: those that this rank keeps, or with which it began."""
+        """Moments of `state`: those that this rank keeps, or with which it began."""
         self._incoming_moments: Sequence[Payload] = ()
         if buffers is None:
             self.state = bytearray(initial) if initial is not None else bytearray(size)
@@ -115,15 +115,15 @@ class TensorRounds:
         else:
             (self.state, *self.moments), (self.incoming, *self._incoming_moments) = buffers
         self.pushed: tuple[Payload, ...] = ()
-        """Of each node of `spoken`, its sum."""
+        """The sum for each node of `spoken`."""
         self.rate = 0.0
-        """Of learning, in that round."""
+        """Learning rate of the round that was pushed."""
         self.unacknowledged: int | None = None
-        """The round whose result is still to come; what was added for it is `pushed`."""
+        """The round whose result is still to come; its contribution is `pushed`. None: no round is under way."""
         self.fault = ""
         """Why the aggregator does not sum this tensor, for people."""
         self.in_vain = False
-        """That is because a rank has left (`covey.job.leaving`)."""
+        """Whether the fault is that a rank has left (`covey.job.leaving`)."""
         self._seen: set[int] = set()
 
     @property
@@ -133,7 +133,7 @@ class TensorRounds:
 
     @property
     def result_parts(self) -> int:
-        """Of a whole result, as it comes to this rank."""
+        """Number of parts of a whole result that this rank receives."""
         return self.declared.state_parts if self.keeps else self.declared.parts
 
     def part_of_state(self, part: int) -> memoryview:
@@ -144,7 +144,8 @@ class TensorRounds:
         self._seen.clear()
 
     def slot(self, header: Header) -> memoryview | None:
-        """Where a part of the result belongs; None when it is late. TensorWireError when it cannot be one."""
+        """Memory for a part of the result; None when the part is late. TensorWireError when there can be no such
+        part."""
         if header.part >= self.result_parts:
             raise TensorWireError(f"part {header.part} of {self.declared.name!r}, which has {self.result_parts}")
         which, start, end = self.declared.state_piece(header.part)
@@ -159,7 +160,7 @@ class TensorRounds:
         return memoryview(self._incoming_moments[which - 1] if which else self.incoming)[start:end]
 
     def arrived(self, part: int) -> bool:
-        """True when the result is now whole; it is then the state."""
+        """Note a part. True when the result is now whole; it is then the state."""
         self._seen.add(part)
         if len(self._seen) < self.result_parts:
             return False
@@ -186,7 +187,7 @@ class Rounds:
     connection of the current epoch, in order; it reads each received one into `destination(header)` and passes it to
     `heard`.
 
-    Frames are made when iterated and refer to buffers that stay as they are until the round they belong to is over.
+    Frames are made when iterated, and refer to buffers that must not change until their round is over.
     """
 
     def __init__(
@@ -194,23 +195,23 @@ class Rounds:
     ) -> None:
         self.job, self.rank, self.world_size, self.part_bytes = job, rank, world_size, part_bytes
         self.order: Order = order
-        """Of the additions of tensors that are declared from now on."""
+        """Order of additions for tensors that are declared from now on."""
         self.epoch = 0
         self.tensors: dict[str, TensorRounds] = {}
         self.incarnation = 0
-        """How many processes of this rank were lost before this one; an aggregator hears the newest."""
+        """How many processes of this rank were lost before this one; an aggregator listens to the newest."""
         self.ignored = 0
-        """Late and repeated frames."""
+        """Number of late and repeated frames."""
         self._hash = job_hash(job)
         self._by_key: dict[int, TensorRounds] = {}
         self._leaves = b""
-        """Who has left, which is this rank; empty: it has not."""
+        """Words for people on this rank, which has left; empty: it has not."""
         self.near = False
-        """The newest connection is to a process of this host (`covey.tensors.numbers.tensor_wire`)."""
+        """Whether the newest connection is to a process of this host (`covey.tensors.numbers.tensor_wire`)."""
         self._scratch = bytearray(FAULT_BYTES_MAX)
-        """Of frames that are used at once."""
+        """Memory for the payload of frames that are used at once."""
         self._secret = self._hello = b""
-        """Of the newest connection."""
+        """Secret and hello of the newest connection."""
 
     # ---- from the script ----
 
@@ -227,8 +228,8 @@ class Rounds:
         buffers: tuple[Buffers, Buffers] | None = None,
         moments: Sequence[Payload] = (),
     ) -> Iterator[Frame]:
-        """Declare a tensor, or one Block of it. `ranks`: of this host, for all of which it is pushed; None: for this
-        one. `buffers`, `moments`: as of `TensorRounds`. ValueError when its name is taken, or it is too large."""
+        """Declare a tensor, or one Block of it. `ranks`: ranks of this host for all of which it is pushed; None: this
+        one only. `buffers`, `moments`: as in `TensorRounds`. ValueError when its name is taken, or it is too large."""
         known = self._by_key.get(key_of(declared.label))
         if known is not None and known.adopted and known.declared == declared:
             known.adopted = False
@@ -240,8 +241,9 @@ class Rounds:
         return iter((self._open(tensor),))
 
     def adopt(self, declared: Declared, version: int) -> Iterator[Frame]:
-        """A Block that the process of this rank before this one declared, and of which round `version` was complete;
-        the script declares it again before it uses it. Of sums alone: a model is not in any rank. ValueError."""
+        """Take over a Block that the lost process of this rank declared, and of which round `version` was complete; the
+        script declares it again before it uses it. ValueError for a model, which no rank holds: only sums can be taken
+        over."""
         if declared.kind != "grad" or key_of(declared.label) in self._by_key:
             raise ValueError(f"{declared.words} cannot be taken over from a rank that was lost")
         tensor = TensorRounds(declared, None, (self.rank, self.rank + 1), self.world_size)
@@ -250,9 +252,9 @@ class Rounds:
         return iter((self._open(tensor),))
 
     def push(self, name: str, *sums: Payload, rate: float = 0.0) -> Iterator[Frame]:
-        """Begin the next round of a tensor. `sums`: of each node that is pushed for, which for one rank is its own
-        contribution; they are not copied, and stay as they are until the result is here. `rate`: of learning, where
-        parameters are updated. ValueError when a round is under way or they have another size."""
+        """Begin the next round of a tensor. `sums`: one for each node that is pushed, for one rank its own
+        contribution; they are not copied, and must not change until the result is here. `rate`: learning rate, where
+        parameters are updated. ValueError when a round is under way or a sum has another size."""
         tensor = self.tensors[name]
         if tensor.unacknowledged is not None or not tensor.agreed:
             raise ValueError(f"tensor {name!r} is still in round {tensor.expected}")
@@ -264,7 +266,7 @@ class Rounds:
         return self._pieces(tensor, tensor.unacknowledged)
 
     def tell(self, said: Tell) -> Frame:
-        """To another rank, if that is connected now."""
+        """The frame with a message for another rank, which gets it if it is connected now."""
         return frame(
             TensorOp.TELL,
             self._hash,
@@ -277,14 +279,14 @@ class Rounds:
         )
 
     def leave(self, words: bytes) -> Iterator[Frame]:
-        """This rank pushes no tensor more but the last one, in these words; empty: it goes on."""
+        """This rank pushes no tensor any more but the last one; `words` tell people. Empty words: it continues."""
         self._leaves = words
         leaves = TensorOp.LEAVES, self._hash, self.epoch
         return iter((frame(*leaves, rank=self.rank, payload=words),) if words else ())
 
     def versions(self) -> list[tuple[bytes, int]] | None:
-        """Of each Block: its declaration, as `pack_declared` writes it, and the round whose result is here, or with
-        which it begins. None while one is under way."""
+        """For each Block, its declaration, as `pack_declared` writes it, and the round whose result is here, or with
+        which it begins. None while a round is under way."""
         if any(tensor.unacknowledged is not None for tensor in self.tensors.values()):
             return None
         return [(tensor.packed, tensor.version) for _, tensor in sorted(self.tensors.items())]
@@ -308,7 +310,7 @@ class Rounds:
         return said
 
     def _prove(self, challenge: Challenge) -> Iterator[Frame]:
-        """TensorWireError when the peer does not know the secret of this assignment."""
+        """The answer to a challenge. TensorWireError when the peer does not know the secret of this assignment."""
         expected = handshake.proof_of_server(self._secret, self._hello, challenge.nonce)
         if not self._hello or not handshake.is_proof(challenge.proof, expected):
             raise TensorWireError("does not know the secret of this job's assignment")
@@ -316,7 +318,7 @@ class Rounds:
         return iter((frame(TensorOp.PROOF, self._hash, self.epoch, rank=self.rank, payload=proof),))
 
     def connected(self) -> Iterator[Frame]:
-        """After WELCOME on a new connection: the frames that the aggregator needs to go on from here."""
+        """The frames that the aggregator needs to continue from here, after WELCOME on a new connection."""
         tensors = [tensor for tensor in self.tensors.values() if not tensor.fault]
         frames = [iter((self._open(tensor),)) for tensor in tensors]
         frames.append(self.leave(self._leaves))
@@ -330,8 +332,8 @@ class Rounds:
         return frame(TensorOp.PING, self._hash, self.epoch, rank=self.rank)
 
     def destination(self, header: Header) -> memoryview:
-        """Where the payload of a frame is to be read, exactly `header.length` bytes. TensorWireError when the frame is
-        not allowed now."""
+        """Memory for the payload of a frame, exactly `header.length` bytes. TensorWireError when the frame is not
+        allowed now."""
         if header.job != self._hash or (header.epoch != self.epoch and header.op is not TensorOp.STALE):
             raise TensorWireError(
                 f"a frame of job {header.job:#x} epoch {header.epoch}; ours are {self._hash:#x}, {self.epoch}"
@@ -346,11 +348,12 @@ class Rounds:
                 raise TensorWireError(f"an aggregator does not send {header.op.name}")
 
     def expects(self, header: Header) -> bool:
-        """Whether this is of the result that is to come."""
+        """Whether the frame belongs to the result that is to come."""
         return header.round == self._tensor(header).expected
 
     def heard(self, header: Header, payload: Payload) -> Iterator[Frame]:
-        """A frame whose checksum holds, its payload in `destination(header)`. Stale, Superseded."""
+        """Handle a frame with a right checksum, its payload in `destination(header)`. Returns the answers. Stale,
+        Superseded."""
         match header.op:
             case TensorOp.RESULT:
                 tensor = self._tensor(header)
@@ -417,14 +420,14 @@ class Rounds:
         return itertools.chain((self._said(TensorOp.RATE, tensor, round, pack_rate(tensor.rate)),), frames)
 
     def _state(self, tensor: TensorRounds) -> Iterator[Frame]:
-        """The last result, and what moments it is asked for, one frame per part."""
+        """The last result, and the moments that are asked for, one frame per part."""
         parts = map(tensor.part_of_state, range(tensor.declared.asked_parts(tensor.version)))
         return self._frames(TensorOp.STATE, tensor, tensor.version, ((tensor.type, part) for part in parts))
 
     def _frames(
         self, op: TensorOp, tensor: TensorRounds, round: int, each: Iterator[tuple[int, Payload]]
     ) -> Iterator[Frame]:
-        """Of each type and payload, numbered from 0."""
+        """One frame for each type and payload, numbered from 0."""
         epoch, near = self.epoch, self.near
         return (
             frame(

@@ -1,5 +1,5 @@
-"""The additions of a round over arrays, in the order of `covey.tensors.numbers.sum_order`, a piece at a time, so that
-it stays in a cache."""
+"""The additions of a round over arrays, in the order of `covey.tensors.numbers.sum_order`, a piece at a time so that it
+stays in a cache."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from covey.tensors.numbers.sum_order import Node, Order, last_addition
 from covey.tensors.numbers.types import Numbers, Wide
 
 Tree = Any
-"""Of additions: the place of a contribution, or what is on the left and on the right."""
+"""A tree of additions: the place of one contribution, or the pair of what is on the left and on the right."""
 
 Contribution = Array | LentArray
 _of_thread = threading.local()
 
 
 def tree_of(node: Node, order: Order, first: int = 0) -> Tree:
-    """Of what makes `node`; contributions are numbered from rank `first` on."""
+    """The tree that makes `node`; contributions are numbered from rank `first` on."""
     last = last_addition(node, order)
     if last is None:
         return node[0] - first
@@ -29,14 +29,14 @@ def tree_of(node: Node, order: Order, first: int = 0) -> Tree:
 
 
 def add(tree: Tree, contributions: Sequence[Contribution], numbers: Numbers, here: slice, into: Wide) -> None:
-    """One piece of the sum; `into` is as long as it, and of the type in which numbers are added. Unreadable: a
-    contribution that lies elsewhere."""
+    """Add one piece of the sum. `into` has its length, and the type in which numbers are added. Unreadable when another
+    process's contribution cannot be read."""
     spare = [array[: here.stop - here.start] for array in _spare(tree, numbers.wide)]
     _sum(tree, lambda at: numbers.widen(contributions[at][here]), spare, into)
 
 
 def _needed(tree: Tree) -> int:
-    """Spare arrays that `_sum` needs at once."""
+    """Number of spare arrays that `_sum` needs at once."""
     if isinstance(tree, int):
         return 0
     left, right = tree
@@ -44,7 +44,7 @@ def _needed(tree: Tree) -> int:
 
 
 def _spare(tree: Tree, wide: np.dtype[Any]) -> list[Array]:
-    """Of this thread, for `_sum`."""
+    """Spare arrays of this thread, for `_sum`."""
     arrays: list[Array] = _of_thread.__dict__.setdefault(wide.name, [])
     while len(arrays) < _needed(tree):
         arrays.append(np.empty(PIECE, wide))
@@ -52,7 +52,7 @@ def _spare(tree: Tree, wide: np.dtype[Any]) -> list[Array]:
 
 
 def _sum(tree: Tree, side: Callable[[int], Array], spare: list[Array], out: Array | None) -> tuple[Array, bool]:
-    """Into `out`, or a spare one; and whether it is a spare one, which the caller gives back."""
+    """The sum in `out` or a spare array; and whether it is a spare one, which the caller gives back."""
     if isinstance(tree, int):
         if out is None:
             return side(tree), False

@@ -1,4 +1,4 @@
-"""What a script may hand over as a tensor, and what is said of the rest."""
+"""Checks of the arrays that a script hands over as tensors, and messages about unsuitable ones."""
 
 from typing import Any, NamedTuple
 
@@ -9,23 +9,24 @@ from covey.tensors.numbers.tensor_wire import TYPES, Type
 from covey.tensors.numbers.types import NUMBERS
 
 Array = npt.NDArray[Any]
-"""Of one of the types of `covey.tensors.numbers.types`."""
+"""An array with one of the types of `covey.tensors.numbers.types`."""
 BITS = ("uint16", "int16")
-"""In which a script may hold numbers of a type that numpy has not."""
+"""Types in which a script may hold the bits of a number type that numpy does not have."""
 
 
 class GivenArray(NamedTuple):
     """An array that a script handed over."""
 
     data: Array
-    """Contiguous, as it lies in memory."""
+    """The contiguous array, with the type in which it is stored."""
     type: Type
     dtype: np.dtype[Any]
-    """The script's own, but for the order of bytes, which results have."""
+    """The script's own dtype, in the byte order of results."""
 
 
 def checked(name: str, array: Array, type: Type | None = None) -> GivenArray:
-    """`type`: what the array holds, if its dtype does not say so: the bits of bfloat16. TypeError."""
+    """The array, checked. `type`: the type that the array holds, if its dtype does not say so: the bits of bfloat16.
+    TypeError."""
     data = np.asarray(array)
     found = type if type is not None and data.dtype.name in BITS else data.dtype.name
     if found not in TYPES or type not in (None, found) or NUMBERS[found].stored.itemsize != data.itemsize:
@@ -41,13 +42,13 @@ def checked(name: str, array: Array, type: Type | None = None) -> GivenArray:
 
 
 def as_stored(array: Array, type: Type) -> Array:
-    """The same memory, in the type in which it is stored."""
+    """A view of the same memory with the type in which it is stored."""
     stored = NUMBERS[type].stored
     return array if array.dtype == stored else array.view(stored)
 
 
 def check_out(name: str, out: object, given: GivenArray) -> None:
-    """TypeError, ValueError when the result cannot go there."""
+    """TypeError or ValueError when the result cannot go into `out`."""
     if not isinstance(out, np.ndarray) or out.dtype != given.dtype or not out.flags.c_contiguous:
         raise TypeError(f"the result of tensor {name!r} goes into a contiguous {given.dtype} array, not {_kind(out)}")
     shape = given.data.shape

@@ -2,16 +2,16 @@
 
 A *Block* is a run of a tensor's elements that one aggregator sums: a small tensor is one Block, a large one is cut into
 several of nearly equal size. A *table* is all Blocks of a job that have one owner, under one epoch (AutoPS figure 4.5:
-its Agents know which Aggregator has which part). A job has as many tables as it starts on hosts, at most
-`TABLES_MAX`; table n is offered to its n-th host first, so that no network card carries more than its share:
+its Agents know which Aggregator has which part). A job has as many tables as hosts at its start, at most `TABLES_MAX`;
+table n is offered to the n-th host first, so that no network card carries more than its share:
 
     tensor "g", 1 MB, 3 hosts      | Block 0: table 2 | Block 1: table 0 | Block 2: table 1 |
     tensor "b", 4 KB               | Block 0: table 0 |
 
-Which Block is in which table follows from name, size and the number of tables alone, so that all ranks agree without a
-word. That number is fixed when the job starts, by the hosts that it has then: the log keeps it (`tables` of a job), and
-a rank's successor is told the same, on however many hosts the others are by then. Each table has an owner of its own:
-it moves, is lost and is recovered alone. Table 0 is there from the start, another one once a rank has a Block for it.
+Which Block is in which table follows from name, size and the number of tables alone, so all ranks agree without
+messages. That number is fixed when the job starts, by the hosts that it has then: the log keeps it (`tables` of a job),
+and a rank's successor gets the same number, on however many hosts the ranks are by then. Each table has its own owner:
+it moves, is lost and is recovered alone. Table 0 exists from the start, another table once a rank has a Block for it.
 """
 
 from typing import NamedTuple
@@ -19,22 +19,22 @@ from typing import NamedTuple
 from covey.core.ids import ID_PATTERN, JobId
 
 TABLES_MAX = 16
-"""Tables of one job."""
+"""Most tables of one job."""
 TABLE_PATTERN = ID_PATTERN.removesuffix(r"\Z") + r"(/([1-9]|1[0-5]))?\Z"
-"""Of what `table_id` makes."""
+"""Pattern of the names that `table_id` makes."""
 
 
 class Sizes(NamedTuple):
-    """By which tensors of a job with several tables are cut; simulations use smaller ones."""
+    """Sizes by which tensors of a job with several tables are cut; simulations use smaller ones."""
 
     elsewhere_bytes: int = 64 << 10
-    """A tensor below this is in table 0: a job of small tensors needs one owner."""
+    """Bytes below which a tensor is in table 0: a job of small tensors needs only one owner."""
     least_bytes: int = 128 << 10
-    """Of a Block of a tensor that is cut: each costs a message more, and smaller ones save nothing."""
+    """Least bytes of a Block of a tensor that is cut: each Block costs a message, and smaller ones save nothing."""
     most_bytes: int = 512 << 10
-    """Longest Block."""
+    """Most bytes of a Block."""
     aligned: int = 16
-    """Elements: Blocks begin at cache lines."""
+    """Number of elements to which the beginning of a Block is aligned: Blocks begin at cache lines."""
 
 
 class Block(NamedTuple):
@@ -46,12 +46,12 @@ class Block(NamedTuple):
 
 
 def tables_of(hosts: int) -> int:
-    """How many tables a job that starts on so many hosts has."""
+    """Number of tables of a job that starts on so many hosts."""
     return max(1, min(hosts, TABLES_MAX))
 
 
 def table_id(job: JobId, table: int) -> JobId:
-    """How a table is named among aggregators: as its job, which table 0 is to them, else `job/2`."""
+    """Name of a table among aggregators: `job/2`, or the job's own name for table 0."""
     return JobId(f"{job}/{table}") if table else job
 
 
@@ -64,20 +64,22 @@ def number_of(table: JobId) -> int:
 
 
 def speaker(key: int, block: int, tables: int, ranks: int) -> int:
-    """Which of a host's ranks, counted from 0, speaks for that Block, so that each does for about as many. `key`: of
-    the tensor's name."""
+    """The number, from 0, of the rank of a host that speaks for a Block, so that each speaks for about equally many.
+    `key`: the key of the tensor's name."""
     return (key // tables + block) % ranks
 
 
 def keeper(key: int, block: int, table: int, tables: int, world_size: int) -> int:
-    """Which rank has a copy of that Block's moments (`covey.tensors.numbers.updates`): one of another host than that to
-    which the table is offered first, where all hosts have as many ranks, and each rank for about as many Blocks."""
+    """The rank that has a copy of a Block's moments (`covey.tensors.numbers.updates`). It is on another host than the
+    one to which the table is offered first, if all hosts have equally many ranks; each rank keeps about equally many
+    Blocks."""
     alike = max(1, world_size // tables)
     return ((table + 1) % tables * alike + (key // tables + block) % alike) % world_size
 
 
 def blocks_of(key: int, elements: int, element_bytes: int, tables: int, sizes: Sizes = Sizes()) -> tuple[Block, ...]:
-    """Of a tensor, in order; at least one. `key`: of its name, by which small tensors are dealt among the tables."""
+    """The Blocks of a tensor, in order; at least one. `key`: the key of its name, which spreads small tensors among the
+    tables."""
     size = elements * element_bytes
     if tables == 1 or size < sizes.elsewhere_bytes:
         return (Block(0, elements, 0),)

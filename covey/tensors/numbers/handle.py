@@ -6,7 +6,7 @@ from covey.tensors.numbers.arrays import Array, GivenArray, as_stored
 
 
 class FinishesRounds(Protocol):
-    """`covey.job.tensors.TensorClient`."""
+    """The part of `covey.job.tensors.TensorClient` that a handle uses."""
 
     def has_result(self, name: str) -> bool: ...
     def finish(self, name: str, out: Array | None) -> Array: ...
@@ -25,8 +25,8 @@ class TensorHandle:
         return self._result is not None or self._client.has_result(self._name)
 
     def wait(self) -> Array:
-        """The result, of the type that was pushed: in `out` if there was one, else in a new array. Blocks until every
-        rank has pushed. Again is harmless. Errors as of `push_pull`."""
+        """The result, with the type that was pushed: in `out` if there was one, else in a new array. Blocks until every
+        rank has pushed. A second call is harmless. Errors as of `push_pull`."""
         if self._result is None:
             out = None if self._out is None else as_stored(self._out, self._given.type)
             found = self._client.finish(self._name, out)

@@ -1,8 +1,8 @@
-"""Moments of optimizers that run where gradients are summed (`covey.tensors.numbers.updates`): for checkpoints, and
-from them.
+"""Moments of optimizers that run where gradients are summed (`covey.tensors.numbers.updates`): writing them to
+checkpoints, and reading them back.
 
-Every rank has some of them at most. `gathered` gives all to all, by rounds as any other: of each number the rank that
-keeps it pushes that, and the others what changes nothing in a sum, which is -0.0.
+Each rank keeps at most some of them. `gathered` gives all moments to all ranks by ordinary rounds: for each number, the
+rank that keeps it pushes it, and the others push -0.0, which changes nothing in a sum.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,22 +15,22 @@ from covey.tensors.numbers.types import NUMBERS
 from covey.tensors.numbers.updates import Update
 
 AT_A_TIME = 256 << 10
-"""Numbers of one round."""
+"""Numbers in one round."""
 NAME = "covey/moments"
 
 
 class Moments(NamedTuple):
-    """What an optimizer knows of one tensor beside its parameters."""
+    """What an optimizer remembers of one tensor beside its parameters."""
 
     steps: int
-    """That it has made."""
+    """Number of steps that the optimizer has made."""
     arrays: tuple[Array, ...]
-    """Of the tensor's shape and the type in which it is added (float32 of 16-bit parameters): of SGD with momentum the
-    velocity, of Adam the first and the second moment."""
+    """Arrays of the tensor's shape and the type in which it is added (float32 for 16-bit parameters): for SGD with
+    momentum the velocity, for Adam the first and the second moment."""
 
 
 def check_moments(given: GivenArray, update: Update | None, moments: Moments | None) -> Sequence[Array]:
-    """The arrays with which an optimizer begins; none: with zeros. TypeError, ValueError."""
+    """The arrays with which an optimizer begins; none: it begins with zeros. TypeError, ValueError."""
     if update is None:
         if moments is not None:
             raise ValueError("moments are given, and no update that would have them; give both, or none")
@@ -56,8 +56,8 @@ def gathered(
     kept: Iterable[tuple[int, Sequence[Array]]],
     add: Callable[[Array], Array],
 ) -> tuple[Array, ...]:
-    """All moments of a tensor, each shaped as `like`. `kept`: those of this rank, from which element on; `add`: a
-    round, of which the result may lie where the contribution did."""
+    """All moments of a tensor, each with the shape of `like`. `kept`: the moments that this rank keeps, with their
+    first element; `add`: does one round, whose result may be in the array of the contribution."""
     found = tuple(np.full(like.shape, -0.0, like.dtype) for _ in range(count))
     for first, arrays in kept:
         for into, array in zip(found, arrays, strict=True):

@@ -1,9 +1,10 @@
-"""Memory of another rank on this host, read where it lies: process_vm_readv(2), which MPI libraries call CMA.
+"""Reading the memory of another rank on this host in place: process_vm_readv(2), which MPI libraries call CMA.
 
-The kernel asks what it asks of a debugger: the same user, and a process that may be dumped. Where Yama restricts
-debuggers to parents (`kernel.yama.ptrace_scope` of 1, as in Ubuntu) a rank lets others read it (PR_SET_PTRACER, for as
-long as it runs); with 2 and 3, in some containers and across their borders nobody may. A pid may mean another process
-to another rank: so a rank shows where a few random bytes of its own lie, and who finds them there reads it.
+The kernel demands what it demands of a debugger: the same user, and a process that may be dumped. Where Yama restricts
+debuggers to parents (`kernel.yama.ptrace_scope` of 1, as in Ubuntu), a rank lets others read it (PR_SET_PTRACER, as
+long as it runs); with 2 and 3, in some containers and across their borders, reading is forbidden. A pid may mean
+another process to another rank, so a rank shows the address of a few random bytes, and only a rank that finds them
+there reads its memory.
 """
 
 import ctypes
@@ -23,10 +24,10 @@ PR_SET_PTRACER, ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 
 class Unreadable(OSError):
-    """Memory of another process."""
+    """The memory of another process cannot be read."""
 
     place = -1
-    """Of the `LentArray`."""
+    """Place of the `LentArray` that could not be read."""
 
 
 class _Span(ctypes.Structure):
@@ -42,7 +43,7 @@ _of_thread = threading.local()
 
 
 class Peer(NamedTuple):
-    """Where another process can be found, by its own word."""
+    """Identity of another process, as it states it."""
 
     pid: int
     at: int
@@ -51,7 +52,7 @@ class Peer(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether it is that process. Unreadable: it may not be read, or there is none."""
+        """Whether it is that process. Unreadable when it may not be read, or does not exist."""
         found = np.empty(TOKEN_BYTES, np.uint8)
         _Reading(self.pid, found).read(self.at, TOKEN_BYTES)
         return found.tobytes() == self.token
@@ -62,7 +63,7 @@ def myself() -> Peer:
 
 
 def address_of(array: Array) -> int:
-    """Of its first element, in this process."""
+    """Address of the array's first element, in this process."""
     address: int = array.ctypes.data
     return address
 
@@ -76,7 +77,8 @@ class _Reading:
         self._spans = ctypes.byref(self._here), ctypes.byref(self._there)
 
     def read(self, address: int, size: int) -> None:
-        """Its first `size` bytes. Other threads of this process go on meanwhile. Unreadable: not all of it can be."""
+        """Fill its first `size` bytes. Other threads of this process continue meanwhile. Unreadable when not all can be
+        read."""
         self._there.address = address
         self._here.size = self._there.size = size
         here, there = self._spans
@@ -87,7 +89,7 @@ class _Reading:
 
 
 def let_ranks_read() -> None:
-    """This process, where the kernel would forbid it to all but parents. Again is harmless."""
+    """Let other ranks read this process, where the kernel would allow only parents. A second call is harmless."""
     try:
         with open(YAMA) as file:
             scope = file.read().strip()
@@ -98,8 +100,8 @@ def let_ranks_read() -> None:
 
 
 class LentArray:
-    """A flat array of another rank: a slice of it is read when it is asked for, by the thread that made this, into
-    memory that the next slice of the same `place` is read into."""
+    """A flat array of another rank. A slice is read when it is asked for, by the thread that made this object, into
+    memory that the next slice with the same `place` uses too."""
 
     def __init__(self, pid: int, address: int, type: np.dtype[Any], place: int) -> None:
         spare: dict[tuple[str, int], Array] = _of_thread.__dict__.setdefault("spare", {})
@@ -110,7 +112,7 @@ class LentArray:
         self._reading = _Reading(pid, self._into)
 
     def __getitem__(self, here: slice) -> Array:
-        """At most `PIECE` elements. Unreadable."""
+        """At most `PIECE` elements of the array. Unreadable."""
         count = here.stop - here.start
         if count > PIECE:
             raise ValueError(f"{count} elements at once, {PIECE} is the most")

@@ -1,12 +1,13 @@
-"""For which ranks one rank pushes, and in what pieces: for itself, or for all of its host, whose contributions it added
-first (`covey.tensors.aggregator.host_rounds`).
+"""The ranks for which one rank pushes, and the pieces in which it pushes: for itself, or for all ranks of its host,
+whose contributions it has added first (`covey.tensors.aggregator.host_rounds`).
 
-A host's ranks make few whole sums of the tree of additions, mostly one. These go out one after the other, each in the
-parts of its tensor, numbered through: with two parts and two sums, pieces 0 and 1 are the first sum, 2 and 3 the other.
+A host's ranks make few whole sums of the tree of additions, mostly one. These are sent one after the other, each in the
+parts of its tensor, with consecutive numbers: with two parts and two sums, pieces 0 and 1 are the first sum, 2 and 3
+the other.
 
     ranks 2 to 5 of 8, 2 parts     | 2+3, part 0 | 2+3, part 1 | 4+5, part 0 | 4+5, part 1 |
 
-A sum of several ranks is of the type in which numbers are added, and is rounded only at the aggregator.
+A sum of several ranks has the type in which numbers are added, and is rounded only at the aggregator.
 """
 
 from typing import NamedTuple
@@ -16,16 +17,16 @@ from covey.tensors.numbers.tensor_wire import ADDED_AS, PART_BYTES_MAX, PARTS_MA
 
 
 class Piece(NamedTuple):
-    """What one PUSH carries."""
+    """The piece that one PUSH carries."""
 
     node: Node
-    """Whose contributions were added."""
+    """The ranks whose contributions were added."""
     part: int
-    """Of the tensor."""
+    """Number of the tensor's part."""
     type: int
-    """Of its numbers, as a header says it."""
+    """Number of the elements' type, as in a header."""
     first: int
-    """Byte of the sum of `node` that it begins with."""
+    """Byte of the sum of `node` with which the piece begins."""
     end: int
 
     @property
@@ -34,7 +35,8 @@ class Piece(NamedTuple):
 
 
 class Spoken:
-    """Of one Block. ValueError when its pieces would be too many or too long, or there are no such ranks."""
+    """What a rank pushes of one Block. ValueError when its pieces would be too many or too long, or there are no such
+    ranks."""
 
     def __init__(self, declared: Declared, ranks: Node, world_size: int) -> None:
         """`ranks`: from the first up to, and without, the second."""
@@ -48,11 +50,11 @@ class Spoken:
 
     @property
     def count(self) -> int:
-        """Pieces of a round."""
+        """Number of pieces in a round."""
         return len(self.nodes) * self.declared.parts
 
     def piece(self, number: int) -> Piece | None:
-        """None: there is no such piece."""
+        """The piece with this number; None when there is no such piece."""
         if number >= self.count:
             return None
         at, part = divmod(number, self.declared.parts)

@@ -1,4 +1,4 @@
-"""In which order the contributions of a job's ranks are added. It is fixed, whatever arrives first, since floating
+"""The order in which the contributions of a job's ranks are added. It is fixed, whatever arrives first, since floating
 point addition is not associative: another order gives other bits.
 
 tree    rank 0 with 1, 2 with 3, ..., then these sums two by two, and so on; who has no partner goes up alone. Any
@@ -16,7 +16,7 @@ Node = tuple[int, int]
 
 
 class Addition(NamedTuple):
-    """Of two sums of neighbouring ranks, the lower ranks on the left."""
+    """An addition of two sums of neighbouring ranks, the lower ranks on the left."""
 
     left: Node
     right: Node
@@ -27,8 +27,8 @@ class Addition(NamedTuple):
 
 
 def addition(node: Node, ranks: int, order: Order) -> Addition | None:
-    """The one addition that `node` is used in; None: it is the sum of all `ranks`. `node` is one rank, or what an
-    addition of this order made."""
+    """The one addition in which `node` is used; None when it is the sum of all `ranks`. `node` is one rank, or the
+    result of an addition of this order."""
     first, end = node
     if (first, end) == (0, ranks):
         return None
@@ -42,12 +42,12 @@ def addition(node: Node, ranks: int, order: Order) -> Addition | None:
             return Addition((first - width, first), node)
         if end < ranks:
             return Addition(node, (end, min(end + width, ranks)))
-        width *= 2  # no partner: it goes up alone
+        width *= 2  # no partner: it moves up alone
 
 
 def nodes_of(ranks: Node, world_size: int, order: Order) -> tuple[Node, ...]:
-    """The fewest sums of this order that these ranks, neighbours, make among themselves, lowest first; the rest of the
-    job needs nothing else of them. Added by "rank", only those that include rank 0 make any."""
+    """The fewest sums of this order that these neighbouring ranks make among themselves, lowest first; the rest of the
+    job needs nothing else of them. With "rank", only ranks that include rank 0 make a sum."""
     at, end = ranks
     if order == "rank":
         return (ranks,) if at == 0 else tuple((rank, rank + 1) for rank in range(at, end))
@@ -62,7 +62,7 @@ def nodes_of(ranks: Node, world_size: int, order: Order) -> tuple[Node, ...]:
 
 
 def last_addition(node: Node, order: Order) -> Addition | None:
-    """The one addition that makes `node`; None: it is one rank's contribution."""
+    """The one addition that makes `node`; None when it is one rank's contribution."""
     first, end = node
     if end - first == 1:
         return None

@@ -1,4 +1,4 @@
-"""What ranks of a job tell one another, by way of who adds for them (`covey.healing.healing`)."""
+"""Messages among ranks of a job, which its aggregators pass on (`covey.healing.healing`)."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from covey.tensors.numbers.tensor_wire import Payload
 
 
 class Tell(NamedTuple):
-    """What this rank tells another one of its job."""
+    """A message of this rank to another one of its job."""
 
     rank: int
     about: int
@@ -15,7 +15,7 @@ class Tell(NamedTuple):
 
 
 class ToldByRank(NamedTuple):
-    """What another rank told this one; `data` is there only while it is heard."""
+    """A message of another rank to this one; `data` is valid only while it is handled."""
 
     rank: int
     about: int

@@ -1,9 +1,9 @@
 """Frames of the tensor path: a worker of a job on one side, the aggregating process (`aggd`) on the other, over TCP.
 
-Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows how
-much it will ever allocate before it allocates. The checksum covers header and payload; of numbers between two processes
-of one host (`near`: by a unix socket) the header alone, since they never leave its memory. A frame that violates this
-is a `TensorWireError`, and the connection is closed: the next frame's start cannot be found.
+Every frame is a header of 40 bytes and a payload whose greatest length its operation fixes, so a receiver knows the
+most that it will ever allocate. The checksum covers header and payload; for numbers between two processes of one host
+(`near`: by a unix socket) only the header, since they never leave its memory. A frame that violates this is a
+`TensorWireError`, and the connection is closed: the next frame's start cannot be found.
 
     worker                                aggd
       HELLO(job, epoch, rank, incarnation, nonce) ->
@@ -13,15 +13,16 @@ is a `TensorWireError`, and the connection is closed: the next frame's start can
       OPEN(key, version held)         ->      once per tensor, again on every connection
                                        <- ASK(key)              when aggd has no state of it
       STATE(key, version, part) ...   ->
-      RATE(key, round)                ->      of learning, where the aggregator updates parameters
-      (`covey.tensors.numbers.updates`) PUSH(key, round, piece) ...     ->      of its own, or of what its host has
-      added (`covey.tensors.numbers.spoken`)
+      RATE(key, round)                ->      learning rate, where the aggregator updates parameters
+                                              (`covey.tensors.numbers.updates`)
+      PUSH(key, round, piece) ...     ->      the worker's contribution, or the sums of its host
+                                              (`covey.tensors.numbers.spoken`)
                                        <- RESULT(key, round, part) ...
       KEPT(key, round)                ->      the keeper has the moments too: others may have the result
       TELL(rank, about what)          ->      to another rank, as TOLD, if it is connected (`covey.healing.healing`)
                                        <- TOLD(rank, about what)
-      LEAVES(who, in words)           ->      it pushes no tensor more but the last one (`covey.job.leaving`)
-                                       <- FAULT(key, round 1) to who waits for it; round 0: this tensor is not added
+      LEAVES(who, in words)           ->      it pushes no tensor any more but the last one (`covey.job.leaving`)
+                                       <- FAULT(key, round 1) to ranks that wait for it; round 0: it is not added
       PING                            ->
                                        <- PONG
 
@@ -57,44 +58,44 @@ from covey.wire.checksum import crc32
 from covey.wire.handshake import CHALLENGE_BYTES, NONCE_BYTES, PROOF_BYTES
 
 VERSION = 1
-"""Of the frames. A frame of another version is refused, whatever it says."""
+"""Version of the frames. A frame of another version is refused, whatever it says."""
 PART_BYTES_MAX = 1 << 20
-"""Longest tensor part in one frame, bytes."""
+"""Most bytes of a tensor part in one frame."""
 PART_BYTES = 1 << 20
-"""Part size workers use, bytes. Measured with four ranks and 25 MB: 256 KiB 43 ms, 512 KiB 35.5, 1 MiB 33."""
+"""Bytes of a part that workers use. Measured with four ranks and 25 MB: 256 KiB 43 ms, 512 KiB 35.5, 1 MiB 33."""
 OPEN_BYTES_MAX = 4096
 FAULT_BYTES_MAX = 1024
 SECRET_BYTES = 16
 PARTS_MAX = 0xFFFF
 BLOCKS_MAX = 1 << 20
-"""Of one tensor."""
+"""Most Blocks of one tensor."""
 Elements = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 RANKS_MAX = 0xFFFF
 OWNER = RANKS_MAX
-"""In the place of a rank: the owner before speaks. No rank has this number."""
+"""Number in the place of a rank when an owner hands its Blocks over. No rank has this number."""
 Type = Literal["float32", "float64", "float16", "bfloat16"]
-"""Of the elements of a tensor (`covey.tensors.numbers.types`)."""
+"""Type of the elements of a tensor (`covey.tensors.numbers.types`)."""
 TYPES: dict[Type, tuple[int, int]] = {"float32": (1, 4), "float64": (2, 8), "float16": (3, 2), "bfloat16": (4, 2)}
-"""The number of each in a header, and bytes of an element. A frame that has no elements says float32."""
+"""Number of each type in a header, and bytes of an element. A frame without elements says float32."""
 FLOAT32 = TYPES["float32"][0]
 _TYPE_NUMBERS = frozenset(number for number, _ in TYPES.values())
 ADDED_AS: dict[Type, Type] = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32"}
-"""In which a sum is, until it is rounded (`covey.tensors.numbers.types`)."""
+"""Type in which a sum is kept until it is rounded (`covey.tensors.numbers.types`)."""
 WANT = 1
 """Flag of OPEN: the worker wants the agreed state once there is one."""
 SPEAKS = 2
-"""Flag of OPEN: the worker pushes for all ranks of its host (`covey.tensors.numbers.spoken`); which, its payload says
-first."""
+"""Flag of OPEN: the worker pushes for all ranks of its host (`covey.tensors.numbers.spoken`); its payload begins with
+which ranks."""
 IN_VAIN = 1
-"""In the place of a round of FAULT: a rank has left, and the round needs it."""
+"""Value of FAULT's round when the round needs a rank that has left."""
 HOLLOW = 4
-"""Flag of OPEN: the worker took over from one that was lost, and has no copy of the result of the version it says."""
+"""Flag of OPEN: the worker took over from a lost one, and has no copy of the result of the version that it states."""
 
 _HEADER = struct.Struct("<BBBBQIHHIQII")
 HEADER_BYTES = _HEADER.size
 _COVERED = HEADER_BYTES - 4
 _OP_AT = 1
-"""Of a header, the byte that says the operation."""
+"""Offset of the operation's byte in a header."""
 _RANKS = struct.Struct("<HH")
 _RATE = struct.Struct("<d")
 
@@ -104,7 +105,7 @@ Frame = tuple[bytes, Payload]
 
 
 class TensorWireError(ConnectionError):
-    """The peer sent something that is not a frame of the tensor path, or not one that may come now."""
+    """The peer sent something that is not a frame of the tensor path, or a frame that may not come now."""
 
 
 class TensorOp(enum.IntEnum):
@@ -166,13 +167,13 @@ class Header(NamedTuple):
     part: int
     rank: int
     round: int
-    """PUSH, RATE, RESULT, KEPT: the round. OPEN, STATE, ASK, COPIED: the
-    version of the state, which is the last complete round. TELL, TOLD: a step."""
+    """Round of PUSH, RATE, RESULT, KEPT; in OPEN, STATE, ASK and COPIED the version of the state, which is the last
+    complete round; in TELL and TOLD a step."""
     epoch: int
     length: int
     crc: int
     type: int = FLOAT32
-    """Of the elements (`TYPES`)."""
+    """Number of the elements' type (`TYPES`)."""
 
 
 def job_hash(job: JobId) -> int:
@@ -181,8 +182,8 @@ def job_hash(job: JobId) -> int:
 
 
 def key_of(name: str) -> int:
-    """32 bits that identify a tensor within its job. Both ends compare the full declaration, so a collision is an
-    error that is reported, never two tensors added into each other."""
+    """32 bits that identify a tensor within its job. Both ends compare the full declaration, so a collision is reported
+    as an error, and two tensors are never added into each other."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
 
 
@@ -205,7 +206,7 @@ def frame(
 
 
 def parse(data: Payload) -> Header:
-    """The header in 40 bytes. TensorWireError when its version, operation, type, flags or length cannot be."""
+    """The header in 40 bytes. TensorWireError when its version, operation, type, flags or length is impossible."""
     if len(data) != HEADER_BYTES:
         raise TensorWireError(f"a header has {HEADER_BYTES} bytes, not {len(data)}")
     version, number, flags, type_, job, key, part, rank, round_, epoch, length, crc = _HEADER.unpack(data)
@@ -231,8 +232,8 @@ def verify(head: Payload, payload: Payload, near: bool = False) -> None:
 
 
 def is_lasting(head: Payload) -> bool:
-    """Whether the payload of this frame stays as it is until the other end has read it: what was pushed stays until its
-    result is here, and a result until the round after the next one, for which its rank has to push."""
+    """Whether the payload of this frame does not change until the other end has read it: what was pushed stays until
+    its result is here, and a result until the round after the next one, for which its rank has to push."""
     return head[_OP_AT] in _LASTING
 
 
@@ -242,12 +243,12 @@ def _checksum(head: Payload, payload: Payload, near: bool) -> int:
 
 
 def block_label(name: str, block: int) -> str:
-    """The name of a Block, of which its key is made: that of the tensor, for its first one."""
+    """The name of a Block, from which its key is made: for the first Block, that of the tensor."""
     return f"{name}\0{block}" if block else name
 
 
 Kind = Literal["model", "grad"]
-"""model: a round's result is the parameters plus the sum. grad: it is the sum, and nothing is kept to add to."""
+"""model: a round's result is the parameters plus the sum. grad: the result is the sum, and no parameters are kept."""
 
 
 class Declared(msgspec.Struct, frozen=True):
@@ -257,20 +258,20 @@ class Declared(msgspec.Struct, frozen=True):
     kind: Kind
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=8)]
     part_bytes: Annotated[int, msgspec.Meta(ge=4, le=PART_BYTES_MAX, multiple_of=4)] = PART_BYTES
-    """A whole number of elements."""
+    """Bytes of a part; a whole number of elements."""
     order: Order = "rank"
-    """In which order the contributions of a round are added."""
+    """Order in which the contributions of a round are added."""
     block: Annotated[int, msgspec.Meta(ge=0, le=BLOCKS_MAX)] = 0
-    """Which Block of the tensor this is (`covey.tensors.numbers.blocks`)."""
+    """Number of this Block of the tensor (`covey.tensors.numbers.blocks`)."""
     elements: tuple[Elements, Elements] | None = None
-    """The first element of the Block, and the one after its last; None: the tensor is one Block."""
+    """First element of the Block, and the one after its last; None: the tensor is one Block."""
     type: Type = "float32"
     mean: bool = False
-    """The sum is divided by the number of ranks."""
+    """Whether the sum is divided by the number of ranks."""
     update: Update | None = None
-    """What becomes of a model's parameters with the sum; None: it is added to them."""
+    """Optimizer that updates a model's parameters with the sum; None: the sum is added to them."""
     steps: Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)] = 0
-    """Of the optimizer, before this job: its moments, if there are any, are then given with rank 0's parameters."""
+    """Steps that the optimizer made before this job; its moments, if any, are then given with rank 0's parameters."""
     keeper: Annotated[int, msgspec.Meta(ge=0, le=RANKS_MAX)] = 0
     """The rank that has the moments too."""
 
@@ -280,12 +281,12 @@ class Declared(msgspec.Struct, frozen=True):
 
     @property
     def tensor_bytes(self) -> int:
-        """Of the whole tensor."""
+        """Bytes of the whole tensor."""
         return self.element_bytes * math.prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Of this Block."""
+        """Bytes of this Block."""
         return (
             self.tensor_bytes if self.elements is None else self.element_bytes * (self.elements[1] - self.elements[0])
         )
@@ -297,58 +298,60 @@ class Declared(msgspec.Struct, frozen=True):
 
     @property
     def moment_bytes(self) -> int:
-        """Of one moment of this Block, in the type in which numbers are added."""
+        """Bytes of one moment of this Block, in the type in which numbers are added."""
         return self.size_bytes // self.element_bytes * TYPES[ADDED_AS[self.type]][1]
 
     @property
     def state_bytes(self) -> int:
-        """Of this Block and its moments."""
+        """Bytes of this Block and its moments."""
         return self.size_bytes + self.moments * self.moment_bytes
 
     @property
     def label(self) -> str:
-        """Of this Block among all of the job."""
+        """Name of this Block, unique in the job."""
         return block_label(self.name, self.block)
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The declaration in words, for people."""
         how = f"in parts of {self.part_bytes} bytes, added by {self.order}{', divided' if self.mean else ''}"
         update = f", updated by {self.update} from step {self.steps} on" if self.update is not None else ""
         return f"{self.kind} {self.name!r} of {self.type} and shape {self.shape} {how}{update}"
 
     @property
     def parts(self) -> int:
-        """At least one: an empty tensor travels as one empty part."""
+        """Number of parts of the Block, at least one: an empty tensor travels as one empty part."""
         return max(1, -(-self.size_bytes // self.part_bytes))
 
     @property
     def moment_parts(self) -> int:
-        """Of one moment."""
+        """Number of parts of one moment."""
         return max(1, -(-self.moment_bytes // self.part_bytes))
 
     @property
     def state_parts(self) -> int:
-        """Likewise, with moments: their parts follow those of the Block."""
+        """Number of parts of the Block and its moments, which follow it."""
         return self.parts + self.moments * self.moment_parts
 
     def asked_parts(self, version: int) -> int:
-        """Of the state that an aggregator asks a rank for. Moments are zero at first."""
+        """Number of parts of the state that an aggregator asks a rank for: without moments while these are zero."""
         return self.state_parts if version or self.steps else self.parts
 
     def span(self, part: int) -> tuple[int, int]:
-        """First byte of a part of the Block and the byte after its last."""
+        """First byte of a part of the Block, and the byte after its last."""
         return part * self.part_bytes, min((part + 1) * self.part_bytes, self.size_bytes)
 
     def state_piece(self, part: int) -> tuple[int, int, int]:
-        """Of a part of the state: the Block (0) or which of its moments (from 1 on), and the span there."""
+        """For a part of the state: the Block (0) or the number of its moment (from 1 on), and the span of bytes in
+        it."""
         if part < self.parts:
             return 0, *self.span(part)
         which, part = divmod(part - self.parts, self.moment_parts)
         return 1 + which, part * self.part_bytes, min((part + 1) * self.part_bytes, self.moment_bytes)
 
     def state_span(self, part: int) -> tuple[int, int]:
-        """Likewise, of the whole state, in which moments lie behind the Block, one after the other."""
+        """First byte of a part in the whole state (the Block, then its moments one after the other), and the byte after
+        its last."""
         which, first, end = self.state_piece(part)
         before = self.size_bytes + (which - 1) * self.moment_bytes if which else 0
         return before + first, before + end
@@ -359,7 +362,7 @@ _decoder = msgspec.msgpack.Decoder(Declared)
 
 
 def pack_declared(declared: Declared) -> bytes:
-    """ValueError when it is too long."""
+    """The declaration as bytes. ValueError when it is too long."""
     data = _encoder.encode(declared)
     try:
         unpack_declared(data)
@@ -406,12 +409,13 @@ def unpack_rate(data: Payload) -> float:
 
 
 def pack_opening(packed: bytes, ranks: Node | None) -> bytes:
-    """The payload of OPEN. `packed`: the declaration; `ranks`: for whom the worker speaks, if not for itself alone."""
+    """The payload of OPEN. `packed`: the declaration; `ranks`: those for whom the worker speaks, if not for itself
+    alone."""
     return packed if ranks is None else _RANKS.pack(*ranks) + packed
 
 
 def unpack_opening(flags: int, data: Payload) -> tuple[Declared, Node | None]:
-    """What was declared, and for whom the worker speaks, if not for itself alone."""
+    """The declaration in an OPEN, and the ranks for which the worker speaks, if not for itself alone."""
     if not flags & SPEAKS:
         return unpack_declared(data), None
     if len(data) < _RANKS.size:
@@ -433,5 +437,5 @@ def ballot_of(epoch: int) -> int:
 
 
 def epoch_text(epoch: int) -> str:
-    """`2.5`: grant 2, ballot 5. For people."""
+    """The epoch for people: `2.5` is grant 2, ballot 5."""
     return f"{grant_of(epoch)}.{ballot_of(epoch)}"

@@ -1,13 +1,11 @@
-"""How numbers of each type lie in memory, and in which they are added.
+"""How numbers of each type are stored in memory, and in which type they are added.
 
-    type       lies as    added in
-    float32    float32    float32
-    float64    float64    float64
-    float16    float16    float32, rounded once
-    bfloat16   uint16     float32, rounded once (numpy has no such type; JAX's `ml_dtypes` has)
+type stored as added in float32 float32 float32 float64 float64 float64 float16 float16 float32, rounded once bfloat16
+uint16 float32, rounded once (numpy has no such type; JAX's `ml_dtypes` has)
 
 Rounded once: contributions are widened, added and divided in float32, and only the result is rounded, to the nearest
-and to even. So a sum of 16-bit numbers does not lose in each addition, and does not overflow on its way to an average.
+and to even. So a sum of 16-bit numbers does not lose precision in each addition, and does not overflow on its way to an
+average.
 """
 
 from collections.abc import Callable
@@ -19,20 +17,20 @@ import numpy.typing as npt
 from covey.tensors.numbers.tensor_wire import Type
 
 Stored = npt.NDArray[Any]
-"""Numbers as they lie in memory."""
+"""Numbers as they are stored in memory."""
 Wide = npt.NDArray[Any]
-"""The same, as they are added."""
+"""Numbers in the type in which they are added."""
 
 
 class Numbers(NamedTuple):
-    """One type."""
+    """How one type is stored and added."""
 
     stored: np.dtype[Any]
     wide: np.dtype[Any]
     widen: Callable[[Stored], Wide]
-    """The array itself where both are the same."""
+    """Converts to the type of additions; returns the array itself where both types are equal."""
     narrow: Callable[[Wide], Stored]
-    """Likewise."""
+    """Converts to the stored type; returns the array itself where both types are equal."""
 
     @property
     def rounds(self) -> bool:
@@ -60,7 +58,7 @@ def _widen_bfloat(array: Stored) -> Wide:
 def _narrow_bfloat(array: Wide) -> Stored:
     bits: npt.NDArray[np.uint32] = array.view("<u4")
     rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-    if bool(np.isnan(array).any()):  # whose last bits alone might be set, and be lost
+    if bool(np.isnan(array).any()):  # a NaN with only low bits set would become infinity
         rounded = np.where(np.isnan(array), (bits >> 16) | 0x40, rounded)
     found: Stored = rounded.astype("<u2")
     return found

@@ -1,8 +1,9 @@
-"""One step of an optimizer, over arrays: where a round of gradients is summed, whether by an aggregator or by ranks.
+"""One step of an optimizer over arrays, made where a round of gradients is summed: by an aggregator or by ranks.
 
-Each is what these lines of numpy give, to the bit, in the type of the parameters (w; g is the sum or mean, t the number
-of the step from 1 on, moments are zero before the first). Parameters of 16 bits are widened to float32 before them, in
-which g, moments and all else are, and the new ones are rounded once, behind them (`covey.tensors.numbers.types`):
+Each step has bit for bit the result of these lines of numpy, in the type of the parameters (w; g is the sum or mean, t
+the number of the step from 1 on, moments are zero before the first step). Parameters of 16 bits are widened to float32
+first, the type of g, moments and all else, and the new ones are rounded once at the end
+(`covey.tensors.numbers.types`):
 
     SGD     g = g + weight_decay * w                     # where there is weight decay
             v = momentum * v + g                         # where there is momentum; else v is g
@@ -25,8 +26,8 @@ from covey.tensors.numbers.updates import SGD, Adam, Update
 
 
 def take_step(update: Update, step: int, rate: float, old: Sequence[Array], new: Sequence[Array]) -> None:
-    """From `old`, the parameters and their moments, to `new`, of the same length; where the new parameters are to be,
-    the gradient lies. All of the type in which numbers are added. `step`: from 1 on."""
+    """Make a step from `old`, the parameters and their moments, to `new`, of the same length; the gradient is where the
+    new parameters go. All have the type in which numbers are added. `step` counts from 1."""
     with np.errstate(all="ignore"):  # as wherever tensors are added
         for here in pieces(0, len(old[0])):
             _step(update, step, rate, [each[here] for each in old], [each[here] for each in new])

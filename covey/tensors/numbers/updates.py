@@ -1,12 +1,11 @@
-"""Optimizers that run where gradients are summed: what is declared of them. `covey.tensors.numbers.update_steps` has
-the arithmetic.
+"""Declarations of optimizers that run where gradients are summed. `covey.tensors.numbers.update_steps` has the
+arithmetic.
 
-    w = job.tensors.model("w", w0, update=covey.Adam(rate=1e-3))
-    w = job.tensors.push_pull("w", gradient)                # the parameters after this step, on every rank
-    w = job.tensors.push_pull("w", gradient, rate=1e-4)     # likewise, at another learning rate
+w = job.tensors.model("w", w0, update=covey.Adam(rate=1e-3)) w = job.tensors.push_pull("w", gradient) # the parameters
+after this step, on every rank w = job.tensors.push_pull("w", gradient, rate=1e-4) # the same at another learning rate
 
-So each parameter is updated once, and not by every rank, and what the optimizer remembers of it (its *moments*) lies at
-its owner and with one rank, its *keeper*: a second copy, from which a new owner goes on.
+So each parameter is updated once, and not by every rank. What the optimizer remembers of it (its *moments*) is stored
+at its owner and, as a second copy from which a new owner continues, at one rank, its *keeper*.
 """
 
 import math
@@ -19,14 +18,14 @@ Positive = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
 class SGD(msgspec.Struct, frozen=True, tag=True):
-    """Stochastic gradient descent, with momentum as PyTorch has it. ValueError."""
+    """Stochastic gradient descent, with momentum as in PyTorch. ValueError for values out of range."""
 
     rate: Positive
-    """Of learning, unless a round has its own."""
+    """Learning rate, unless a round has its own."""
     momentum: Factor = 0.0
-    """Part of the last step's velocity that stays; 0: none is kept."""
+    """Share of the last step's velocity that is kept; 0: no velocity."""
     weight_decay: Positive = 0.0
-    """Of the parameter, added to its gradient."""
+    """Factor of the parameter that is added to its gradient."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -39,20 +38,20 @@ class SGD(msgspec.Struct, frozen=True, tag=True):
 
 class Adam(msgspec.Struct, frozen=True, tag=True):
     """Adam (Kingma and Ba 2015, algorithm 1); with `decoupled` weight decay AdamW (Loshchilov and Hutter 2019).
-    ValueError."""
+    ValueError for values out of range."""
 
     rate: Positive = 1e-3
-    """Of learning, unless a round has its own."""
+    """Learning rate, unless a round has its own."""
     beta1: Factor = 0.9
-    """Part of the mean of gradients that stays."""
+    """Share of the mean of gradients that is kept."""
     beta2: Factor = 0.999
-    """Part of the mean of their squares that stays."""
+    """Share of the mean of squared gradients that is kept."""
     epsilon: Positive = 1e-8
-    """Added to the root of that mean."""
+    """Number that is added to the root of the mean of squared gradients."""
     weight_decay: Positive = 0.0
-    """Of the parameter, added to its gradient, or taken from the parameter."""
+    """Factor of the parameter that is added to its gradient, or subtracted from the parameter (`decoupled`)."""
     decoupled: bool = False
-    """Which of the two."""
+    """Whether weight decay is subtracted from the parameter instead of added to its gradient."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -67,7 +66,7 @@ Update = SGD | Adam
 
 
 def check_rate(rate: float) -> float:
-    """A learning rate. ValueError."""
+    """The learning rate as a float. ValueError when it is negative or not finite."""
     if not (math.isfinite(rate) and rate >= 0):
         raise ValueError(f"a learning rate is a number from 0 on, not {rate}")
     return float(rate)

@@ -2,13 +2,13 @@
 
     0          head: magic, version, how many ranks and the first of them, whether a rank refused, how many tensors,
                where free memory begins; behind it, for each rank, whether it has left (`covey.job.leaving`)
-    BELLS      for each rank a row of words, one of each rank: another number whenever that one has news for this one
-    DIRECTORY  for each tensor: key, state, where it lies
-    behind it  tensors, each with its declaration, two words a rank, and room for data
-    (`covey.tensors.same_host.shared_rounds`)
+    BELLS      for each rank a row of words, one for each rank: it changes whenever that rank has news for this one
+    DIRECTORY  for each tensor: key, state, where it is
+    behind it  tensors, each with its declaration, two words for each rank, and room for data
+               (`covey.tensors.same_host.shared_rounds`)
 
-The file is as large as it can ever be, and empty: what is not allocated takes no memory. A rank adds a tensor under a
-lock of the whole file, which the kernel takes back from a rank that dies.
+The file has its greatest possible size, and is empty: what is not allocated takes no memory. A rank adds a tensor under
+a lock of the whole file, which the kernel takes back from a rank that dies.
 """
 
 import fcntl
@@ -23,32 +23,33 @@ MAGIC, VERSION = b"COVEYten", 1
 SIZE_BYTES = 1 << 40
 PAGE_BYTES = 4096
 RANKS_MAX = 128
-"""More words than this nobody can sleep on at once (futex_waitv(2))."""
+"""Most ranks: a process cannot sleep on more words at once (futex_waitv(2))."""
 TENSORS_MAX = 8192
 HEAD = struct.Struct("<8sIIIIQI")
 REFUSED_AT, COUNT_AT, FREE_AT = 16, 20, 24
-"""Offsets of fields of the head; the first of them is where it is in every version."""
+"""Offsets of fields of the head; `REFUSED_AT` is the same in every version."""
 ENTRY = struct.Struct("<IIQ")
 FORMING, REFUSED = 1, 2
-"""States of a tensor: whoever comes may join, or all go another way."""
+"""States of a tensor: ranks may still join it, or all of them use an aggregator for it."""
 BELLS_AT = PAGE_BYTES
 LEFT_AT, LEFT, LEFT_BEFORE = 128, struct.Struct("<Q"), 2
-"""Of each rank 8 bytes: 0, it has not left; 1, it has, and never said a step; else its newest step, and 2 more."""
+"""Eight bytes for each rank: 0, it has not left; 1, it has left and never reported a step; else its newest step plus
+2."""
 
 
 def usable(environ: Mapping[str, str]) -> bool:
-    """Whether a rank can share tensors in memory: on a processor that keeps the order of stores, and unless
-    COVEY_SHARED_TENSORS is 0."""
+    """Whether a rank can share tensors in memory: it needs a processor that keeps the order of stores, and
+    COVEY_SHARED_TENSORS must not be 0."""
     return platform.machine() == "x86_64" and environ.get("COVEY_SHARED_TENSORS") != "0"
 
 
 def lends(environ: Mapping[str, str]) -> bool:
-    """Whether other ranks may read what this one contributes where it lies: unless COVEY_SHARED_TENSORS is copy."""
+    """Whether other ranks may read this rank's contributions in place: yes, unless COVEY_SHARED_TENSORS is copy."""
     return environ.get("COVEY_SHARED_TENSORS") != "copy"
 
 
 def row_bytes(ranks: int) -> int:
-    """Of one rank's bells: whole cache lines."""
+    """Bytes of one rank's row of bells, in whole cache lines."""
     return -(-4 * ranks // 64) * 64
 
 
@@ -65,7 +66,7 @@ def whole_pages(size: int) -> int:
 
 
 def make(ranks: int, first: int = 0) -> int:
-    """A descriptor of a new one, for so many ranks from `first` on. OSError when the kernel has none."""
+    """The descriptor of new memory for so many ranks from `first` on. OSError when the kernel has none."""
     descriptor = os.memfd_create("covey-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, SIZE_BYTES)
@@ -78,13 +79,14 @@ def make(ranks: int, first: int = 0) -> int:
 
 
 def refuse(descriptor: int) -> None:
-    """Nobody shares another tensor: for a rank that cannot use this memory, also of another version."""
+    """Mark the memory so that no further tensor is shared: for a rank that cannot use it, also when it has another
+    version."""
     os.pwrite(descriptor, (1).to_bytes(4, "little"), REFUSED_AT)
 
 
 def check(descriptor: int, rank: int, world_size: int) -> tuple[int, int]:
-    """From the first rank for which it is up to, and without, the second. ValueError when this is no such memory for
-    this rank of so many."""
+    """The ranks that share this memory: from the first up to, and without, the second. ValueError when it is no such
+    memory for rank `rank` of `world_size`."""
     try:
         seals = fcntl.fcntl(descriptor, F_GET_SEALS)
         head = os.pread(descriptor, HEAD.size, 0)

@@ -1,18 +1,16 @@
-"""Contributions that stay where the script has them: ranks that add read them there
-(`covey.tensors.numbers.peer_memory`).
+"""Contributions that stay in the script's memory: ranks that add read them there (`covey.tensors.numbers.peer_memory`).
 
 Each rank shows in its words (`covey.tensors.same_host.shared_rounds`) where it can be found. In the first round of a
-tensor, in which all copy, each tries to read all others, and says so. From then on a rank may lend what it contributes:
-it shows the address instead of copying. It does so with a large array that comes from the same place again and again,
-as the buckets of DDP do, once that lies on huge pages: reading 4 KiB pages of another process costs more than it
-spares. Nobody may write to an array until its round is over (`TensorClient.push`), and it is over when all have added.
-Who finds that something cannot be read after all says so: then those who lent copy it, in this round, and lend nothing
-of this tensor any more.
+tensor, in which all ranks copy, each tries to read all others, and shows whether it could. From then on a rank may lend
+its contribution: it shows the address instead of copying. It does so with a large array that comes from the same
+address again and again, as the buckets of DDP do, once that is on huge pages: reading 4 KiB pages of another process
+costs more than it saves. Nobody may write to an array until its round is over (`TensorClient.push`), and it is over
+when all have added. A rank that finds something unreadable after all shows that: then the lenders copy it, in this
+round, and no longer lend anything of this tensor.
 
-    words of 32 bits   0 pushed, 1 added, 2-3 rate (`covey.tensors.same_host.shared_rounds`), 4 has read all others, 5
-    the round in which
-                       it could not, 6 a checksum of what it lends in this round, 0: nothing; 7 pid
-    words of 64 bits   4 address of what it lends, 5 of its token, 6-7 the token
+    words of 32 bits   0 pushed, 1 added, 2-3 rate (`covey.tensors.same_host.shared_rounds`), 4 has read all others,
+                       5 round in which it could not, 6 checksum of what it lends in this round (0: nothing), 7 pid
+    words of 64 bits   4 address of what it lends, 5 address of its token, 6-7 the token
 """
 
 import errno
@@ -31,40 +29,41 @@ from covey.tensors.same_host.huge_pages import make_huge
 Words = npt.NDArray[np.uint32]
 
 LEAST_BYTES = 8 << 20
-"""Of a tensor that is lent: of 4 MB nothing is gained."""
+"""Least bytes of a tensor that is lent: with 4 MB nothing is gained."""
 SAME_ROUNDS = 3
-"""In as many rounds an array comes from one place before it is lent from there."""
+"""Number of rounds in which an array must come from one address before it is lent from there."""
 PLACES_MAX = 4
-"""Of one tensor that are looked at."""
+"""Most addresses of one tensor that are remembered."""
 READS, COULD_NOT, LENDS, PID = 4, 5, 6, 7
 ADDRESS_WORDS = (8, 9)
 ADDRESS, TOKEN_AT, TOKEN = 4, 5, slice(6, 8)
-"""The last line: of 64 bits."""
+"""The indexes ADDRESS, TOKEN_AT and TOKEN count words of 64 bits."""
 
 
 class Overwritten(ValueError):
-    """Words of a rank cannot be."""
+    """The words of a rank have impossible values."""
 
 
 class LentRounds:
-    """Of one tensor, for one rank, number `at` of those on its host."""
+    """The lending of one tensor, for one rank, which is number `at` of those on its host."""
 
     def __init__(self, words: Words, at: int, first: int, type: np.dtype[Any]) -> None:
-        """`words`: a row of 16 for each rank, from number `first` of the job on. `type`: in which contributions lie."""
+        """`words`: a row of 16 for each rank, from number `first` of the job on. `type`: the type in which
+        contributions are stored."""
         self._words, self._at, self._first, self._type = words, at, first, type
         self._wide: npt.NDArray[np.uint64] = words.view(np.uint64)
         self._mine: Array | None = None
-        """What is lent in this round; kept until that is over."""
+        """The array that is lent in this round; kept until the round is over."""
         self._looked = False
         self._seen: dict[int, int] = {}
-        """In how many rounds an array came from there."""
+        """By address: in how many rounds an array came from there."""
         self._huge: set[int] = set()
-        """Those of them that lie on huge pages."""
+        """Addresses of arrays that are on huge pages."""
         self.why = ""
-        """Contributions are copied, for people; empty: they are not, or it is not known yet."""
+        """Why contributions are copied, for people; empty: they are not, or it is not known yet."""
 
     def introduce(self) -> None:
-        """Before this rank's first push."""
+        """Show where this rank's memory can be read; before its first push."""
         let_ranks_read()
         me = myself()
         self._words[self._at, PID] = me.pid
@@ -72,7 +71,7 @@ class LentRounds:
         self._wide[self._at, TOKEN] = np.frombuffer(me.token, np.uint64)
 
     def look(self) -> None:
-        """Once, after all have pushed for the first time: can this rank read the others?"""
+        """Check, once, after all have pushed for the first time, whether this rank can read the others."""
         if self._looked:
             return
         self._looked = True
@@ -83,7 +82,7 @@ class LentRounds:
         self._words[self._at, READS] = 1
 
     def lend(self, flat: Array, round: int) -> bool:
-        """Whether this rank need not copy what it contributes."""
+        """Lend this rank's contribution, if possible. Whether it need not be copied."""
         words = self._words
         may = words[:, READS].all() and not words[:, COULD_NOT].any()
         if not may or not self._is_worth_it(flat):
@@ -95,12 +94,12 @@ class LentRounds:
         return True
 
     def over(self) -> None:
-        """The script may write to its array again."""
+        """The round is over: the script may write to its array again."""
         self._mine = None
 
     def contributions(self, slots: Sequence[Contribution], round: int) -> Sequence[Contribution] | None:
-        """Of all ranks, in this round that all have pushed. `slots`: where those lie that were copied. None: one that
-        could not be read is not copied yet. Overwritten."""
+        """The contributions of all ranks, in this round that all have pushed. `slots`: memory of those that were
+        copied. None: an unreadable one is not copied yet. Overwritten."""
         lends = self._words[:, LENDS].tolist()
         if not any(lends):
             return slots
@@ -112,14 +111,14 @@ class LentRounds:
         return [self._lent(at, slot) if lends[at] else slot for at, slot in enumerate(slots)]
 
     def could_not(self, round: int, error: Unreadable) -> None:
-        """Read something in this round."""
+        """A contribution could not be read in this round."""
         self._words[self._at, COULD_NOT] = round
         self.why = (
             f"the memory of rank {self._first + error.place} could not be read in round {round}: {_in_words(error)}"
         )
 
     def copy_if_asked(self, slot: Array) -> bool:
-        """Whether it did what `lend` spared it, since somebody could not read."""
+        """Copy the contribution that `lend` did not copy, if a rank could not read. Whether it was copied."""
         if self._mine is None or not self._words[:, COULD_NOT].any():
             return False
         np.copyto(slot, self._mine)
@@ -139,7 +138,7 @@ class LentRounds:
         return address in self._huge
 
     def _checksum(self, at: int, round: int) -> int:
-        """Of what this rank lends in a round; never 0."""
+        """Checksum of where a rank's lent contribution is, in a round; never 0."""
         row = self._words[at]
         return zlib.crc32(row[[PID, *ADDRESS_WORDS]].tobytes(), round) or 1
 
@@ -149,7 +148,7 @@ class LentRounds:
         return LentArray(int(self._words[at, PID]), int(self._wide[at, ADDRESS]), self._type, at)
 
     def _why_not(self, at: int) -> str:
-        """This rank cannot be read; empty: it can."""
+        """Why this rank cannot be read; empty when it can."""
         peer = Peer(int(self._words[at, PID]), int(self._wide[at, TOKEN_AT]), self._wide[at, TOKEN].tobytes())
         if not peer.pid:
             return "it does not say where it is (COVEY_SHARED_TENSORS=copy)"

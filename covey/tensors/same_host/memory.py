@@ -1,5 +1,5 @@
-"""One rank's view of the memory that a job's ranks on one host share (`covey.tensors.same_host.layout`): who joins
-which tensor, and bells."""
+"""One rank's view of the memory that a job's ranks on one host share (`covey.tensors.same_host.layout`): which rank
+joins which tensor, and the bells."""
 
 import contextlib
 import fcntl
@@ -39,41 +39,41 @@ from covey.tensors.same_host.layout import (
 )
 
 LOOK_NS = 200_000_000
-"""A rank that sleeps looks so often whether it is still wanted."""
+"""Longest sleep in ns of a waiting rank, before it looks whether it is still wanted."""
 FREE_SHARE = 0.5
-"""A tensor takes at most this share of the memory that the host has available."""
+"""Largest share of the host's available memory that one tensor takes."""
 _IN_VAIN_AT, _DECLARED_AT, _FAULT_AT = 8, 16, 16 + OPEN_BYTES_MAX
 _HEAD_BYTES = 2 * PAGE_BYTES
-"""Of a tensor: how long its declaration and its fault are, whether that is since a rank left, and both."""
+"""Head of a tensor: lengths of its declaration and its fault, whether a rank that left is the cause, and both texts."""
 
 
 F_OFD_SETLKW = 38
-"""fcntl.h; it has no name in Python 3.11. Such a lock belongs to an open file, so nothing else that this process closes
-drops it, and it keeps out other clients of the process too."""
+"""Command from fcntl.h; Python 3.11 has no name for it. Such a lock belongs to an open file, so nothing else that this
+process closes drops it, and it keeps out other clients of the process too."""
 _LOCK = struct.Struct("=hhqqi4x")
 
 
 class MemoryRefused(Exception):
-    """A tensor does not go through shared memory; why."""
+    """A tensor cannot go through shared memory; the text says why."""
 
 
 class MemoryFault(Exception):
-    """Ranks mean different tensors by one name, in words."""
+    """Ranks mean different tensors by one name; the text says which."""
 
 
 class TensorMemory:
     """One rank's view of the memory of `covey.tensors.same_host.layout`."""
 
     def __init__(self, descriptor: int, rank: int, world_size: int, lends: bool = True) -> None:
-        """Takes the descriptor. `lends`: other ranks may read this one's memory
-        (`covey.tensors.same_host.lent_rounds`). ValueError, OSError when it cannot be used."""
+        """Takes over the descriptor. `lends`: other ranks may read this rank's memory
+        (`covey.tensors.same_host.lent_rounds`). ValueError, OSError when the memory cannot be used."""
         self.lends, self.told_copies = lends, False
         self.members = tensor_layout.check(descriptor, rank, world_size)
-        """Ranks that share it: from the first up to, and without, the second."""
+        """Ranks that share the memory: from the first up to, and without, the second."""
         self.rank, self.world_size, self._descriptor = rank, world_size, descriptor
         ranks = self.ranks = self.members[1] - self.members[0]
         self.at = rank - self.members[0]
-        """Of this rank among them."""
+        """Number of this rank among them, from 0."""
         self._head = map_shared(descriptor, tensor_layout.tensors_at(ranks), 0)
         self._locks = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
         self._alone = threading.Lock()
@@ -82,7 +82,8 @@ class TensorMemory:
         self._ringing = threading.Lock()
 
     def close(self) -> None:
-        """No tensor more. What is mapped stays so as long as something refers to it. Again is harmless."""
+        """Take no further tensors. What is mapped stays mapped as long as something refers to it. A second call is
+        harmless."""
         with self._alone:
             for descriptor in (self._descriptor, self._locks):
                 if descriptor >= 0:
@@ -93,42 +94,42 @@ class TensorMemory:
 
     @property
     def whole_job(self) -> bool:
-        """Whether all ranks of the job share it."""
+        """Whether all ranks of the job share the memory."""
         return self.ranks == self.world_size
 
     def leave(self, step: int | None) -> None:
-        """This rank pushes no tensor more but the last one, after this step."""
+        """Tell the other ranks that this rank pushes no tensor any more but the last one, after this step."""
         LEFT.pack_into(self._head, LEFT_AT + self.at * LEFT.size, 1 if step is None else step + LEFT_BEFORE)
         self.ring()
 
     def has_left(self, rank: int) -> tuple[bool, int | None]:
-        """Whether one of these ranks has, and after which step, if it said one."""
+        """Whether a rank has left, and after which step, if it reported one."""
         (said,) = LEFT.unpack_from(self._head, LEFT_AT + (rank - self.members[0]) * LEFT.size)
         return said > 0, said - LEFT_BEFORE if said >= LEFT_BEFORE else None
 
     def bells(self) -> Any:
-        """This rank's, now."""
+        """The words of this rank's bells, now."""
         return self._bells[self.at].values
 
     def ring(self) -> None:
-        """Every rank's, also this one's: another thread may sleep."""
+        """Ring the bells of all ranks, also this one's: another of its threads may sleep."""
         with self._ringing:
             for bells in self._bells:
                 bells.ring(self.at)
 
     def ring_here(self) -> None:
-        """Only this rank's, from a thread of it."""
+        """Ring only this rank's bell, from one of its threads."""
         with self._ringing:
             self._bells[self.at].ring(self.at)
 
     def sleep(self, bells: Any, length_ns: int = LOOK_NS) -> None:
-        """Until one of them rang since then."""
+        """Sleep until one of the bells has rung since `bells` was read, at most `length_ns`."""
         self._bells[self.at].sleep(bells, length_ns)
 
     # ---- tensors ----
 
     def join(self, declared: Declared, size: int) -> "TensorRange":
-        """Where this tensor lies, of `size` bytes. MemoryRefused when it goes another way, MemoryFault."""
+        """The memory of this tensor, of `size` bytes. MemoryRefused when the tensor uses an aggregator, MemoryFault."""
         key, packed = key_of(declared.name), pack_declared(declared)
         with self._locked():
             if self.is_refused:
@@ -153,12 +154,12 @@ class TensorMemory:
         return found
 
     def is_given_up(self, place: int) -> bool:
-        """Whether all go another way with this tensor."""
+        """Whether all ranks use an aggregator for this tensor."""
         return self._entry(place)[1] != FORMING
 
     def unless_given_up(self, place: int, join: Callable[[], None]) -> None:
-        """`join`, which tells the others that this rank takes part. MemoryRefused, and nothing is told, when a rank
-        cannot: of all that came first or come later none takes part."""
+        """Call `join`, which tells the others that this rank takes part. MemoryRefused, and `join` is not called, when
+        a rank cannot share: then no rank takes part, whether it came before or comes later."""
         with self._locked():
             if self.is_refused:
                 self._give_up(place)
@@ -167,18 +168,18 @@ class TensorMemory:
             join()
 
     def give_up_if(self, place: int, is_missing: Callable[[], object]) -> None:
-        """A rank of the job cannot share memory: so nobody does for this tensor, unless all have joined it."""
+        """Give up the tensor because a rank of the job cannot share memory, unless all ranks have joined it."""
         with self._locked():
             if is_missing():
                 self._give_up(place)
 
     @property
     def is_refused(self) -> bool:
-        """Whether a rank of the job cannot share memory: no tensor more is shared."""
+        """Whether a rank of the job cannot share memory, so that no further tensor is shared."""
         return bool(_number(self._head, REFUSED_AT))
 
     def refuse(self) -> None:
-        """No tensor more, and none that has not had a round yet."""
+        """Share no further tensor, and none that has not had a round yet."""
         with self._alone:
             if self._descriptor >= 0:
                 tensor_layout.refuse(self._descriptor)
@@ -196,7 +197,7 @@ class TensorMemory:
                 fcntl.fcntl(self._locks, F_OFD_SETLKW, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
 
     def _entry(self, place: int) -> tuple[int, int, int]:
-        """Key, state, where it lies."""
+        """Key and state of a tensor, and its offset in the memory."""
         found: tuple[int, int, int] = ENTRY.unpack_from(self._head, self._entry_at(place))
         return found
 
@@ -204,7 +205,7 @@ class TensorMemory:
         return tensor_layout.directory_at(self.ranks) + place * ENTRY.size
 
     def _find(self, key: int) -> tuple[int, int, int] | None:
-        """Place, state, where it lies."""
+        """Place and state of the tensor with this key, and its offset; None: there is none."""
         for place in range(min(_number(self._head, COUNT_AT), TENSORS_MAX)):
             known, state, at = self._entry(place)
             if known == key:
@@ -229,7 +230,7 @@ class TensorMemory:
         return place, FORMING, free
 
     def _allocate(self, at: int, size: int) -> None:
-        """Memory that is touched before it is needed."""
+        """Allocate memory before it is touched."""
         if at % PAGE_BYTES or at < tensor_layout.tensors_at(self.ranks):
             raise MemoryRefused(f"free memory is said to begin at {at}: it was overwritten")
         available = available_bytes()
@@ -255,37 +256,37 @@ class TensorMemory:
 
 
 class TensorRange:
-    """The memory of one tensor, mapped."""
+    """The mapped memory of one tensor."""
 
     HEAD_BYTES = _HEAD_BYTES
-    """The rest is the tensor's."""
+    """Bytes of the head; the rest is the tensor's data."""
 
     def __init__(self, memory: TensorMemory, place: int, mapped: memoryview) -> None:
         self.memory, self.mapped, self._place = memory, mapped, place
 
     def first(self, join: Callable[[], None]) -> None:
-        """`join` this tensor, by the first push. MemoryRefused: all go another way."""
+        """Call `join` for the first push of this tensor. MemoryRefused when all ranks use an aggregator for it."""
         self.memory.unless_given_up(self._place, join)
 
     def is_given_up(self, is_missing: Callable[[], object]) -> bool:
-        """Whether all go another way; asked while ranks are missing in its first round."""
+        """Whether all ranks use an aggregator for this tensor; asked while ranks are missing in its first round."""
         if self.memory.is_refused and not self.memory.is_given_up(self._place):
             self.memory.give_up_if(self._place, is_missing)
         return self.memory.is_given_up(self._place)
 
     @property
     def fault(self) -> str:
-        """Why it is not added, for people; empty: it is."""
+        """Why the tensor is not added, for people; empty when it is."""
         length = _number(self.mapped, 4)
         return bytes(self.mapped[_FAULT_AT : _FAULT_AT + min(length, FAULT_BYTES_MAX)]).decode("utf-8", "replace")
 
     @property
     def in_vain(self) -> bool:
-        """Whether that is because a rank has left."""
+        """Whether the fault is that a rank has left."""
         return bool(_number(self.mapped, _IN_VAIN_AT))
 
     def say_fault(self, why: str, in_vain: bool = False) -> None:
-        """To every rank."""
+        """Tell every rank why the tensor is not added."""
         text = why.encode()[:FAULT_BYTES_MAX]
         self.mapped[_IN_VAIN_AT : _IN_VAIN_AT + 4] = int(in_vain).to_bytes(4, "little")
         self.mapped[_FAULT_AT : _FAULT_AT + len(text)] = text
@@ -298,7 +299,7 @@ def _number(page: memoryview, at: int) -> int:
 
 
 def _unlike(mine: Declared, packed: bytes, rank: int) -> tuple[str, str]:
-    """The name of the tensor that is there, and in words that another is meant."""
+    """The name of the tensor that is stored, and a sentence on how it differs from the one declared here."""
     try:
         theirs = unpack_declared(packed)
     except TensorWireError as error:

@@ -1,22 +1,23 @@
-"""Rounds of tensors among ranks that are all on one host: in memory that they share, without a server in the way.
+"""Rounds of tensors among ranks that are all on one host, in memory that they share, without a server.
 
-Each rank copies its contribution into a slot of its own, adds its part of all slots in the order of
+Each rank copies its contribution into its own slot, adds its part of all slots in the order of
 `covey.tensors.numbers.sum_order`, and copies the whole sum out once every rank has added its part. Where ranks may read
-one another's memory nothing is copied in: who adds reads contributions where scripts have them
-(`covey.tensors.same_host.lent_rounds`). What a rank has done it says in two words that nobody else writes, and rings
-everybody's bell:
+one another's memory, large contributions are not copied in: ranks that add read them in the scripts' memory
+(`covey.tensors.same_host.lent_rounds`). A rank shows what it has done in two words that only it writes, and rings all
+bells:
 
     rank 0   copy in, pushed = 7 |            | add part 0, added = 7 |             | copy out
     rank 1   copy in, pushed = 7 | all pushed | add part 1, added = 7 | all added   | copy out
 
-Nobody waits for room: a rank pushes round 8 after it took the result of round 7, and parts of round 8 are added when
-all have pushed it, so nothing is written over that somebody still reads. Of a small tensor every rank adds all by
-itself, which spares the second wait; its slots are two, in turn: one may push round 8 while another adds round 7.
+No rank waits for room: a rank pushes round 8 after it took the result of round 7, and parts of round 8 are added when
+all have pushed it, so nothing is overwritten that is still read. A small tensor is added whole by every rank, which
+saves the second wait; it has two slots for each rank, used in turn, since one rank may push round 8 while another adds
+round 7.
 
-A rank that cannot take part (no memory, another version) says so while the tensor has not had a round; then all push
+A rank that cannot take part (no memory, another version) says so before the tensor's first round is over; then all push
 it to an aggregator instead. A rank that dies leaves the others waiting, as with an aggregator: its job is started anew.
 
-Processors that may show another core a later store first (ARM) are left out: nothing here keeps them from it.
+Processors on which another core may see a later store first (ARM) are not supported: nothing here prevents that.
 """
 
 import contextlib
@@ -41,13 +42,13 @@ from covey.tensors.same_host.memory import MemoryFault, MemoryRefused, TensorMem
 Words = npt.NDArray[np.uint32]
 
 SMALL_BYTES = 64 << 10
-"""Up to here every rank adds the whole tensor."""
+"""Largest tensor in bytes that every rank adds whole."""
 _LINE = 64
 """Bytes of a rank's words: a cache line of its own."""
 
 
 class _Places:
-    """Where what lies in the memory of one tensor."""
+    """Offsets in the memory of one tensor."""
 
     def __init__(self, declared: Declared, ranks: int, whole_job: bool) -> None:
         self.small = whole_job and declared.kind == "grad" and declared.size_bytes <= SMALL_BYTES
@@ -66,8 +67,8 @@ class _Places:
 
 
 class SharedTensor:
-    """One tensor of one rank: `begin` a round, `advance` until it is there, `take` it. Several threads may advance
-    it."""
+    """One tensor of one rank: `begin` a round, `advance` until its result is there, `take` it. Several threads may
+    advance it."""
 
     def __init__(self, declared: Declared, range_: TensorRange) -> None:
         self.declared, self._range = declared, range_
@@ -80,55 +81,56 @@ class SharedTensor:
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
         self._results = [self._floats(each[0], count) for each in places.results]
-        """Two take turns: who was interrupted in adding to a model can begin again."""
+        """Memory of results. A model has two, used in turn: a rank that is interrupted while it adds can begin
+        again."""
         self._moments = [[self._floats(start, count, True) for start in each[1:]] for each in places.results]
-        """Of each, what an optimizer keeps (`covey.tensors.numbers.updates`)."""
+        """For each result, the moments that an optimizer keeps (`covey.tensors.numbers.updates`)."""
         self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
         self._rates = np.ndarray((ranks, _LINE // 8), np.float64, range_.mapped, TensorRange.HEAD_BYTES)[:, 1]
-        """Of learning, in the round that a rank has pushed."""
+        """Learning rate in the round that each rank has pushed."""
         self._part = (rank * count // ranks, (rank + 1) * count // ranks)
         self._tree = tree_of(memory.members, declared.order, self._first)
         lends = memory.lends and ranks > 1 and declared.size_bytes >= lent_rounds.LEAST_BYTES
         self._lent = LentRounds(self._words, rank, self._first, self._numbers.stored) if lends else None
         self._lock = threading.Lock()
         self.round = 0
-        """That this rank has pushed; the first one of a model tells of its initial value."""
+        """Round that this rank has pushed; the first round of a model is about its initial value."""
         self._added = self._whole = self.taken = 0
         self.not_finite = 0
-        """Numbers of sums that were not, as far as this rank has added them."""
+        """How many NaN or infinite numbers were in the sums that this rank has added."""
         self._told_not_finite = False
         self.given_up = False
-        """It goes another way."""
+        """Whether the tensor uses an aggregator instead."""
         self.failure: Exception | None = None
-        """Why it could not."""
+        """Why it could not be moved to an aggregator."""
         if self._words[rank, 0]:
             raise MemoryFault("another client of this rank has used this name; a name is for one client")
 
     @property
     def whole_job(self) -> bool:
-        """Whether it needs no aggregator."""
+        """Whether the tensor needs no aggregator."""
         return self._range.memory.whole_job
 
     @property
     def fault(self) -> str:
-        """Why it is not added, for people; empty: it is."""
+        """Why the tensor is not added, for people; empty when it is."""
         return self._range.fault
 
     @property
     def in_vain(self) -> bool:
-        """Whether that is because a rank has left."""
+        """Whether the fault is that a rank has left."""
         return self._range.in_vain
 
     @property
     def refused(self) -> bool:
-        """Whether a rank cannot take part, so that the round is to go another way."""
+        """Whether a rank cannot take part, so that the round must use an aggregator."""
         waits = self.round == 1 and self._whole == 0 and bool(self.missing())
         return self.given_up or (waits and self._range.is_given_up(self.missing))
 
     def begin(self, data: Array, rate: float = 0.0, moments: Sequence[Array] = ()) -> None:
-        """The next round; `data` is copied, and in a model's first one `moments`, with which an optimizer goes on.
-        `rate`: of learning. ValueError when the result of the last one was not taken, MemoryRefused when all go another
-        way with this tensor."""
+        """Begin the next round. `data` is copied or lent, and in a model's first round `moments`, from which its
+        optimizer continues, are copied. `rate`: learning rate. ValueError when the result of the last round was not
+        taken, MemoryRefused when all ranks use an aggregator for this tensor."""
         with self._lock:
             if self.taken != self.round:
                 raise ValueError(f"tensor {self.declared.name!r} is still in round {self.round}")
@@ -153,7 +155,8 @@ class SharedTensor:
         self._words[self._rank, 0] = 1
 
     def advance(self) -> bool:
-        """Do what can be done now; whether the result is there. ValueError when a rank's words cannot be."""
+        """Do what can be done now. Whether the result is there. ValueError when a rank's words have impossible
+        values."""
         with self._lock:
             if self._whole == self.round:
                 return True
@@ -172,13 +175,13 @@ class SharedTensor:
             return True
 
     def advance_unless_busy(self) -> bool:
-        """`advance`, unless another thread does."""
+        """`advance`, unless another thread is in it."""
         if self._lock.locked():
             return False
         return self.advance()
 
     def take(self, out: Array | None) -> Array:
-        """The result, once it is there, into `out` or a new array."""
+        """The result, once it is there, in `out` or a new array."""
         found = np.empty(self.declared.shape, self._numbers.stored) if out is None else out
         flat = found.reshape(-1)
         if self._small:
@@ -190,22 +193,22 @@ class SharedTensor:
 
     @property
     def rests(self) -> bool:
-        """No round is under way, and the result of the last one was taken."""
+        """Whether no round is under way, and the result of the last one was taken."""
         return self.taken == self.round
 
     @property
     def rounds(self) -> int:
-        """Whose result was taken, without the one about a model's initial value."""
+        """Number of rounds whose result was taken, without the round of a model's initial value."""
         return max(0, self.taken - (self.declared.kind == "model"))
 
     @property
     def steps(self) -> int:
-        """Of this tensor's optimizer, by now."""
+        """Number of steps that this tensor's optimizer has made."""
         return self.declared.steps + self.rounds
 
     def kept(self) -> Iterator[tuple[int, list[Array]]]:
-        """Moments of the last result that was taken, as far as this rank keeps them: the first element, and an array of
-        each; not to be written, and until the next round only."""
+        """The moments of the last result that was taken, as far as this rank keeps them: first element, and one array
+        for each moment. They must not be written, and are valid only until the next round."""
         yield 0, self._moments[self.taken % len(self._results)]
 
     def missing(self) -> list[int]:
@@ -219,7 +222,7 @@ class SharedTensor:
         return [self._first + at for at in range(self._ranks) if int(self._words[at, 1]) < self.round]
 
     def remarks(self) -> Iterator[str]:
-        """For people, each once, after a result was taken."""
+        """Remarks for people, each given once, after a result was taken."""
         memory = self._range.memory
         if self.not_finite and not self._told_not_finite:
             self._told_not_finite = True
@@ -229,7 +232,7 @@ class SharedTensor:
             yield f"copies large tensors where they could stay where they are: {self._lent.why}"
 
     def why(self) -> str:
-        """No result is there, for people."""
+        """Why no result is there, for people."""
         if missing := self.missing():
             return f"rank {', '.join(map(str, missing))} has not pushed this round yet"
         late = self.late()
@@ -244,11 +247,11 @@ class SharedTensor:
 
     @property
     def _first_moments(self) -> Sequence[Array]:
-        """Where those of a model's initial value lie."""
+        """Memory of the moments of a model's initial value."""
         return self._moments[1]
 
     def _rate(self) -> float:
-        """Of learning, in this round, which all have pushed. ValueError when they do not say the same."""
+        """Learning rate of this round, which all have pushed. ValueError when ranks gave different rates."""
         rates: list[float] = self._rates.tolist()
         for rank, rate in enumerate(rates):
             if rate != rates[0]:
@@ -263,7 +266,7 @@ class SharedTensor:
         return round % 2 if self._small else 0
 
     def _floats(self, start: int, count: int, wide: bool = False) -> Array:
-        """`wide`: of the type in which they are added."""
+        """An array at this offset. `wide`: with the type in which numbers are added."""
         type = self._numbers.wide if wide else self._numbers.stored
         return np.ndarray((count,), type, self._range.mapped, start)
 
@@ -279,7 +282,7 @@ class SharedTensor:
         return bool((words >= self.round).all())
 
     def _own_part(self) -> bool:
-        """Whether this rank has done its part of the round."""
+        """Add this rank's part of the round. Whether that is done."""
         if self._added < self.round:
             if not self._add_lent(self._add_part):
                 return False
@@ -287,7 +290,7 @@ class SharedTensor:
         return True
 
     def _add_lent(self, part: Callable[[Sequence[Contribution]], None]) -> bool:
-        """Do that with all contributions; False: one cannot be read, and its rank was told."""
+        """Call `part` with all contributions; False when one cannot be read, which its rank was told."""
         slots: Sequence[Contribution] = [turns[0] for turns in self._slots]
         lent, not_finite = self._lent, self.not_finite
         if lent is None:
@@ -300,7 +303,7 @@ class SharedTensor:
                 return False
             part(found)
         except Overwritten as error:
-            self._range.say_fault(str(error))  # others wait for this rank's part
+            self._range.say_fault(str(error))  # other ranks wait for this rank's part
             raise
         except Unreadable as error:
             self.not_finite = not_finite
@@ -347,8 +350,8 @@ class SharedTensor:
 
 
 class SharedRounds:
-    """All shared tensors of one rank, and who goes on with them while the script computes: whoever waits for one tensor
-    advances all of them, and where nobody waits a thread does."""
+    """All shared tensors of one rank. They advance while the script computes: a thread that waits for one tensor
+    advances all of them, and when none waits a thread of this object does."""
 
     def __init__(
         self,
@@ -356,8 +359,8 @@ class SharedRounds:
         refused: Callable[[SharedTensor], None],
         make: Callable[[Declared, TensorRange], SharedTensor] = SharedTensor,
     ) -> None:
-        """`make`: a tensor, once it lies in memory. `refused` is called, once, with a tensor that goes another way, by
-        whichever thread sees it."""
+        """`make` makes a tensor from its memory. `refused` is called once with a tensor that uses an aggregator
+        instead, by the thread that notices it."""
         self.memory, self._refused, self._make = memory, refused, make
         self._open: dict[str, SharedTensor] = {}
         self._changed = threading.Condition()
@@ -367,7 +370,8 @@ class SharedRounds:
         self._thread: threading.Thread | None = None
 
     def tensor(self, declared: Declared) -> SharedTensor:
-        """Mapped by this rank. MemoryRefused when it goes another way, MemoryFault when ranks mean different ones."""
+        """The tensor, mapped by this rank. MemoryRefused when it uses an aggregator, MemoryFault when ranks mean
+        different ones."""
         memory = self.memory
         found = memory.join(declared, _Places(declared, memory.ranks, memory.whole_job).end)
         return self._make(declared, found)
@@ -375,8 +379,8 @@ class SharedRounds:
     def begin(
         self, tensor: SharedTensor, data: Array, blocks: bool, rate: float = 0.0, moments: Sequence[Array] = ()
     ) -> None:
-        """Its next round. `blocks`: this thread waits for it at once. The rest, and errors, as of
-        `SharedTensor.begin`."""
+        """Begin the tensor's next round. `blocks`: this thread waits for it at once. The other arguments and errors are
+        those of `SharedTensor.begin`."""
         tensor.begin(data, rate, moments)
         with self._changed:
             self._open[tensor.declared.name] = tensor
@@ -387,8 +391,8 @@ class SharedRounds:
                 self._changed.notify_all()
 
     def wait(self, tensor: SharedTensor, look: Callable[[], None]) -> bool:
-        """Until its result is there, or its fault; False: a rank refused it, and it goes another way.
-        `look` is called a few times a second and may raise. ValueError as of `advance`."""
+        """Wait until the tensor's result is there, or its fault. False when a rank refused it, and it uses an
+        aggregator. `look` is called a few times a second and may raise. ValueError as of `advance`."""
         with self._changed:
             self._waiting += 1
         try:
@@ -412,7 +416,7 @@ class SharedRounds:
                     self._changed.notify_all()
 
     def close(self) -> None:
-        """Whoever waits looks at once."""
+        """Close the memory; waiting threads check at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -423,7 +427,7 @@ class SharedRounds:
         with self._changed:
             others = [tensor for tensor in self._open.values() if tensor is not but]
         for tensor in others:
-            with contextlib.suppress(ValueError):  # who waits for it is told
+            with contextlib.suppress(ValueError):  # the thread that waits for it gets the error
                 tensor.advance_unless_busy()
             if tensor.refused:
                 self._give_up(tensor)
@@ -433,7 +437,7 @@ class SharedRounds:
             self._open.pop(tensor.declared.name, None)
 
     def _give_up(self, tensor: SharedTensor) -> None:
-        """Once; whoever waits for it is told what went wrong."""
+        """Move the tensor to an aggregator, once; a thread that waits for it gets the error."""
         self._ended(tensor)
         with self._giving_up:
             if tensor.given_up:
@@ -452,6 +456,6 @@ class SharedRounds:
                 if self._closed:
                     return
             bells = self.memory.bells()
-            with contextlib.suppress(MemoryRefused):  # closed in between, which is seen next
+            with contextlib.suppress(MemoryRefused):  # closed meanwhile, which the next turn notices
                 self._advance()
             self.memory.sleep(bells)
