@@ -1,8 +1,8 @@
-"""Memory whose faults the pager of a volume answers: the half of `RemoteArray` that talks to it.
+"""Memory whose faults the pager of a volume answers: the half of `RemoteArray` that talks to the pager.
 
-The script keeps its own copy of the userfaultfd: without any, the kernel would answer faults with zeros once the pager
-is dead. So a thread may wait for a pager that nobody has any more; the lifeline, a pair of sockets whose other end the
-pager and its keeper hold, tells the kernel to end the script then.
+The script keeps its own copy of the userfaultfd: without it, the kernel would answer faults with zeros once the pager
+is dead. So a thread may wait for a pager that does not exist any more. Then the lifeline, a pair of sockets whose other
+end the pager and its keeper hold, makes the kernel end the script.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from covey.wire import array_wire as arraywire
 from covey.wire.array_wire import ArrayDone, ArrayOpened, ArrayRefused, ArrayResumed, AskArray, OpenArray
 
 OPEN_S = 30.0
-"""Longest wait for the volume's pager when an array is opened."""
+"""Longest wait in seconds for the volume's pager when an array is opened."""
 ASK_S = 150.0
-"""Longest wait for an answer of the pager: it tries for 90 s to do what it was asked for."""
+"""Longest wait in seconds for an answer of the pager, which tries for 90 s to do what it was asked for."""
 PART_S = 10.0
 PAUSE_S = 0.05
 LOST_SIGNAL = signal.SIGBUS
@@ -34,19 +34,20 @@ _F_SETSIG = 10
 
 
 class ArrayMemory(mmap.mmap):
-    """It keeps its `owner`, and by that its connection to the pager, for as long as any view of it lives: a script may
-    keep no more of a `RemoteArray` than its `array`."""
+    """The mapped memory, which keeps its `owner`, and by that its connection to the pager, as long as any view of it
+    exists: a script may keep only the `array` of a `RemoteArray`."""
 
     owner: "FaultedMemory | None" = None
 
 
 class FaultedMemory:
-    """The memory of one array, and what it says to its pager."""
+    """The memory of one array, and the connection to its pager."""
 
     def __init__(
         self, memory: RemoteMemory, faults: int, offset: int, size: int, chunk: int, budget: int, writable: bool
     ) -> None:
-        """`faults`: a userfaultfd of this process, closed here whatever happens."""
+        """Map the memory and open it at the pager. `faults`: a userfaultfd of this process, closed here whatever
+        happens."""
         self._volume = memory.volume
         self._lock = threading.Lock()
         self._id = 0
@@ -90,8 +91,9 @@ class FaultedMemory:
             raise RemoteMemoryError(what, f"its pager answered {answer}", "install wheels of one version")
 
     def _watch(self) -> None:
-        """From now on the kernel sends SIGBUS when nobody is left who answers faults. A thread that waits for one has
-        the interpreter's lock, so no code in Python could tell it; `faulthandler` says at which line it stands."""
+        """From now on the kernel sends SIGBUS when no process answers faults any more. A thread that waits for a fault
+        holds the interpreter's lock, so Python code could not tell it; `faulthandler` prints the line where it
+        waits."""
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 faulthandler.enable()
@@ -100,10 +102,11 @@ class FaultedMemory:
         fcntl.fcntl(lifeline, _F_SETSIG, LOST_SIGNAL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         self._stop_watching = weakref.finalize(self, _unwatched, lifeline)
-        """Also before anything of this is closed because nobody uses it any more, or the script ends."""
+        """Stops the SIGBUS before anything here is closed, because the object is collected, or the script ends."""
 
     def ask(self, question: AskArray) -> ArrayDone:
-        """One at a time. It is asked again of a pager that took over. RemoteMemoryError without an answer in time."""
+        """Ask the pager one question at a time; a pager that took over is asked again. RemoteMemoryError without an
+        answer in time."""
         with self._lock:
             self._id += 1
             sent = arraywire.pack(AskArray(self._id, question.what, question.first, question.end))
@@ -130,7 +133,8 @@ class FaultedMemory:
             )
 
     def close(self) -> None:
-        """What was written is at the volume; the memory is gone, or, while views of it live, cannot be touched."""
+        """Save what was written to the volume and release the memory, which cannot be touched any more while views of
+        it exist."""
         try:
             answer = self.ask(AskArray(0, "save"))
             if answer.why:
@@ -143,7 +147,7 @@ class FaultedMemory:
             self._kept.close()
 
     def _part(self) -> None:
-        """Wait a moment until the pager is through: then these bytes of the volume can be opened again."""
+        """Wait a moment until the pager has ended this array: then these bytes of the volume can be opened again."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
             self._connection.settimeout(PART_S)
@@ -157,15 +161,15 @@ class FaultedMemory:
             _forbid(self.view)
 
     def forget(self) -> None:
-        """In a child after fork: close what was inherited, and say nothing. The addresses stay taken: the child's own
-        memory must not come to lie where old views point, nor be unmapped with them."""
+        """In a forked child: close what was inherited, and send nothing. The addresses stay taken: the child's own
+        memory must not be mapped where old views point, nor be unmapped with them."""
         with contextlib.suppress(OSError):
             self._kept.close()
         if not _take_addresses(self._at, len(self.view)):
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.view))  # never unmapped: something else lies there by now
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.view))  # never unmapped: other memory is there by now
 
     def __del__(self) -> None:
-        """Nobody has a view of it any more: the pager hears that, and brings home what was written."""
+        """No view of the memory exists any more: the pager notices that, and saves what was written."""
         with contextlib.suppress(OSError, AttributeError):
             self._kept.close()
 
@@ -185,19 +189,20 @@ _served: "weakref.WeakSet[FaultedMemory]" = weakref.WeakSet()
 
 
 def _in_the_child() -> None:
-    """After a fork the memory is not there (MADV_DONTFORK), and what the parent says to the pager is the parent's."""
+    """Forget all arrays after a fork: their memory is not in the child (MADV_DONTFORK), and the connections are the
+    parent's."""
     for memory in list(_served):
         memory.forget()
 
 
 os.register_at_fork(after_in_child=_in_the_child)
 _ONLY_IF_FREE, _NO_RESERVE, _PRIVATE_ANONYMOUS = 0x100000, 0x4000, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-"""MAP_FIXED_NOREPLACE, MAP_NORESERVE."""
+"""Values of MAP_FIXED_NOREPLACE and MAP_NORESERVE."""
 
 
 def _take_addresses(address: int, size: int) -> bool:
-    """Memory that nobody may touch, there; False: something came to lie in a part of it already, and the rest is
-    taken."""
+    """Map inaccessible memory at these addresses. False when something was mapped in a part of them already; the rest
+    is taken."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     flags = _ONLY_IF_FREE | _NO_RESERVE | _PRIVATE_ANONYMOUS
@@ -214,7 +219,7 @@ def _take_addresses(address: int, size: int) -> bool:
 
 
 def _forbid(view: mmap.mmap) -> None:
-    """Touching it is a SIGSEGV from now on, not a look at what is not the array any more."""
+    """From now on touching the memory is a SIGSEGV, since it is not the array any more."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mprotect(ctypes.c_void_p(_address(view)), ctypes.c_size_t(len(view)), 0)
 
@@ -229,7 +234,7 @@ def _standard_error(stack: contextlib.ExitStack) -> int:
 
 
 def _connected(memory: RemoteMemory) -> socket.socket:
-    """To the volume's pager, started by the volume's process when it is not there."""
+    """A connection to the volume's pager, which the volume's process starts when it does not run."""
     until_s = time.monotonic() + OPEN_S
     asked_s = float("-inf")
     while True:

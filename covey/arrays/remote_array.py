@@ -1,21 +1,20 @@
-"""A numpy array in remote memory (`RemoteArray`), of which so much is local as its budget allows.
+"""A numpy array in remote memory (`RemoteArray`), of which as many bytes are local as its budget allows.
 
-    with RemoteArray("features", (1_000_000, 256), "float32", local_budget="256 MiB") as features:
-        features.array[17] += 1                 # any numpy call: what it touches is fetched, what was written goes back
-        features.prefetch(slice(1000, 2000))    # rows, ahead of need
-        features.flush()                        # on this host's disk
+with RemoteArray("features", (1_000_000, 256), "float32", local_budget="256 MiB") as features: features.array[17] += 1 #
+any numpy call: rows that it touches are fetched, changed rows go back features.prefetch(slice(1000, 2000)) # rows,
+ahead of need features.flush() # on this host's disk
 
-Two ways, of which the constructor takes the first that this host permits, and says which in `way`:
+There are two ways. The constructor takes the first that this host permits, and names it in `way`:
 
 - **faults**: `array` is memory whose missing pages are fetched when they are touched, by the volume's pager, another
   process (userfaultfd; Linux 5.19). Without the right to answer faults of system calls (`user_mode_only`) a `read(2)`
   into rows that are not here fails with EFAULT; numpy's own work does not notice.
 - **explicit**: there is no `array`; `read_into`, `write_from` and rows by index move bytes, several requests at once.
 
-What is lost when: a script that ends or is killed loses nothing that it wrote; so does one whose lender, volume process
-or pager dies. What the pager and its keeper have when both are killed at once is lost since the last `flush`, and the
-script ends by SIGBUS, as with a mapped file whose disk is gone: zeros in the place of its content it never reads. A
-thread waits for a row for 90 s at most; then it gets SIGBUS, and standard error the reason.
+A script that ends or is killed loses nothing that it wrote, and nothing is lost when a lender, the volume's process or
+the pager dies. When the pager and its keeper are killed at once, what they held since the last `flush` is lost, and the
+script ends by SIGBUS, as with a mapped file whose disk is gone: it never reads zeros in the place of content. A thread
+waits for a row for 90 s at most; then it gets SIGBUS, and the reason is on standard error.
 """
 
 import logging
@@ -44,14 +43,16 @@ _log = logging.getLogger("covey.remote")
 
 
 class RemoteArray:
-    """`of`: a volume's name, which `agent_socket` (default $COVEY_SOCKET) finds or makes, the path of its socket, or a
-    `RemoteMemory`. The array lies at `offset` bytes of it, a multiple of its page. `local_budget`: most that is local
-    at once, bytes or text such as "256 MiB", 8 chunks at least. `chunk`: what is fetched and written at once, a power
-    of two from the page to 1 MiB. `mode` "r": nobody writes through this array. `size`: of the volume, where it has
-    more room than this array takes. `way`: "explicit" takes that way although faults are permitted.
+    """A numpy array in a volume. `of`: the volume's name, which the agent at `agent_socket` (default $COVEY_SOCKET)
+    finds or makes, the path of its socket, or a `RemoteMemory`. The array begins at byte `offset` of it, a multiple of
+    its page. `local_budget`: most bytes that are local at once, as a number or text such as "256 MiB", at least 8
+    chunks. `chunk`: bytes that are fetched and written at once, a power of two from the page to 1 MiB. `mode` "r":
+    read-only. `size`: size of the volume, where it is larger than this array. `way`: "explicit" takes that way although
+    faults are permitted.
 
-    One array at a time may write the same bytes of a volume; another one that reads them sees what was flushed before
-    it fetched them. ValueError for a shape or size that cannot be; RemoteMemoryError when the volume cannot be used.
+    Only one array at a time may write the same bytes of a volume; another array that reads them sees what was flushed
+    before it fetched them. ValueError for an impossible shape or size; RemoteMemoryError when the volume cannot be
+    used.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class RemoteArray:
 
     @property
     def array(self) -> "numpy.ndarray[Any, Any]":
-        """The array itself; it may outlive this object, unless that is closed: touching a view after `close` ends the
+        """The array itself. It may outlive this object, unless that is closed: touching a view after `close` ends the
         process (SIGSEGV)."""
         import numpy
 
@@ -138,7 +139,8 @@ class RemoteArray:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """As numpy. On the explicit way rows: a number, or a slice without a step; the result is a copy."""
+        """Items, as numpy gives them. On the explicit way only rows: a number, or a slice without a step; the result is
+        a copy."""
         import numpy
 
         if self._faults is not None:
@@ -162,8 +164,8 @@ class RemoteArray:
     # ---- bytes ----
 
     def read_into(self, rows: "numpy.ndarray[Any, Any]", first: int = 0) -> None:
-        """Fill `rows`, whose shape is (n, *shape[1:]), with those from `first` on; received into it where it is
-        contiguous."""
+        """Fill `rows`, whose shape is (n, *shape[1:]), with the rows from `first` on; a contiguous `rows` receives them
+        without a copy."""
         import numpy
 
         at, size = self._range_of(rows, first)
@@ -177,7 +179,7 @@ class RemoteArray:
         assert size == into.nbytes
 
     def write_from(self, rows: "numpy.ndarray[Any, Any]", first: int = 0) -> None:
-        """Rows from `first` on become these; sent from where they lie, if that is contiguous."""
+        """Write `rows` to the rows from `first` on; contiguous rows are sent without a copy."""
         import numpy
 
         at, _ = self._range_of(rows, first)
@@ -199,7 +201,7 @@ class RemoteArray:
         return self.offset + first * row, len(rows) * row
 
     def _rows(self, index: Any) -> tuple[int, int, bool]:
-        """First row, rows, and whether one was asked for."""
+        """First row, number of rows, and whether a single row was asked for."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step != 1:
@@ -219,16 +221,17 @@ class RemoteArray:
         self._ask("prefetch", rows)
 
     def pin(self, rows: "slice | range | int | None" = None) -> None:
-        """Fetch them and keep them local until `unpin`. Returns when they are here; RemoteMemoryError when the budget
-        has no room for them. On the explicit way nothing is local, and this does nothing."""
+        """Fetch these rows and keep them local until `unpin`. Returns when they are here; RemoteMemoryError when the
+        budget has no room for them. On the explicit way nothing is local, and this does nothing."""
         self._ask("pin", rows)
 
     def unpin(self, rows: "slice | range | int | None" = None) -> None:
         self._ask("unpin", rows)
 
     def advise(self, advice: Advice, rows: "slice | range | int | None" = None) -> None:
-        """`sequential`: fetch ahead in order whatever was touched so far; `random`: fetch nothing ahead; `normal`: by
-        the majority of strides; `willneed`: `prefetch`; `dontneed`: these rows need not be local any more."""
+        """Advise the pager. `sequential`: fetch ahead in order whatever was touched so far; `random`: fetch nothing
+        ahead; `normal`: by the majority of strides; `willneed`: `prefetch`; `dontneed`: these rows need not be local
+        any more."""
         known = {"normal": "normal", "sequential": "sequential", "random": "random",
                  "willneed": "prefetch", "dontneed": "drop"}  # fmt: skip
         if advice not in known:
@@ -236,16 +239,16 @@ class RemoteArray:
         self._ask(known[advice], rows)  # type: ignore[arg-type]
 
     def flush(self) -> None:
-        """All that was written before is on this host's disk."""
+        """Return when everything written before is on this host's disk."""
         if self._faults is None:
             self._checked_memory().flush()
         else:
             self._ask("flush", None)
 
     def counts(self) -> dict[str, int]:
-        """Since it was opened: `touched` (accesses that waited for a fault), `hits` (of them, fetched ahead), `ahead`
-        (chunks fetched ahead), `wasted` (of them, not used), `saved` (chunks written back), `local` (chunks here now).
-        Empty on the explicit way."""
+        """Counts since the array was opened: `touched` (accesses that waited for a fault), `hits` (touched chunks that
+        had been fetched ahead), `ahead` (chunks fetched ahead), `wasted` (chunks fetched ahead and not used), `saved`
+        (chunks written back), `local` (chunks here now). Empty on the explicit way."""
         return {} if self._faults is None else dict(self._served("").ask(AskArray(0, "counts")).counts)
 
     def _ask(self, what: arraywire.Asked, rows: "slice | range | int | None") -> None:
@@ -268,8 +271,8 @@ class RemoteArray:
     # ---- life ----
 
     def close(self) -> None:
-        """The volume has all that was written, and views must not be used any more. RemoteMemoryError when it could not
-        be had within 150 s: then the pager goes on trying for a minute. Idempotent."""
+        """Save all that was written to the volume; views must not be used any more. RemoteMemoryError when that took
+        more than 150 s: the pager then tries for another minute. Idempotent."""
         faults, self._faults = self._faults, None
         try:
             if faults is not None and this_process() == self._process:
@@ -281,10 +284,10 @@ class RemoteArray:
             self._closed = True
 
     _closed = True
-    """Also of one that could not be opened."""
+    """Whether the array is closed; True also for one that could not be opened."""
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        """TypeError: what of it is local belongs to the process that opened it."""
+        """TypeError: the local part of the array belongs to the process that opened it."""
         step = "open it again in that process, with mode='r' where both are open, or pickle a RemoteMemory"
         not_pickled(f"an array in volume {self.memory.volume}", step)
 

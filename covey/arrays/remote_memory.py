@@ -1,7 +1,8 @@
-"""A volume of remote memory, open in a job: reads and writes of bytes (`RemoteMemory`). `covey.remote` is its front.
+"""A volume of remote memory, open in a job, for reads and writes of bytes (`RemoteMemory`). Scripts import
+`covey.remote`.
 
-Several requests of one read or write are under way at once, and bytes go straight from the caller's buffer to the
-socket and back (`covey.arrays.volume_link`). Calls may come from many threads and take turns.
+Several requests of one read or write are under way at once, and bytes move directly between the caller's buffer and the
+socket (`covey.arrays.volume_link`). Many threads may call; their calls take turns.
 """
 
 import contextlib
@@ -29,18 +30,18 @@ from covey.wire.volume_wire import NO_TOKEN, REQUEST_PAGES_MAX
 F = TypeVar("F", bound=wire.Frame)
 Buffer = bytes | bytearray | memoryview
 TELL_S = 10.0
-"""Pause between two lines in the log that say what `open` waits for."""
+"""Seconds between two lines in the log on what `open` waits for."""
 _log = logging.getLogger("covey.remote")
 
 
 class RemoteMemory:
     """One volume, open in this process. Made by `open` or `at`; a context manager. Offsets and sizes are bytes.
 
-    ValueError for what lies outside the volume. RemoteMemoryError when the volume's process is away for a minute, or
+    ValueError for offsets outside the volume. RemoteMemoryError when the volume's process is away for a minute, or
     neither a lender nor the disk can do what is asked.
 
-    In another process it opens a connection of its own: in a forked child (a data loader's worker) at its first use, of
-    a pickled one (`spawn`) when it is unpickled. All of them read and write one volume: what one has written, the
+    In another process it opens a connection of its own: in a forked child (a data loader's worker) at its first use,
+    after pickling (`spawn`) when it is unpickled. All of them read and write one volume: what one has written, the
     others read.
     """
 
@@ -64,14 +65,14 @@ class RemoteMemory:
         create: bool | None = None,
     ) -> "RemoteMemory":
         """Open the volume of this name on this host's agent, or make it. `size` in bytes or as text (`"64 MiB"`),
-        rounded up to whole pages; a volume that exists must have the same. `agent_socket`: the agent's `jobs.sock`, by
-        default $COVEY_SOCKET, which the runner sets. `mirror=2`: a new volume has no disk, and each of its slabs lies
-        on two other hosts; `parity="2+1"`: on two, and its parity on a third.
+        rounded up to whole pages; an existing volume must have the same size. `agent_socket`: the agent's `jobs.sock`,
+        by default $COVEY_SOCKET, which the runner sets. `mirror=2`: a new volume has no disk, and each of its slabs is
+        on two other hosts; `parity="2+1"`: each slab is divided between two hosts, with its parity on a third.
 
-        `create`: None makes a volume that is not there, unless other hosts hold pages of one of this name whose record
-        this host has lost; True makes it even then, anew and empty; False never makes one. A volume that this host has
-        is opened as it is. Waits for as long as the
-        agent is at work on the volume, and logs what for. RemoteMemoryError when the agent refuses or is not there."""
+        `create`: None makes a volume that does not exist, unless other hosts hold pages of one with this name whose
+        record this host has lost; True makes it even then, new and empty; False never makes one. A volume that this
+        host has is opened as it is. Waits as long as the agent works on the volume, and logs what it waits for.
+        RemoteMemoryError when the agent refuses or is not there."""
         path = agent_socket or os.environ.get("COVEY_SOCKET", "")
         if not path:
             raise RemoteMemoryError(
@@ -88,8 +89,8 @@ class RemoteMemory:
 
     @classmethod
     def at(cls, path: str) -> "RemoteMemory":
-        """The volume whose socket this is (`agentctl attach NAME SIZE --user ME` tells it), for a process of the user
-        to whom it belongs; no agent is asked. RemoteMemoryError when it belongs to another user or is not there."""
+        """The volume with this socket path (`agentctl attach NAME SIZE --user ME` prints it), for a process of the user
+        who owns the volume; no agent is asked. RemoteMemoryError when it belongs to another user or does not exist."""
         name = os.path.basename(path).removeprefix("vol-").removesuffix(".sock")
         memory = cls(wire.VolumeAt(name, 0, 0, path, NO_TOKEN), "")
         memory._connect()
@@ -97,12 +98,12 @@ class RemoteMemory:
 
     @property
     def volume(self) -> str:
-        """Its name."""
+        """Name of the volume."""
         return self._at.volume
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of the volume in bytes."""
         return self._link.size_bytes or self._at.size_bytes
 
     @property
@@ -114,14 +115,14 @@ class RemoteMemory:
         return self.size
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on, zeros where nothing was written. Any offset, any size."""
+        """`size` bytes from `offset` on, zeros where nothing was written. Any offset and size."""
         self._check(offset, size)
         found = bytearray(size)
         self.read_into(offset, found)
         return bytes(found)
 
     def read_into(self, offset: int, into: bytearray | memoryview) -> None:
-        """Fill a writable buffer from `offset` on. Whole pages are received into it, without a copy here."""
+        """Fill a writable buffer from `offset` on. Whole pages are received into it without a copy."""
         view = memoryview(into).cast("B")
         self._check(offset, len(view))
         page = self.page
@@ -139,13 +140,13 @@ class RemoteMemory:
                 view[end:] = self._one_page((offset + end) // page)[:tail]
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Write `data` at `offset`. Returns when a lender has it (the disk follows) or the disk. Not aligned to pages,
-        the pages at both ends are read first; of two processes that do that to one page at the same time one may
-        overwrite the other's bytes."""
+        """Write `data` at `offset`. Returns when a lender has it (the disk follows) or the disk. When it is not aligned
+        to pages, the pages at both ends are read first; of two processes that do that to one page at the same time, one
+        may overwrite the other's bytes."""
         self.write_from(offset, data)
 
     def write_from(self, offset: int, data: Buffer) -> None:
-        """`write`. Whole pages are sent from the buffer, without a copy here; it must not change meanwhile."""
+        """Write like `write`. Whole pages are sent from the buffer without a copy; it must not change meanwhile."""
         view = memoryview(data).cast("B")
         self._check(offset, len(view))
         page = self.page
@@ -162,7 +163,8 @@ class RemoteMemory:
                 self._part_of_page(offset + end, view[end:])
 
     def discard(self, offset: int, size: int) -> None:
-        """Whole pages that are not needed any more: they read as zeros from now on. ValueError for a part of a page."""
+        """Give up whole pages that are not needed any more: they read as zeros from now on. ValueError for a part of a
+        page."""
         self._check(offset, size)
         if offset % self.page or size % self.page:
             raise ValueError(f"discard wants whole pages of {self.page} bytes, not {size} bytes at {offset}")
@@ -173,19 +175,20 @@ class RemoteMemory:
                 self._do("discard", Op.DISCARD, first + at, min(REQUEST_PAGES_MAX, count - at))
 
     def flush(self) -> None:
-        """Everything written before, by any process, is on this host's disk when this returns."""
+        """Return when everything written before, by any process, is on this host's disk."""
         with self._turn():
             self._check_open()
             self._do("flush", Op.FLUSH, 0, 0)
 
     def close(self) -> None:
-        """The volume and its content stay; `open` finds them again. Other processes that use it go on."""
+        """Close this connection. The volume and its content stay, and `open` finds them again. Other processes that use
+        it continue."""
         with self._turn():
             self._closed = True
             self._link.close()
 
     def detach(self) -> None:
-        """Forget the volume and everything in it. RemoteMemoryError when the agent refuses or is not there."""
+        """Forget the volume and everything in it. RemoteMemoryError when the agent refuses or does not run."""
         self.close()
         if not self._agent_socket:
             step = f"agentctl detach {self.volume}"
@@ -201,9 +204,10 @@ class RemoteMemory:
         self.close()
 
     def found(self, again: bool) -> tuple[str, bytes]:
-        """Its socket and token now. The agent may have moved it; without an agent the old place is tried again."""
+        """Socket and token of the volume now. The agent may have moved it; without an agent the old place is tried
+        again."""
         if again and self._agent_socket:
-            wanted = wire.Attach(self.volume, self.size, make="never")  # one that was detached is not made anew
+            wanted = wire.Attach(self.volume, self.size, make="never")  # a detached volume is not made anew
             try:
                 self._at = _ask_agent(self._agent_socket, wanted, wire.VolumeAt, _not_waited_for)
             except RemoteMemoryError as refused:
@@ -214,20 +218,22 @@ class RemoteMemory:
         return self._at.path, self._at.token
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Its name and place, and no secret: whoever unpickles it opens it again, under his own user."""
+        """Pickle the volume's name and place, and no secret: whoever unpickles it opens it again, as their own user."""
         self._check_open()
         return _opened_again, (self.volume, self.size, self._at.path, self._agent_socket)
 
     # ---- in which process ----
 
     def _turn(self) -> threading.RLock:
-        """The lock of this process: of one that was opened in another one, the connection is that one's."""
+        """The lock of this process. In another process than the one that opened the volume, a new connection is made
+        first."""
         if self._process != this_process():
             self._begin_here()
         return self._lock
 
     def _begin_here(self) -> None:
-        """In another process than before. Requests that were under way there fail here: their answers go there."""
+        """Begin anew in another process. Requests that were under way in the old one fail here: their answers go
+        there."""
         self._process = this_process()
         self._lock = threading.RLock()
         old, self._link = self._link, self._link.anew()
@@ -262,7 +268,7 @@ class RemoteMemory:
         self._do("write", Op.WRITE, offset // self.page, 1, memoryview(whole))
 
     def _do(self, what: str, op: Op, page: int, pages: int, view: memoryview | None = None) -> None:
-        """All of it, or RemoteMemoryError with the first reason."""
+        """Do all requests of one operation, or raise RemoteMemoryError with the first reason."""
         failed: list[str] = []
         if op is Op.FLUSH or op is Op.DISCARD:
             requests = 1
@@ -280,7 +286,7 @@ _open: "weakref.WeakSet[RemoteMemory]" = weakref.WeakSet()
 
 
 def _in_the_child() -> None:
-    """After a fork: at once, before a descriptor of the parent's could outlive it here."""
+    """After a fork, begin anew at once, before a descriptor of the parent could outlive it here."""
     for memory in list(_open):
         memory._begin_here()
 
@@ -289,12 +295,13 @@ os.register_at_fork(after_in_child=_in_the_child)
 
 
 def _opened_again(volume: str, size_bytes: int, path: str, agent_socket: str) -> RemoteMemory:
-    """For pickle. It never makes a volume: elsewhere than on its host that would be another one, empty."""
+    """Open the volume again, for pickle. It never makes a volume: on another host that would be a different, empty
+    one."""
     return RemoteMemory.open(volume, size_bytes, agent_socket, create=False) if agent_socket else RemoteMemory.at(path)
 
 
 def _of_job(path: str) -> tuple[JobId | None, int, str]:
-    """Job, epoch and token by which the agent at `path` knows this process; of one outside any job no job."""
+    """Job, epoch and token by which the agent at `path` knows this process; no job for a process outside any job."""
     job, epoch, token = (os.environ.get(f"COVEY_{name}", "") for name in ("JOB_ID", "EPOCH", "TOKEN"))
     if path != os.environ.get("COVEY_SOCKET") or not job or not epoch.isdecimal():
         return None, 0, ""
@@ -302,7 +309,7 @@ def _of_job(path: str) -> tuple[JobId | None, int, str]:
 
 
 class _Told:
-    """What `open` waits for, in the log, from time to time."""
+    """Logs from time to time what `open` waits for."""
 
     def __init__(self) -> None:
         self._told_s = time.monotonic()
@@ -315,15 +322,15 @@ class _Told:
 
 
 def _not_waited_for(coming: wire.VolumeComing) -> None:
-    """By a request, which has a time of its own."""
+    """Raise instead of waiting, for a request that has a time limit of its own."""
     raise RemoteMemoryError(f"volume {coming.volume} is not ready", coming.why, f"agentctl why volume/{coming.volume}")
 
 
 def _ask_agent(
     path: str, question: wire.Frame, kind: type[F], coming: Callable[[wire.VolumeComing], None] | None = None
 ) -> F:
-    """Join as a tool, ask once, disconnect. Waits for as long as the agent says that it is at work, unless `coming`,
-    which is told, raises. RemoteMemoryError when the agent is not there or refuses."""
+    """Join as a tool, ask once, disconnect. Waits as long as the agent says that it is working, unless `coming`, which
+    is told, raises. RemoteMemoryError when the agent does not run or refuses."""
     coming = coming or _Told()
     what = f"{type(question).__name__.lower()} {getattr(question, 'volume', '')}"
     try:

@@ -4,11 +4,11 @@
                                             |
               the connection ends ----------'--> sent again over the next one
 
-Replies come in any order, each with its request's tag; pages go from the socket to where they belong and from where
-they lie to the socket, without another copy. Reads and writes of the same bytes may be repeated, so a volume's process
-that ends and comes back costs time and nothing else: for `RECONNECT_S`, then what waits fails.
+Replies come in any order, each with its request's tag; pages move directly between the socket and the caller's memory,
+without another copy. Reads and writes of the same bytes may be repeated, so a volume's process that ends and comes back
+costs only time; after `RECONNECT_S` without it, requests that wait fail.
 
-Whoever has other descriptors to watch polls `fileno()` and calls `step`; everybody else calls `finish`.
+A caller that watches other descriptors too polls `fileno()` and calls `step`; any other caller uses `finish`.
 """
 
 import os
@@ -24,34 +24,34 @@ from covey.wire.headers import Op, Reply, Request, Status, Welcome, WireError
 from covey.wire.volume_wire import ARRAYS, NO_TOKEN, PAGES, REQUEST_PAGES_MAX, SPOKEN, pack_hello
 
 ANSWER_S = 60.0
-"""Longest wait for one answer; a volume whose process just started first asks its lenders what they hold, and reports
-after half of this time that one does not answer."""
+"""Longest wait in seconds for one answer. A volume whose process just started first asks its lenders what they hold,
+and reports after half of this time that a lender does not answer."""
 RECONNECT_S = 60.0
-"""How long a request goes on trying to reach the volume before it fails."""
+"""Seconds that a request tries to reach the volume before it fails."""
 DENIED_S = 2.0
-"""The same where its socket lets this user not in: one that was just made is handed over in a moment."""
+"""Seconds to try while its socket does not admit this user: the agent hands a new socket over within a moment."""
 PAUSE_S = 0.1
 HELLO_S = 10.0
 UNDER_WAY_MAX = 32
-"""Requests; the volume's process stops reading at 64."""
+"""Most requests under way; the volume's process stops reading at 64."""
 PARTS_MAX = 64
-"""Buffers in one system call."""
+"""Most buffers in one system call."""
 
 
 class RemoteMemoryError(Exception):
-    """One line what, one line why, one line what to do next."""
+    """Remote memory cannot be used: one line what, one line why, one line what to do next."""
 
     def __init__(self, what: str, why: str, next: str) -> None:
         super().__init__(f"{what}: {why}; next: {next}")
         self.what, self.why, self.next = what, why, next
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For pickle: a data loader's worker hands its error to the script."""
+        """The arguments for pickle: a data loader's worker passes its error to the script."""
         return type(self), (self.what, self.why, self.next)
 
 
 class PageRequest:
-    """One of at most `REQUEST_PAGES_MAX` pages. `done` is called with why it failed; empty: it did not."""
+    """A request for at most `REQUEST_PAGES_MAX` pages. `done` is called with why it failed; empty: it succeeded."""
 
     __slots__ = ("data", "done", "into", "op", "page", "pages", "sent_s", "tag", "zeros")
 
@@ -68,19 +68,21 @@ class PageRequest:
         self.data, self.into = data, into
         self.tag, self.sent_s = 0, 0.0
         self.zeros = False
-        """Of a FETCH that is done: nothing was ever written there, and nothing was put into `into`."""
+        """Whether a FETCH found only pages that were never written; then nothing was put into `into`."""
 
 
 class VolumeLink:
-    """`find` gives the socket's path and token as they are now, and may ask somebody; it is called again after each
-    try that failed. OSError or RemoteMemoryError from it means that nobody knows now."""
+    """A connection to a volume. `find` returns the socket's path and token as they are now, and may ask the agent; it
+    is called again after each failed attempt. OSError or RemoteMemoryError from it means that they are not known
+    now."""
 
     def __init__(self, volume: str, find: Callable[[bool], tuple[str, bytes]], now_s: Callable[[], float]) -> None:
         self.volume = volume
         self.page_bytes = self.size_bytes = 0
-        """As the volume said; 0 before the first connection."""
+        """Bytes of a page and of the volume, from the volume's welcome; 0 before the first connection."""
         self.heard = ""
-        """What `find` was told of it last, for people: why, and the next step behind `; next: `. Empty: nothing."""
+        """What `find` learnt about the volume last, for people: why, and the next step behind `; next: `. Empty:
+        nothing."""
         self._find, self._now_s = find, now_s
         self._stream: socket.socket | None = None
         self._unsent: deque[PageRequest] = deque()
@@ -88,14 +90,14 @@ class VolumeLink:
         self._out: deque[memoryview] = deque()
         self._tag = 0
         self._away_s: float | None = None
-        """Since when there is no connection."""
+        """Time since which there is no connection; None: there is one."""
         self._tried_s = float("-inf")
         self._header = memoryview(bytearray(headers.REPLY_BYTES))
         self._begin()
 
     def _begin(self) -> None:
         self._missing = self._header
-        """What the next bytes fill."""
+        """Memory for the next bytes."""
         self._reply: Reply | None = None
         self._request: PageRequest | None = None
         self._reason = memoryview(b"")
@@ -103,17 +105,17 @@ class VolumeLink:
     # ---- for who watches other descriptors as well ----
 
     def fileno(self) -> int:
-        """-1 while there is no connection."""
+        """Descriptor of the connection; -1 while there is none."""
         return -1 if self._stream is None else self._stream.fileno()
 
     @property
     def busy(self) -> int:
-        """Requests that are not done."""
+        """Number of requests that are not done."""
         return len(self._unsent) + len(self._under_way)
 
     @property
     def wants_write(self) -> bool:
-        """Is there something that the socket did not take?"""
+        """Whether the socket has not taken all bytes yet."""
         return bool(self._out)
 
     def submit(self, request: PageRequest) -> None:
@@ -122,7 +124,7 @@ class VolumeLink:
         self._unsent.append(request)
 
     def step(self) -> None:
-        """Do what can be done now without waiting, but for a new connection's handshake."""
+        """Do what can be done now without waiting, except for a new connection's handshake."""
         if self._stream is None:
             self._try_again()
             if self._stream is None:
@@ -137,7 +139,7 @@ class VolumeLink:
             self._lost()
 
     def push(self) -> None:
-        """Send what can be sent now; `step` without a look at what came."""
+        """Send what can be sent now; like `step`, but without reading."""
         if self._stream is not None:
             try:
                 self._send()
@@ -145,7 +147,7 @@ class VolumeLink:
                 self._lost()
 
     def finish(self, until: Callable[[], bool]) -> None:
-        """Step until that is so. Everything submitted is done or failed within bounded time."""
+        """Call `step` until `until` returns True. Everything submitted is done or failed within bounded time."""
         while not until():
             self.step()
             if until():
@@ -158,14 +160,14 @@ class VolumeLink:
                 poll.poll(1000)
 
     def close(self, why: str = "closed here") -> None:
-        """What is not done fails."""
+        """Close the connection; requests that are not done fail."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
         self._fail_all(why)
 
     def anew(self) -> "VolumeLink":
-        """One to the same volume, not connected and with nothing under way, for another process than this one's."""
+        """A link to the same volume, not connected and with nothing under way, for another process."""
         found = VolumeLink(self.volume, self._find, self._now_s)
         found.page_bytes, found.size_bytes = self.page_bytes, self.size_bytes
         return found
@@ -173,7 +175,7 @@ class VolumeLink:
     # ---- connection ----
 
     def connect(self) -> None:
-        """Now, or RemoteMemoryError after `RECONNECT_S`; sooner where the socket is another user's."""
+        """Connect now. RemoteMemoryError after `RECONNECT_S`; sooner where the socket belongs to another user."""
         began_s = self._now_s()
         while self._stream is None:
             error = self._try_once(self._now_s() > began_s)
@@ -200,7 +202,8 @@ class VolumeLink:
             self._away_s = None
 
     def _try_once(self, again: bool) -> RemoteMemoryError:
-        """What is told if it did not work in time. RemoteMemoryError when trying again does not help."""
+        """Try to connect once. Returns the error to raise if it does not work in time. RemoteMemoryError when trying
+        again does not help."""
         next_step = f"see agentctl why volume/{self.volume}"
         try:
             path, token = self._find(again)
@@ -227,7 +230,7 @@ class VolumeLink:
         return RemoteMemoryError("", "", "")
 
     def _lost(self) -> None:
-        """Everything under way is sent again, in its order."""
+        """The connection is lost: everything under way is sent again, in its order."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -282,7 +285,7 @@ class VolumeLink:
                 self._out.popleft()
 
     def _receive(self) -> bool:
-        """False when there is nothing more now. OSError at the end of the connection."""
+        """Read what has arrived. False when there is nothing more now. OSError at the end of the connection."""
         if self._stream is None:
             return False
         whole = self._missing is not self._header and self._reply is not None
@@ -301,7 +304,7 @@ class VolumeLink:
             return True
         self._filled()
         if beyond:
-            if self._reply is not None:  # a reply of several parts cannot be: its body was all that was asked for
+            if self._reply is not None:  # there is no reply of several parts: its body was all that was asked for
                 raise WireError("bytes beyond a reply")
             self._missing = self._header[beyond:]
             if not len(self._missing):
@@ -347,7 +350,7 @@ class VolumeLink:
 
 
 def greet(volume: str, path: str, token: bytes, door: bytes) -> tuple[socket.socket, Welcome]:
-    """A connection that was welcomed. OSError when the volume's process is not there or does not know our token;
+    """A connection that was welcomed. OSError when the volume's process does not run or does not know our token;
     RemoteMemoryError when trying again does not help."""
     stream = dial(path, HELLO_S)
     what = f"cannot use volume {volume}"
@@ -373,7 +376,7 @@ def greet(volume: str, path: str, token: bytes, door: bytes) -> tuple[socket.soc
 
 
 def ask_for_door(volume: str, path: str, token: bytes) -> None:
-    """Returns when the volume's pager listens for arrays. OSError or RemoteMemoryError: it does not."""
+    """Return when the volume's pager listens for arrays. OSError or RemoteMemoryError when it does not."""
     stream, _ = greet(volume, path, token, ARRAYS)
     stream.close()
 
@@ -409,12 +412,13 @@ def _hear_welcome(stream: socket.socket) -> Welcome:
 
 
 PIECE_BYTES = 256 << 10
-"""Of a long read or write: several of them are under way, so that the volume reads one while another crosses."""
+"""Bytes of a piece of a long read or write: several pieces are under way, so that the volume reads one while another
+crosses."""
 
 
 def transfer(link: VolumeLink, op: Op, page: int, view: memoryview | None, pages: int, failed: list[str]) -> int:
-    """Submit a FETCH into, or a WRITE of, one run of pages in pieces that are under way together: how many. Why pieces
-    failed is added to `failed`."""
+    """Submit a FETCH or a WRITE of one run of pages in pieces that are under way together. Returns their number. Why
+    pieces failed is added to `failed`."""
     size = link.page_bytes
     piece = max(1, min(REQUEST_PAGES_MAX, PIECE_BYTES // size))
     for at in range(0, pages, piece):
@@ -426,7 +430,7 @@ def transfer(link: VolumeLink, op: Op, page: int, view: memoryview | None, pages
 def submit_one(
     link: VolumeLink, op: Op, page: int, pages: int, failed: list[str], view: memoryview | None = None
 ) -> None:
-    """One request. Zeros are put into the view of a FETCH."""
+    """Submit one request. The view of a FETCH is filled with zeros when its pages were never written."""
 
     def done(why: str) -> None:
         if why:

@@ -1,1 +1,1 @@
-"""What Covey does inside training frameworks, where a script asks for it."""
+"""The parts of Covey that work inside training frameworks, where a script asks for them."""

@@ -1,4 +1,4 @@
-"""A training script's steps, seen without a change to the script.
+"""Hooks that see a training script's steps without a change to the script.
 
     runner: PYTHONPATH=covey/hooks/site:...   (`agentctl submit --no-attach` leaves it out)
       '-> site/sitecustomize.py -> attach() -> watches for the import of torch
@@ -6,9 +6,9 @@
 
 `covey.join()` attaches too, for a Python that reads no PYTHONPATH.
 
-AntMan (OSDI 2020, §3.3) has job and coordinator speak once per mini-batch, and patches the frameworks for it. The hooks
-here are PyTorch's own (`register_optimizer_step_post_hook`) or wrap one Python function; none is called per operator.
-Whatever goes wrong in them is told once, in one line (`agentctl job`), and never reaches the script.
+In AntMan (OSDI 2020, §3.3) job and coordinator talk once per mini-batch, through patched frameworks. The hooks here are
+PyTorch's own (`register_optimizer_step_post_hook`) or wrap one Python function; none is called per operator. An error
+in a hook is reported once, in one line (`agentctl job`), and never reaches the script.
 """
 
 import os
@@ -20,7 +20,7 @@ SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 
 def rank_of(environ: Mapping[str, str]) -> str:
     """Why this process does not report for its rank; empty when it does. A launcher (torchrun) that runs as a rank
-    starts processes of its own, which carry the rank's variables too: the first of them reports."""
+    starts processes of its own, which have the rank's variables too: only the first of them reports."""
     if not environ.get("COVEY_SOCKET") or not environ.get("COVEY_TOKEN"):
         return "this process is not part of a Covey job"
     if environ.get("COVEY_ATTACH", "1") == "0":

@@ -1,4 +1,4 @@
-"""One line from a process whose Python has no covey-job: why its steps are not seen. Standard library only.
+"""Tell the agent why the steps of a process are not seen whose Python has no covey-job. Standard library only.
 
 The frames are those of `covey.wire.job` (`Join`, then `Attached`), written by hand: a map of short strings and whole
 numbers in MessagePack is a few bytes of headers.
@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 PROTOCOL = 1
-"""`covey.wire.job.PROTOCOL`."""
+"""The value of `covey.wire.job.PROTOCOL`."""
 ANSWER_S = 2.0
 
 
@@ -31,7 +31,7 @@ def frame(**fields: Any) -> bytes:
 
 
 def report(problem: str) -> bool:
-    """Tell the agent; whether it answered. Nothing is raised."""
+    """Tell the agent the problem. Whether it answered; nothing is raised."""
     try:
         environ = os.environ
         hello = frame(

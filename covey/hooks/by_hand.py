@@ -1,4 +1,4 @@
-"""`covey.join()`: the rank's job, and its steps seen also where no `sitecustomize` ran (`python -I`)."""
+"""`covey.join()`: it returns the rank's job, and hooks its steps also where no `sitecustomize` ran (`python -I`)."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from covey.job.client import JOIN_S, JobClient
 
 
 def join(timeout_s: float = JOIN_S) -> JobClient:
-    """This rank's job. Waits for the agent's answer at most `timeout_s` seconds; an agent that is away is joined
-    later, in the background. CoveyError outside a job, or when the agent refuses this process. The steps of PyTorch
-    and JAX are seen from now on, until the script says its own (`JobClient.step`)."""
+    """This rank's job. Waits at most `timeout_s` seconds for the agent's answer; an agent that is away is joined later,
+    in the background. CoveyError outside a job, or when the agent refuses this process. The steps of PyTorch and JAX
+    are seen from now on, until the script reports its own (`JobClient.step`)."""
     found = client.join(timeout_s)
     stacks.offer()
 

@@ -1,31 +1,31 @@
-"""Which of a script's jitted functions is its training step. Pure: identities and sizes are arguments.
+"""Find out which of a script's jitted functions is its training step. Pure: identities and sizes are arguments.
 
 A training step takes what it returned the time before: parameters, and the state of an optimizer. An evaluation does
-not, or only a few sums. So the function that is handed most bytes of its own earlier result counts; a script in which
-none is (only gradients are jitted) goes by the function with the largest result. Looked at are the first calls of a
-function; after that a call costs one look into a table.
+not, or only a few sums. So the function counts that is handed most bytes of its own earlier result; in a script without
+such a function (only gradients are jitted) the function with the largest result counts. Only the first calls of a
+function are examined; after that a call costs one look into a table.
 
     the one that counts is silent for three times as long as its periods take another with at least half of its bytes
-    -> that one counts; equal bytes, and called half as often (an update after accumulated gradients) -> likewise
+    -> that one counts; so does one with equal bytes that is called half as often (an update after accumulations)
 """
 
 from dataclasses import dataclass
 
 CALLS_LOOKED_AT = 6
-"""First calls of a function whose arrays are looked at."""
+"""Number of first calls of a function whose arrays are examined."""
 FUNCTIONS_MAX = 1000
-"""Functions that are told apart; a script that makes more of them makes new ones all the time."""
+"""Most functions that are told apart; a script with more of them makes new ones all the time."""
 SILENT_AFTER = 3
-"""Periods."""
+"""Number of a function's periods after which another one replaces it."""
 RETURNED_ENOUGH = 8
-"""Calls of a function that takes nothing of its own result, before it counts for the size of it."""
+"""Number of calls after which a function that takes nothing of its own result counts by the size of that result."""
 
 
 @dataclass
 class _Function:
     calls: int = 0
     since: int = 0
-    """Calls since the one that counts was called."""
+    """Number of calls since the function that counts was called."""
     taken: int = 0
     """Most bytes of its own result that a call was handed."""
     returned: int = 0
@@ -44,13 +44,13 @@ class JittedCalls:
         """Identity of the function that counts."""
 
     def looks_at(self, function: int) -> bool:
-        """Whether `called` wants to know the sizes of this function's arrays at its next call."""
+        """Whether `called` needs the sizes of this function's arrays at its next call."""
         known = self._functions.get(function)
         return known.calls < CALLS_LOOKED_AT if known is not None else len(self._functions) < FUNCTIONS_MAX
 
     def called(self, function: int, taken: int = 0, returned: int = 0) -> int:
         """How often the function that counts was called by now, if this is a call of it; else 0. `taken`: bytes of its
-        own result among the arguments; `returned`: bytes of the result."""
+        own earlier result among the arguments; `returned`: bytes of the result."""
         known = self._functions.get(function)
         if known is None:
             if len(self._functions) >= FUNCTIONS_MAX:
@@ -67,7 +67,7 @@ class JittedCalls:
         return known.calls
 
     def gone(self, function: int) -> None:
-        """It was collected: its identity may be used again."""
+        """The function was collected: its identity may be used again."""
         self._functions.pop(function, None)
         if self._counts == function:
             self._counts = None

@@ -1,4 +1,4 @@
-"""What a rank knows of another one on its device."""
+"""What a rank knows of another rank on its device."""
 
 from covey.hooks.gate.native import Page
 from covey.kernel.futex import SharedWord
@@ -14,10 +14,10 @@ class Neighbour:
         self._seen = 0
 
     def said(self) -> tuple[bool, int]:
-        """Whether it is busy, and since when; busy for ever where its page says nothing."""
+        """Whether the neighbour is busy, and since when (ns); busy since 0 where its page says nothing."""
         self._seen, busy = self._word.value, self._flag.busy()
         return (True, 0) if busy is None else (busy, self._flag.since_ns())
 
     def sleep(self, length_ns: int) -> None:
-        """Until it says something else than `said` answered last, or so long."""
+        """Sleep until the flag differs from the last answer of `said`, at most `length_ns`."""
         self._word.sleep(self._seen, length_ns)

@@ -1,7 +1,7 @@
-"""While mini-batches of a rank are no news: their times are noted, and counted later.
+"""Times in which the mini-batches of a rank are no news: they are noted, and counted later.
 
-A hook runs with cold caches, since what the script computes went through them: each object that it looks at costs
-half a microsecond. So what it has to look at is one small object."""
+A hook runs with cold caches, since the script's data went through them: each object that it touches costs half a
+microsecond. So it has to touch only one small object."""
 
 import threading
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ NEVER = float("-inf")
 
 
 class Quiet:
-    """Nothing limits the rank, it only computes, and it is too early for a report. So are most mini-batches of one that
-    is alone on its device. Set under the lock of its `ShareControl`, looked at without one."""
+    """A time in which nothing limits the rank, it only computes, and it is too early for a report, as in most
+    mini-batches of a rank that is alone on its device. Set under the lock of its `ShareControl`, read without one."""
 
     __slots__ = ("_at", "_changes", "_left", "_thread", "_until_s")
 
@@ -19,19 +19,19 @@ class Quiet:
         self.nobody_asks()
 
     def nobody_asks(self) -> None:
-        """There is no agent that wants reports."""
+        """No agent wants reports: all mini-batches are no news."""
         self._set(float("inf"), (0,), 0, None, 1 << 30)
 
     def until(self, until_s: float, changes: Sequence[int], thread: int | None, left: int) -> None:
-        """Until that moment (`time.perf_counter`), while `changes[0]` stays as it is, for at most `left` mini-batches,
-        all of them in this thread."""
+        """The quiet time lasts until `until_s` (`time.perf_counter`), while `changes[0]` stays unchanged, for at most
+        `left` mini-batches, all of them in this thread."""
         self._set(until_s, changes, changes[0], thread, left)
 
     def end(self) -> None:
         self._until_s = NEVER
 
     def lasts(self, now_s: float, waiting: int) -> bool:
-        """Whether a mini-batch that ends now, in this thread, is no news, with so many before it."""
+        """Whether a mini-batch that ends now, in this thread, is no news, with `waiting` others noted before it."""
         if now_s >= self._until_s or self._changes[0] != self._at or waiting >= self._left:
             return False
         return self._thread is None or threading.get_ident() == self._thread

@@ -1,4 +1,5 @@
-"""Between the hooks of a framework and the agent: counts steps, and says the newest a few times per second."""
+"""The reporter between the hooks of a framework and the agent: counts steps, and reports the newest a few times per
+second."""
 
 import os
 import threading
@@ -15,12 +16,13 @@ from covey.job import client as clients
 from covey.job.client import JobClient
 
 CALLS_MAX, ROUND_S = 64, 1.0
-"""Jitted calls, and seconds, after which nobody waits for the script to wait for its device."""
+"""Number of jitted calls, and seconds, after which a step is told even if the script has not waited for its device."""
 SEND_S, SEND_LATER_S, EARLY = 0.1, 0.5, 20
-"""Between two steps that are told, and after the first ones: each wakes another thread, for which the script's waits
-some 0.4 ms (it needs the interpreter)."""
+"""Seconds between two steps that are told, for the first `EARLY` ones and after them: each wakes another thread, for
+which the script waits some 0.4 ms (that thread needs the interpreter)."""
 LATER_MAX = 96
-"""So much is counted later at once. A hook runs with cold caches: one that only notes the time takes a third of it."""
+"""Most events that are noted and counted later. A hook runs with cold caches: one that only notes the time takes a
+third of the time."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -47,23 +49,23 @@ class Untold:
         return self._sum.step_s
 
     def mean(self) -> Step:
-        """With the number of the newest; there is one at least."""
+        """The mean of the steps, with the number of the newest; there must be one at least."""
         known, count = self._sum, self._count
         means = known.step_s / count, known.input_s / count, known.boundary, known.device_s / count
         return Step(known.number, *means, known.ended_s)
 
 
 class CallRounds:
-    """Mini-batches of a script that runs ahead of its device, as a report has them: the calls between two waits for the
-    device took equally long. One that was not seen to wait for long does not: each call is told then."""
+    """Mini-batches of a script that runs ahead of its device: all calls between two waits for the device count as
+    equally long. When the script was not seen to wait for long, each call is told by itself."""
 
     def __init__(self) -> None:
         self._untold = Untold()
         self._since = CALLS_MAX
-        """Calls since it waited."""
+        """Number of calls since the script waited."""
 
     def ended(self, step: Step) -> Step | None:
-        """The mean, once it can be told; a call of `step.step_s` seconds ended."""
+        """A call of `step.step_s` seconds ended. Returns the mean, once it can be told."""
         if step.boundary != JITTED_CALL:
             return step
         self._since = 0 if step.device_s > 0 else self._since + 1
@@ -75,12 +77,12 @@ class CallRounds:
 
 
 class Reporter:
-    """One for this process, whatever frameworks it uses (`of_process`). Its methods are called by the hooks, in any of
-    the script's threads, and raise nothing.
+    """The reporter of this process, whatever frameworks it uses (`of_process`). Its methods are called by the hooks, in
+    any of the script's threads, and raise nothing.
 
-    `memory_bytes` says how much memory the script uses, `communicate_s` what of a step it waited for other ranks (None:
-    not known); both are asked once for each step that is told. Of jitted calls the mean since then is told, for
-    the script runs ahead of the device, and waits for many of them at once."""
+    `memory_bytes` returns how much memory the script uses, `communicate_s` how long a step waited for other ranks
+    (None: not known); both are called once for each step that is told. For jitted calls the mean is told, since the
+    script runs ahead of the device and waits for many calls at once."""
 
     def __init__(
         self,
@@ -94,10 +96,10 @@ class Reporter:
         self._memory = [memory_bytes or resident_bytes]
         self._communicate_s = communicate_s or (lambda: None)
         self._lock = threading.RLock()
-        """Of the counter. Held for a few lines; an optimizer may be collected within these."""
+        """Guards the counter. Held for a few lines; reentrant, since an optimizer may be collected within these."""
         self._untold, self._rounds = Untold(), CallRounds()
         self._later: deque[tuple[int | None, float, float]] = deque()
-        """What happened and was no news: the optimizer that stepped, or None and how long a batch took; and when."""
+        """Events that were no news: the optimizer that stepped, or None and how long a batch took; and when."""
         self._share: ShareControl | None = None
         self._shares = False
         self._steps = StepCounter()
@@ -105,7 +107,7 @@ class Reporter:
         self._pid = 0
         self._tell_s, self._tellings = NEVER, 0
         self._news_s, self._quiet = NEVER, Quiet()
-        """Until when the next step is of no interest to the agent, and as far as the share of a device is concerned."""
+        """Time until which the next step is of no interest to the agent; and the quiet time of the shared device."""
         self._problem, self._sign_s = "", now_s()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -116,8 +118,8 @@ class Reporter:
         communicate_s: Callable[[], float | None] | None = None,
         share: ShareControl | None = None,
     ) -> None:
-        """One framework more is hooked. `share` goes by the limits of a shared device, if this host's agent sets some;
-        not in a child that the script forks."""
+        """A further framework is hooked. `share` obeys the limits of a shared device, if this host's agent sets some,
+        but not in a child that the script forks."""
         if share is not None and self._share is None:
             share.before_telling(self.catch_up)
             self._quiet = share.quiet
@@ -128,7 +130,7 @@ class Reporter:
         self.start()
 
     def start(self) -> None:
-        """Say to what this process is attached. A process that does not report for its rank stays silent."""
+        """Tell the agent to what this process is attached. A process that does not report for its rank stays silent."""
         client = self._connected()
         if client is not None:
             client.attached(self.to, self._problem)
@@ -173,12 +175,12 @@ class Reporter:
         self._ended(ended)
 
     def _is_no_news(self, now_s: float) -> bool:
-        """Whether what happens now may be counted later: optimizers make the steps, and nobody hears of the next."""
+        """Whether this event may be counted later: optimizers make the steps, and the next step will not be told."""
         waiting = len(self._later)
         return now_s < self._news_s and waiting < LATER_MAX and self._quiet.lasts(now_s, waiting)
 
     def catch_up(self) -> None:
-        """Count what was no news when it happened. By any thread."""
+        """Count the events that were no news when they happened. Called by any thread."""
         with self._lock:
             while self._later:
                 optimizer, waited_s, at_s = self._later.popleft()
@@ -193,7 +195,7 @@ class Reporter:
         return (self._steps.count - 1 if self._steps.count else None), self._sign_s
 
     def failed(self, error: BaseException) -> None:
-        """A hook failed: told once, in one line."""
+        """A hook failed: report the first error, in one line."""
         if not self._problem:
             self._problem = f"{type(error).__name__}: {error}".replace("\n", " ")
             self.start()
@@ -229,12 +231,12 @@ class Reporter:
             client.observed(told.number, told.step_s, told.input_s, memory, told.boundary, **more)
 
     def _forked(self) -> None:
-        """In the child: a thread that held the lock is not there."""
+        """Reset in the child: a thread that held the lock does not exist there."""
         self._lock = threading.RLock()
         self._later.clear()
 
     def _connected(self) -> JobClient | None:
-        """One connection a process; after a fork the child has its own, if it is the one that computes."""
+        """The connection of this process; after a fork the child has its own, if it is the process that computes."""
         if self._pid != os.getpid():
             self._pid, self._client = os.getpid(), None
             if not rank_of(os.environ):
@@ -253,7 +255,7 @@ _process: Reporter | None = None
 
 
 def of_process() -> Reporter:
-    """The one of this process, made if there is none; hooks of a framework `attach` theirs to it."""
+    """The reporter of this process, made if there is none; hooks of a framework `attach` themselves to it."""
     global _process
     if _process is None:
         _process = Reporter()
@@ -261,6 +263,6 @@ def of_process() -> Reporter:
 
 
 def resident_bytes() -> int:
-    """Of this process, as the kernel counts."""
+    """Resident memory of this process in bytes, as the kernel counts."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * PAGE_BYTES

@@ -1,7 +1,7 @@
-"""The stacks of a rank for which others wait: each thread's, written to its output when its host asks. Standard library
-only, since every Python of a job runs this (`site/sitecustomize.py`).
+"""Stacks of a rank for which others wait: those of all threads are written to its output when its host asks. Standard
+library only, since every Python of a job runs this (`site/sitecustomize.py`).
 
-They are written by a handler in C, so also where Python is stuck in a call that never returns.
+A handler in C writes them, so it works also where Python is stuck in a call that never returns.
 """
 
 import contextlib
@@ -9,12 +9,12 @@ import faulthandler
 import signal
 
 SIGNAL = signal.SIGRTMIN + 6
-"""Sent only to processes that catch it: the others would end."""
+"""Signal that asks for the stacks; sent only to processes that catch it, since it would end others."""
 STDERR = 2
 
 
 def offer() -> None:
-    """From now on, unless something else answers this signal here, or there is no output to write to."""
+    """Answer the signal from now on, unless something else answers it here, or there is no output to write to."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:
             faulthandler.register(SIGNAL, STDERR, all_threads=True)

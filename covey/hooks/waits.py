@@ -1,4 +1,4 @@
-"""Input waits of a script whose device works on what was queued before: the flag says idle once that is done.
+"""Input waits of a script whose device still works on its queue: the flag says idle once the queue is done.
 
 script  --begins to wait-->  mark the end of the queue  --done?, every 0.5 ms-->  flag: idle
 script  --has its input-->   flag: busy, whatever was seen meanwhile
@@ -16,7 +16,8 @@ Done = Callable[[], bool]
 
 
 class QueuedWaits:
-    """`mark()` is called in the script's thread when it begins to wait; None: nothing can be said of this wait."""
+    """Input waits, with the queue's end marked at their beginning. `mark()` is called in the script's thread when it
+    begins to wait; None: nothing is known of this wait."""
 
     def __init__(self, share: ShareControl, mark: Callable[[], Done | None]) -> None:
         self._share, self._mark = share, mark
@@ -26,7 +27,7 @@ class QueuedWaits:
         self._thread: threading.Thread | None = None
 
     def waits(self, begins: bool) -> None:
-        """As `ShareControl.waits`."""
+        """The script's thread begins, or ends, to wait, as in `ShareControl.waits`."""
         if not self._share.is_script():
             return
         done = self._mark() if begins else None

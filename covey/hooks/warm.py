@@ -4,7 +4,7 @@
     shim --> Python --> sitecustomize --> here: imports, "warm", waits --> its environment comes --> the script begins
 
 Nothing of the script has run before: it reads its RANK, draws its random numbers and opens its files as any rank does.
-A module that opens a GPU when it is imported makes the process unfit: it is not known yet which GPU is its own.
+A module that opens a GPU when it is imported makes the process unfit, since it is not known yet which GPU it will get.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ import os
 import sys
 
 SPARE, MODULES = "COVEY_SPARE", "COVEY_SPARE_MODULES"
-"""Descriptors by which it hears and says (`agent/ports/processes/shim.py`), and what it imports."""
+"""Variables of a spare: the descriptors by which it hears and says (`agent/ports/processes/shim.py`), and the modules
+that it imports."""
 MODULES_MAX, NAMES_BYTES_MAX = 256, 8192
 LENGTH_BYTES = 8
 UNFIT = 70
@@ -23,14 +24,14 @@ NOT_AGAIN = ("sitecustomize", "usercustomize")
 
 
 def offer() -> None:
-    """This Python has run this file as it started, so another that is started in the same way can wait as a spare
-    (`covey.job.spare_modules`)."""
+    """Allow spares: this Python has run this file as it started, so another that is started in the same way can wait as
+    a spare (`covey.job.spare_modules`)."""
     pid = os.getpid()
     sys._covey_imported = lambda: imported() if os.getpid() == pid else ()  # type: ignore[attr-defined]
 
 
 def imported() -> "tuple[str, ...]":
-    """What a spare of this process imports ahead: packages that are installed, and their parts."""
+    """Modules that a spare of this process imports ahead: installed packages, and their parts."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     own = [os.getcwd()] + ([os.path.dirname(os.path.abspath(main))] if main else [])
     names: list[str] = []
@@ -57,8 +58,8 @@ def imported() -> "tuple[str, ...]":
 
 
 def wait() -> None:
-    """In a spare: return once it is a rank, with that one's environment. It ends when nobody wants it any more, and
-    whenever something goes wrong: its script must never begin as nobody's."""
+    """Wait in a spare, and return once it is a rank, with that rank's environment. The process ends when it is not
+    wanted any more, and on any error: its script must never begin without being a rank."""
     is_rank = False
     try:
         hears, says = (int(file) for file in os.environ.pop(SPARE).split(","))
@@ -84,7 +85,7 @@ def wait() -> None:
 
 
 def opened_device() -> str:
-    """The GPU that some module has opened, if one has."""
+    """Words on the GPU that some module has opened; empty: none."""
     for file in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{file}")

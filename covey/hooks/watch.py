@@ -1,5 +1,5 @@
-"""Call back once a module was imported. Standard library only: `site/sitecustomize.py` runs this file by its path, in
-any Python of a job, before anything else is imported."""
+"""Call a function once a module was imported. Standard library only: `site/sitecustomize.py` runs this file by its
+path, in any Python of a job, before anything else is imported."""
 
 import sys
 from typing import Any, Callable, Dict, Optional  # noqa: UP035 - also for older ones than ours
@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Optional  # noqa: UP035 - also for older
 
 class ImportWatch:
     """A finder that finds nothing by itself: it lets the others find the modules that are watched, and calls back when
-    one was executed. What a callback raises is passed to `failed`, and never to who imports."""
+    one was executed. An error of a callback is passed to `failed`, and never to the code that imports."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._wanted: Dict[str, Callable[[Any], None]] = {}  # noqa: UP006
@@ -15,7 +15,7 @@ class ImportWatch:
         self._looking = False
 
     def when_imported(self, name: str, callback: Callable[[Any], None]) -> None:
-        """`callback(module)` at once if it is there already."""
+        """Call `callback(module)` once the module is imported; at once if it already is."""
         if name in sys.modules:
             self._call(callback, sys.modules[name])
             return
@@ -37,7 +37,7 @@ class ImportWatch:
         return spec
 
     def _executed(self, name: str, module: Any) -> None:
-        """Not when its import failed half way: it may be imported again."""
+        """The module was executed. Not called when its import failed half way: it may be imported again."""
         callback = self._wanted.pop(name, None)
         if not self._wanted and self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -60,7 +60,7 @@ class ImportWatch:
 
 
 class _Loader:
-    """The loader that was found, and a call after it."""
+    """The loader that was found, with a call after it."""
 
     def __init__(self, loader: Any, after: Callable[[Any], None]) -> None:
         self._loader, self._after = loader, after
@@ -74,7 +74,7 @@ class _Loader:
     def exec_module(self, module: Any) -> None:
         spec = getattr(module, "__spec__", None)
         if spec is not None:
-            spec.loader = self._loader  # from here on nobody sees us
+            spec.loader = self._loader  # from here on this wrapper is invisible
         module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._after(module)

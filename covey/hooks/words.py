@@ -1,14 +1,15 @@
-"""What the hooks of a script say of its work on the device. Pure.
+"""The state of a script's work on the device, by what its hooks report. Pure.
 
-    script idles    it waits for what others do (input, other ranks), and has nothing new for the device
-    device works    a jitted call was given to it and is not done (JAX), or it never said
+script idles it waits for others (input, other ranks), and has nothing new for the device device works a jitted call was
+given to it and is not done (JAX), or it never said
 
-The rank is idle on the device while the first is so and the second is not.
+The rank is idle on the device while the script idles and the device does not work.
 """
 
 
 class DeviceWords:
-    """`now_ns` is CLOCK_MONOTONIC. Each method says whether the rank has become idle or busy by it."""
+    """The idle and busy times of a rank on its device. `now_ns` is CLOCK_MONOTONIC. The two methods that report a
+    change return whether the rank has become idle or busy by it."""
 
     def __init__(self) -> None:
         self.idle = self.ever_idle = False
@@ -30,11 +31,11 @@ class DeviceWords:
         return self._changed(now_ns)
 
     def idle_ns(self, now_ns: int) -> int:
-        """Idle so far."""
+        """Ns that the rank was idle so far."""
         return self._idle_ns + (max(0, now_ns - self._idle_since_ns) if self.idle else 0)
 
     def worked_ns(self, now_ns: int) -> int:
-        """At work on the device so far, by jitted calls."""
+        """Ns that jitted calls were at work on the device so far."""
         return self._worked_ns + (max(0, now_ns - self._works_since_ns) if self._works else 0)
 
     def _changed(self, now_ns: int) -> bool:

@@ -1,7 +1,7 @@
-"""`covey.tensors.aggregator.block_rounds` for a worker on asyncio and `covey.ports`: Blocks of its tensors at several
-owners.
+"""A worker's Blocks at several owners, on asyncio and `covey.ports`; does what `covey.tensors.aggregator.block_rounds`
+does.
 
-For programs that run on the ports, such as a job's ranks in the simulator. Arrays are their float32 bytes here.
+It is for programs that run on the ports, such as a job's ranks in the simulator. Arrays are float32 bytes here.
 """
 
 import array
@@ -29,8 +29,8 @@ ELEMENT_BYTES = 4
 
 
 class BlockStreams:
-    """One rank's tensors. `lost`, `wanted` and `tables` are as of `covey.tensors.aggregator.block_rounds`, the rest as
-    of `TensorStream`."""
+    """One rank's tensors. `lost`, `wanted` and `tables` are as in `covey.tensors.aggregator.block_rounds`, the rest as
+    in `TensorStream`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class BlockStreams:
         together: "HostStreams | None" = None,
         incarnation: int = 0,
     ) -> None:
-        """`together`: what the job's ranks on this host share; `incarnation`: of this rank."""
+        """`together`: the object that the job's ranks on this host share; `incarnation`: that of this rank."""
         self._rank, self._together, self.part_bytes = rank, together, part_bytes
         self._job, self._tables, self._sizes, self._lost, self._wanted = job, tables, sizes, lost, wanted
 
@@ -67,14 +67,15 @@ class BlockStreams:
         self._blocks: dict[str, tuple[Block, ...]] = {}
 
     async def model(self, name: str, initial: bytes, shape: tuple[int, ...], update: Update | None = None) -> bytes:
-        """Rank 0's initial parameters, on every rank. `update`: what becomes of them with gradients that are pushed."""
+        """Rank 0's initial parameters, on every rank. `update`: the optimizer that updates them with pushed
+        gradients."""
         given = await self._given(name, initial)
         self._declare(Declared(name, "model", shape, update=update), given[min(given)])
         return await self._whole(name, lambda at, block: self._at[block.table].agreed(block_label(name, at)))
 
     async def push_pull(self, name: str, data: bytes, rate: float = 0.0) -> bytes:
-        """The result of the next round: the sum, and for a model the parameters with it. `rate`: of learning, where
-        they are updated."""
+        """The result of the next round: the sum, and for a model the parameters updated with it. `rate`: learning rate,
+        where parameters are updated."""
         given = await self._given(name, data)
         if name not in self._blocks:
             self._declare(Declared(name, "grad", (len(data) // ELEMENT_BYTES,)), data)
@@ -107,12 +108,12 @@ class BlockStreams:
             self._at[block.table].push(block_label(name, at), _part(flat, block))
 
     async def result(self, name: str) -> bytes:
-        """Of the round that was begun last."""
+        """The result of the round that was begun last."""
         return await self._whole(name, lambda at, block: self._at[block.table].result(block_label(name, at)))
 
     @property
     def owners(self) -> Sequence[AggregatorAt]:
-        """Those that are connected."""
+        """The owners that are connected."""
         return [stream.at for stream in self._at.values() if stream.at is not None]
 
     def heal(self, told: Callable[[ToldByRank], None]) -> None:
@@ -128,7 +129,7 @@ class BlockStreams:
         return pack_rounds({table: stream.rounds.versions() for table, stream in self._at.items()})
 
     def leave(self, words: bytes) -> None:
-        """`covey.tensors.aggregator.block_rounds` says what this does; no tensor more is declared."""
+        """This rank leaves, as in `covey.tensors.aggregator.block_rounds`; no further tensor is declared."""
         for stream in self._at.values():
             stream.leave(words)
 
@@ -153,13 +154,14 @@ class BlockStreams:
             stream.close()
 
     async def _given(self, name: str, data: bytes) -> dict[int, bytes]:
-        """What the ranks that share gave for this round, by rank."""
+        """Data that the ranks that share gave for this round, by rank."""
         if self._together is None:
             return {self._rank: data}
         return await self._together.give(self._rank, name, data)
 
     async def _whole(self, name: str, get: Callable[[int, Block], Coroutine[Any, Any, bytes]]) -> bytes:
-        """The results of all Blocks, one after the other; `get`: that of one for which this rank speaks."""
+        """The results of all Blocks, one after the other; `get` returns the result of one for which this rank
+        speaks."""
         blocks = self._blocks[name]
         mine = [at for at in range(len(blocks)) if self._speaks(name, at)]
         found = dict(zip(mine, await asyncio.gather(*(get(at, blocks[at]) for at in mine)), strict=True))
@@ -208,20 +210,20 @@ class BlockStreams:
 
 
 class HostStreams:
-    """What a job's ranks on one host share, as the memory of `covey.tensors.aggregator.host_rounds`: what each gave for
-    a round, and what came of it."""
+    """Data that a job's ranks on one host share, like the memory of `covey.tensors.aggregator.host_rounds`: the
+    contributions to a round, and its results."""
 
     def __init__(self, ranks: Node) -> None:
         self.ranks = ranks
         self._rounds: dict[tuple[int, str], int] = {}
-        """By rank and name: that it has begun."""
+        """By rank and name: the round that it has begun."""
         self._given: dict[tuple[str, int], dict[int, bytes]] = {}
         self._results: dict[tuple[str, int], dict[int, bytes]] = {}
         self._taken: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Event()
 
     async def give(self, rank: int, name: str, data: bytes) -> dict[int, bytes]:
-        """By rank, once all have given theirs."""
+        """The contributions by rank, once all ranks have given theirs."""
         round = self._rounds[rank, name] = self._rounds.get((rank, name), 0) + 1
         given = self._given.setdefault((name, round), {})
         given[rank] = data
@@ -231,7 +233,7 @@ class HostStreams:
         return given
 
     async def results(self, rank: int, name: str, found: dict[int, bytes], blocks: int) -> dict[int, bytes]:
-        """By Block, once all are there. `found`: those for which this rank speaks."""
+        """The results by Block, once all are there. `found`: those for which this rank speaks."""
         of = name, self._rounds[rank, name]
         results = self._results.setdefault(of, {})
         results.update(found)
@@ -249,7 +251,7 @@ class HostStreams:
 
 
 def _added(node: Node, order: Order, parts: Mapping[int, bytes]) -> bytes:
-    """The sum of these ranks' float32."""
+    """The sum of these ranks' float32 numbers."""
     last = last_addition(node, order)
     if last is None:
         return parts[node[0]]

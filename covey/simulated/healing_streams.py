@@ -1,7 +1,7 @@
-"""`covey.healing.healing` for a rank on asyncio and `covey.ports`: the same machine, and no thread.
+"""The healing of a rank on asyncio and `covey.ports`: the machine of `covey.healing.healing`, without threads.
 
-For programs that run on the ports, such as ranks in the simulator. `begun_on` is what `job.state` is to scripts,
-`HealingStreams.push` and `result` what `job.tensors` is to them: sums alone, each of float32.
+It is for programs that run on the ports, such as ranks in the simulator. `begun_on` replaces the `job.state` of
+scripts, `HealingStreams.push` and `result` their `job.tensors`, for sums of float32 only.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Spawn = Callable[[str, Coroutine[Any, Any, Any]], object]
 
 
 class HealingStreams:
-    """Of one rank."""
+    """The healing of one rank."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class HealingStreams:
         gather: OwnGather | None = None,
         beside: Beside | None = None,
     ) -> None:
-        """`own`: what is this rank's own, as of `job.state`; the rest as of `covey.healing.healing`."""
+        """`own` returns this rank's own state, as in `job.state`; the rest is as in `covey.healing.healing`."""
         self._far, self._spawn, self._people, self._own = far, spawn, people, own
         self._changed = asyncio.Event()
         self.machine = HealingMachine(
@@ -72,7 +72,8 @@ class HealingStreams:
     # ---- as `covey.job.tensors` ----
 
     async def push(self, name: str, data: Array) -> None:
-        """Begin a tensor's next round; `data`, of one shape in all of them, stays as it is until its result is here."""
+        """Begin a tensor's next round. `data` has the same shape each time, and must not change until its result is
+        here."""
         far = self._far
         if not far.is_declared(name):
             far.declare(Declared(name, "grad", data.shape, far.part_bytes, far.order), data)
@@ -80,7 +81,7 @@ class HealingStreams:
         far.push_soon(name, data)
 
     async def result(self, name: str) -> bytes:
-        """Of the round that was begun last."""
+        """The result of the round that was begun last."""
         self._tell(self.machine.waits())
         found = await self._far.result(name)
         await self._gathered()
@@ -90,7 +91,7 @@ class HealingStreams:
     # ---- inside ----
 
     async def _gathered(self) -> None:
-        """Not used by two at a time."""
+        """Wait until every rank's own state is here. Not for two tasks at a time."""
         gather = self.machine.gather
         while gather is not None and (name := gather.awaited) is not None:
             if gather.came(await self._far.result(name)):
@@ -113,7 +114,7 @@ class HealingStreams:
         self._spawn("says what it holds", self._run(self.machine.saying()))
 
     async def _run(self, steps: Stepwise[Found]) -> Found:
-        """To its end."""
+        """Run a generator of the machine to its end."""
         gave: object = None
         try:
             while True:
@@ -158,7 +159,8 @@ async def begun_on(
     gathers_max: int = RANKS_MAX,
     host: str = "",
 ) -> tuple[JobState, HealingStreams]:
-    """The state begins at step 0, as `covey.job.job_state.begun` does it. StateLost where that ends the process."""
+    """The state, which begins at step 0 as `covey.job.job_state.begun` does it. StateLost where that ends the
+    process."""
     beside = Beside(rank, world_size, here, host)
     gather = OwnGather(rank, world_size, 0, far) if 1 < world_size <= gathers_max else None
     of = far, spawn, now_s, rank, world_size, beside.neighbours, 0, incarnation

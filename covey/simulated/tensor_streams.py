@@ -1,6 +1,6 @@
-"""Push and pull for a worker on asyncio and `covey.ports`: the same rounds as `covey.job.tensors`, without threads.
+"""Push and pull for a worker on asyncio and `covey.ports`: the rounds of `covey.job.tensors`, without threads.
 
-For programs that run on the ports, such as a job's ranks in the simulator. Arrays are their float32 bytes here.
+It is for programs that run on the ports, such as a job's ranks in the simulator. Arrays are float32 bytes here.
 """
 
 import asyncio
@@ -28,9 +28,10 @@ from covey.wire.handshake import NONCE_BYTES
 from covey.wire.job import AggregatorAt
 
 SILENT_S, DEAD_S = 2.0, 6.0
-"""As in `covey.job.tensors`: when the aggregator is sent a PING, and when it is given up, seconds."""
+"""Seconds of quiet until the aggregator is sent a PING, and until it is given up; equal to those of
+`covey.tensors.aggregator.link`."""
 RETRY_S = 0.5
-"""Pause between attempts to reach the same address, seconds."""
+"""Seconds between attempts to reach the same address."""
 
 
 class TensorStream:
@@ -59,11 +60,11 @@ class TensorStream:
         self._fatal: Exception | None = None
         self._closed = False
         self.told: Callable[[ToldByRank], None] = lambda told: None
-        """Hears what other ranks tell."""
+        """Called with the messages of other ranks."""
         spawn(f"tensors of rank {rank}", self._run())
 
     def declare_as(self, declared: Declared, initial: Payload | None = None, ranks: Node | None = None) -> None:
-        """As of `Rounds`."""
+        """Declare a tensor or a Block, as in `Rounds.declare_as`."""
         self._send(self.rounds.declare_as(declared, initial, ranks))
 
     async def model(self, name: str, initial: bytes, shape: tuple[int, ...]) -> bytes:
@@ -77,7 +78,7 @@ class TensorStream:
         return await self._until(tensor, lambda: tensor.agreed)
 
     async def push_pull(self, label: str, *sums: Payload, rate: float = 0.0) -> bytes:
-        """The result of the next round of a Block: parameters plus sum for a model, else the sum. `sums`, `rate`: as of
+        """The result of the next round of a Block: parameters plus sum for a model, else the sum. `sums`, `rate`: as in
         `Rounds.push`."""
         if label not in self.rounds.tensors:
             self._send(self.rounds.declare(label, "grad", (len(sums[0]) // 4,)))
@@ -89,12 +90,12 @@ class TensorStream:
         self._send(self.rounds.push(label, *sums, rate=rate))
 
     async def result(self, label: str) -> bytes:
-        """Of the round that was begun last."""
+        """The result of the round that was begun last."""
         tensor = self.rounds.tensors[label]
         return await self._until(tensor, lambda: tensor.unacknowledged is None)
 
     def adopt(self, declared: Declared, version: int) -> None:
-        """As of `Rounds`."""
+        """Take over a Block from the lost rank, as in `Rounds.adopt`."""
         self._send(self.rounds.adopt(declared, version))
 
     @property
@@ -103,12 +104,12 @@ class TensorStream:
         return None if self._outbox is None else self._owner.at
 
     def tell(self, said: Tell) -> None:
-        """To another rank, if both are connected."""
+        """Send a message to another rank, if both are connected."""
         if self._outbox is not None:
             self._send((self.rounds.tell(said),))
 
     def leave(self, words: bytes) -> None:
-        """As of `Rounds`."""
+        """Tell the aggregator that this rank leaves, as in `Rounds.leave`."""
         self._send(self.rounds.leave(words))
 
     def moved(self, at: AggregatorAt) -> None:
@@ -132,7 +133,7 @@ class TensorStream:
         self._notify()
 
     def _handed_over(self, at: AggregatorAt) -> bool:
-        """The connection to this one ended, and another one is to follow."""
+        """Whether the owner whose connection ended has handed over; then the next owner becomes the present one."""
         after = self._owner.ended(at)
         if after is not None:
             self._go_to(after)
@@ -154,7 +155,7 @@ class TensorStream:
         self._changed = asyncio.Event()
 
     def _send(self, frames: Any) -> None:
-        """Frames are made at once, since a caller may change what they are made of before they are out."""
+        """Send frames. They are made at once, since a caller may change their data before they are sent."""
         made = [(head, bytes(payload)) for head, payload in frames]
         if self._outbox is not None:
             for one in made:
@@ -192,7 +193,7 @@ class TensorStream:
             pass
 
     async def _serve(self, at: AggregatorAt) -> None:
-        """Until the connection ends, by an exception."""
+        """Serve one connection until it ends, by an exception."""
         stream = await self._port.connect(at.address)
         if self._owner.at is not at or self._closed:
             stream.close()

@@ -1,4 +1,4 @@
-"""A training written in JAX whose ranks may be lost: trees instead of arrays (`covey.job.job_state`).
+"""A JAX training whose ranks may be lost: `covey.job.job_state` for trees instead of arrays.
 
     state = covey.jax.state({"params": params, "moments": optimizer.init(params)}, own=jax.random.key(rank))
     for step in state.steps(1000):
@@ -6,10 +6,9 @@
         grads = covey.jax.pmean(gradients(state.tree["params"], batch(key)))
         state.tree = updated(state.tree, grads)
 
-The tree is what all ranks hold alike, `own` what is this rank's alone: its keys, its place in the data. A rank that
-takes over has both here as they were, and its loop begins with the step in which the others wait. Arrays stay as they
-are in JAX, and so they are handed over without a copy; a jitted update must not donate its arguments, which a successor
-may be reading.
+The tree is the same on all ranks; `own` is what only this rank has: its keys, its place in the data. A rank that takes
+over gets both as they were, and its loop begins with the step in which the others wait. Arrays of JAX never change, so
+they are handed over without a copy; a jitted update must not donate its arguments, which a successor may be reading.
 """
 
 import base64
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
     from covey.job.job_state import JobState
 
 MADE = "covey/made"
-"""What is in the tree, as JSON; compared before anything is taken over."""
+"""Name of the array that describes the tree, as JSON; compared before anything is taken over."""
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-"""In which numbers travel that numpy has not, by their bytes."""
+"""Integer types, by bytes, in which numbers travel whose type numpy does not have."""
 
 
 class HealedTree:
-    """What `covey.jax.state` gives. `tree` and `own` are the script's to set, of the same structure each time."""
+    """The state that `covey.jax.state` returns. The script sets `tree` and `own`, with the same structure each time."""
 
     def __init__(self, tree: Any, own: Any) -> None:
         self.tree, self._own = tree, own
@@ -49,22 +48,22 @@ class HealedTree:
 
     @own.setter
     def own(self, own: Any) -> None:
-        """It goes to those that keep it while this rank computes."""
+        """Set this rank's own state; it goes to the ranks that keep it while this rank computes."""
         self._own = own
         if self._state is not None:
             self._state.drawn()
 
     @property
     def step(self) -> int:
-        """The one that this rank is in."""
+        """Number of the step that this rank is in."""
         return self._begun.step
 
     def steps(self, stop: int) -> Iterator[int]:
-        """Steps as `covey.job.job_state.JobState.steps` gives them; each waits for what the one before computes."""
+        """Steps as in `covey.job.job_state.JobState.steps`; each waits for what the one before computes."""
         return self._begun.steps(stop)
 
     def done(self) -> None:
-        """A step is done (`covey.job.job_state.JobState.done`), where `steps` is not used."""
+        """End the step, as in `covey.job.job_state.JobState.done`, where `steps` is not used."""
         self._begun.done()
 
     @property
@@ -76,7 +75,8 @@ class HealedTree:
         self._state = job.state(self._arrays, self._load, own=None if self._own is None else self._own_now, step=step)
 
     def _arrays(self) -> dict[str, Array]:
-        """Now; in JAX's own memory where that is the host's. CoveyError when the tree is another one than at first."""
+        """The state as arrays, in JAX's own memory where that is the host's. CoveyError when the tree has another
+        structure than at first."""
         made = _made(self.tree)
         if made != self._made:
             what, why = "the state of this training became another one", _difference(made, self._made)
@@ -100,7 +100,7 @@ class HealedTree:
         ]
 
     def _load_own(self, own: Any) -> None:
-        """CoveyError when it is of another structure than this process made."""
+        """Load this rank's own state. CoveyError when its structure differs from what this process made."""
         leaves, structure = jax.tree_util.tree_flatten(self.own)
         stored = [_stored(leaf) for leaf in leaves]
         if [[str(each.dtype), list(each.shape)] for each in stored] != [each[:2] for each in own]:
@@ -111,20 +111,20 @@ class HealedTree:
 
 
 def healed(tree: Any, own: Any, job: "JobClient", step: int) -> HealedTree:
-    """As of `covey.jax.state`."""
+    """The state of `covey.jax.state`."""
     found = HealedTree(tree, own)
     found.begin(job, step)
     return found
 
 
 def _named(tree: Any) -> list[tuple[str, Any]]:
-    """Leaves by their place."""
+    """Leaves of the tree, each with a name made of its place."""
     found, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(f"tree{jax.tree_util.keystr(path)}", leaf) for path, leaf in found]
 
 
 def _made(tree: Any) -> dict[str, str]:
-    """In words, of each leaf."""
+    """A description of each leaf, by name."""
     return {name: _words(leaf) for name, leaf in _named(tree)}
 
 
@@ -148,13 +148,13 @@ def _words(leaf: Any) -> str:
 
 
 def _stored(leaf: Any) -> Array:
-    """As numpy can hold it."""
+    """The leaf in a type that numpy has."""
     array = np.asarray(jax.random.key_data(leaf) if _kind(leaf).is_key else leaf)
     return array if array.dtype.kind in "biufc" else array.view(WORDS[array.dtype.itemsize])
 
 
 def _restored(array: Array, like: Any) -> Any:
-    """What `_stored` was given, a leaf `like` this."""
+    """The leaf that `_stored` was given; it must be `like` this one."""
     kind = _kind(like)
     if kind.is_key:
         return jax.random.wrap_key_data(jax.numpy.asarray(array), impl=jax.random.key_impl(like))
@@ -173,13 +173,13 @@ def _unpacked(data: str, like: Array) -> Array:
 
 
 def _difference(own: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """The first one."""
+    """The first difference between two descriptions, for people."""
     name = next(name for name in [*own, *theirs] if own.get(name) != theirs.get(name))
     return f"{name} here is {own.get(name, 'not there')}, and there {theirs.get(name, 'not there')}"
 
 
 def _computed() -> list[Array]:
-    """As most models do."""
+    """Results of kernels that most models use, to compare two processes."""
 
     def compute(a: Any, b: Any) -> Any:
         product = a @ b

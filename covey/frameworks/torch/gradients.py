@@ -1,16 +1,16 @@
 """Gradients of a DistributedDataParallel as tensors that are the same in each of its processes.
 
-A DDP's buckets follow the order in which gradients came in its own first backward pass: a process that takes over has
-other ones than those that have trained, at first. So parameters are divided once, by their order in the model and their
-size alone: a large one is a tensor, small ones that follow one another are one together. A tensor is pushed once all of
+The buckets of a DDP follow the order in which gradients came in its own first backward pass, so a process that takes
+over first has other buckets than those that have trained. So parameters are divided once, by their order in the model
+and their size alone: a large one is a tensor, small neighbours form one tensor together. A tensor is pushed once all of
 it has come, in whichever buckets; a bucket is done when all tensors with a part in it are.
 
     model      a (2 MB), b (1 KB), c (40 KB), d (8 MB)
     tensors    "d"         "c .. b"         "a"               as gradients come, from the last one on
     buckets    d | c b a   or   d c | b a   or   any other
 
-Where the parts of a tensor lie one after the other in one bucket it is pushed from there, and comes back there; else
-its parts are copied out and in.
+When the parts of a tensor follow one another in one bucket, it is pushed from there and its result is received there;
+otherwise its parts are copied out and in.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,35 +26,36 @@ from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Type
 
 TOGETHER_BYTES = 1 << 20
-"""Of a tensor of several parameters, at most: where they do not lie together, that much is copied twice, which costs as
-much as another tensor would."""
+"""Most bytes of a tensor of several parameters: where these are apart, its bytes are copied twice, which costs about
+the same as another tensor."""
 CANNOT_HEAL = "ranks of this training cannot be replaced when they are lost"
 NAME_CHARACTERS = 60
-"""Of a parameter's name in that of a tensor."""
+"""Most characters of a parameter's name in the name of a tensor."""
 
 
 class GradientPlace(NamedTuple):
-    """Of one or several gradients in their tensor."""
+    """Place of one or several gradients in their tensor."""
 
     tensor: int
     first: int
     end: int
-    """Elements."""
+    """Number of the element after the last one."""
 
 
 class Cut(NamedTuple):
-    """How a model's gradients are divided; the same for the same model."""
+    """The division of a model's gradients into tensors; the same for the same model."""
 
     names: list[str]
-    """Of tensors."""
+    """Names of the tensors."""
     places: dict[str, GradientPlace]
-    """By the parameter's name."""
+    """Place of each parameter, by its name."""
     sizes: list[int]
-    """Of each tensor, elements."""
+    """Number of elements of each tensor."""
 
 
 def cut_of(parameters: Sequence[tuple[str, int, int, object]]) -> Cut:
-    """Of each parameter with a gradient, in the model's order: name, elements, bytes of one, and its type."""
+    """The division of a model. `parameters`: those with a gradient, in the model's order: name, elements, bytes of an
+    element, type."""
     runs: list[list[tuple[str, int]]] = []
     room, last = 0, None
     for name, count, element_bytes, kind in reversed(parameters):
@@ -81,13 +82,13 @@ def _name(at: int, run: Sequence[str]) -> str:
 
 
 class _Part(NamedTuple):
-    """Of a tensor, in a bucket."""
+    """A part of a tensor in a bucket."""
 
     place: GradientPlace
     bucket: Array
-    """Flat."""
+    """All elements of the bucket, flat."""
     start: int
-    """In the bucket."""
+    """First element in the bucket."""
 
     @property
     def array(self) -> Array:
@@ -102,7 +103,7 @@ class _Round:
         self.parts: list[_Part] = []
         self._handle: TensorHandle | None = None
         self._copied: Array | None = None
-        """Where its parts do not lie together."""
+        """A copy of the tensor, when its parts are apart."""
 
     @property
     def is_pushed(self) -> bool:
@@ -113,7 +114,7 @@ class _Round:
         self.left -= part.place.end - part.place.first
 
     def push(self, tensors: TensorClient, name: str, type: Type) -> None:
-        """Once none is left."""
+        """Push the tensor, once all of its parts have come."""
         array = self._together()
         if array is None:
             array = self._copied = np.empty(self.size, self.parts[0].bucket.dtype)
@@ -122,7 +123,8 @@ class _Round:
         self._handle = tensors.push(name, array, out=array, mean=True, type=type)
 
     def end(self) -> None:
-        """Once the average is in the buckets. Again is harmless. Errors as of `TensorHandle.wait`."""
+        """Wait for the average, and put it into the buckets. A second call is harmless. Errors as of
+        `TensorHandle.wait`."""
         assert self._handle is not None, "buckets end once all of their tensors are pushed"
         found = self._handle.wait()
         copied, self._copied = self._copied, None
@@ -131,7 +133,7 @@ class _Round:
                 part.array[:] = found[part.place.first : part.place.end]
 
     def _together(self) -> Array | None:
-        """The tensor in the bucket, if it lies there as it is."""
+        """The tensor in the bucket, if its parts follow one another there."""
         first = self.parts[0]
         start = first.start - first.place.first
         if any(part.bucket is not first.bucket or part.start - part.place.first != start for part in self.parts):
@@ -140,8 +142,8 @@ class _Round:
 
 
 class Gradients:
-    """Of one model, whose backward passes come one after the other. Called by the thread that computes, but for what
-    `ends` is given."""
+    """The gradients of one model, whose backward passes come one after the other. Called by the thread that computes,
+    except for what `ends` is given."""
 
     def __init__(
         self,
@@ -149,24 +151,24 @@ class Gradients:
         named: Sequence[tuple[str, Any]],
         ends: Callable[[Callable[[], object], Any, Any], None],
     ) -> None:
-        """`named`: parameters with a gradient; `ends(wait, gradients, future)`: as of `covey.torch.RoundEnds.end`."""
+        """`named`: parameters with a gradient; `ends(wait, gradients, future)`: as `covey.torch.RoundEnds.end`."""
         self._tensors, self._ends = tensors, ends
         self._cut = cut_of([(name, each.numel(), each.element_size(), each.dtype) for name, each in named])
         self._names = {id(each): name for name, each in named}
         self._known: dict[tuple[int, ...], list[tuple[int, GradientPlace, int]]] = {}
-        """Parts of each bucket that came by now."""
+        """Parts of each bucket that has come before, by the ids of its parameters."""
         self._rounds: dict[int, _Round] = {}
-        """Of this step, by tensor."""
+        """Rounds of this step, by tensor."""
         self._waiting: list[tuple[list[_Round], Any, Any]] = []
-        """Buckets that came, until all of their tensors are pushed."""
+        """Buckets that have come and wait until all of their tensors are pushed."""
 
     def step_begins(self) -> None:
         self._rounds.clear()
         self._waiting.clear()
 
     def came(self, parameters: Sequence[Any], gradients: Any, future: Any) -> None:
-        """A bucket; the future has its averages, or the error. CoveyError when one of these came before in this
-        step."""
+        """Take a bucket; the future gets its averages, or the error. CoveyError when one of its tensors came before in
+        this step."""
         flat: Array = bits(gradients).numpy()
         touched = dict[int, _Round]()
         for tensor, place, start in self._parts_of(parameters):
@@ -189,7 +191,8 @@ class Gradients:
             self._ends(partial(_end_all, rounds), whole, done)
 
     def _parts_of(self, parameters: Sequence[Any]) -> list[tuple[int, GradientPlace, int]]:
-        """Of a bucket with these: tensor, what of it, and where it lies; those that go on where others end as one."""
+        """Parts of a bucket with these parameters: tensor, place in it, first element in the bucket. Parts that follow
+        one another are one."""
         key = tuple(map(id, parameters))
         if key not in self._known:
             found, start = list[tuple[int, GradientPlace, int]](), 0

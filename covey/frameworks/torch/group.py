@@ -1,17 +1,18 @@
-"""A process group of PyTorch whose collectives are rounds of `job.tensors`: no connection spans what may be lost.
+"""A process group of PyTorch whose collectives are rounds of `job.tensors`: it has no connections to ranks that may be
+lost.
 
     covey.torch.init_process_group()        # instead of torch.distributed.init_process_group("gloo")
 
-A group of gloo spans all processes of a job, and is of no use once one of them is lost; a process that takes its place
-would wait for ever in the rendezvous. This one has no connections of its own.
+A gloo group connects all processes of a job, and cannot be used once one of them is lost; a process that takes its
+place would wait for ever in the rendezvous. This group has no connections of its own.
 
-A collective that the script calls is a tensor with a name that says kind, type, size, and which one of these it is in
-its step, so a rank that repeats a step finds the rounds of that step. It is called in a step: between a forward pass
-and the optimizer's step. Elsewhere it is refused, since a process that takes over does not come by there again.
+A collective that the script calls is a tensor whose name has its kind, type, size and number in the step, so a rank
+that repeats a step finds the rounds of that step. It must be called in a step: between a forward pass and the
+optimizer's step. Elsewhere it is refused, since a process that takes over does not pass there again.
 
 DistributedDataParallel has collectives of its own: its constructor compares and copies parameters, and after the first
-pass it tells the order of its buckets. A process that takes over is alone in these, so they do nothing at all: `attach`
-sees to the parameters, and gradients are known by their names, in whatever buckets.
+pass it sends the order of its buckets. A process that takes over is alone in these, so they do nothing at all: `attach`
+compares the parameters, and gradients are known by their names, in whatever buckets.
 """
 
 import sys
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
 
 BACKEND = "covey"
 LOW = 0xFFFF_FFFF
-"""Of an integer of 64 bits: sums of either half are exact in float64."""
+"""Mask of the lower half of a 64-bit integer: sums of either half are exact in float64."""
 MERGES: dict[str, Callable[[Any], Any]] = {
     "MIN": lambda all: all.amin(0),
     "MAX": lambda all: all.amax(0),
     "PRODUCT": lambda all: all.prod(0),
 }
-"""What is made of all ranks' tensors, stacked; sums need no stack."""
+"""Reductions of all ranks' tensors, stacked; sums need no stack."""
 Finish = Callable[[], None]
 
 
@@ -56,7 +57,7 @@ class TensorsWork(dist._Work):  # type: ignore[misc]
         self._result = result
 
     def wait(self, timeout: Any = None) -> bool:
-        """Until the result is in its place. Errors of `push_pull`; `timeout` is not looked at."""
+        """Wait until the result is in its place. Errors as of `push_pull`; `timeout` is ignored."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
@@ -79,7 +80,7 @@ class TensorsWork(dist._Work):  # type: ignore[misc]
 
 
 class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """All ranks of the job."""
+    """The process group of all ranks of the job."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -89,7 +90,7 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._counts: Counter[str] = Counter()
 
     def attached(self, tensors: TensorClient, permit: Callable[[str], None]) -> None:
-        """`permit` raises CoveyError where a collective cannot be."""
+        """Connect the group to the job's tensors. `permit` raises CoveyError where a collective is not allowed."""
         self._tensors, self._permit = tensors, permit
 
     def step_begins(self) -> None:
@@ -106,7 +107,7 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._all_reduced("all_reduce", tensors, opts, True)
 
     def reduce(self, tensors: list[Any], opts: Any) -> TensorsWork:
-        """Only the root has the result."""
+        """Reduce the tensors; only the root gets the result."""
         return self._all_reduced("reduce", tensors, opts, opts.rootRank == self._own_rank)
 
     def broadcast(self, tensors: list[Any], opts: Any) -> TensorsWork:
@@ -145,7 +146,7 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         return TensorsWork(finish_all, tensors)
 
     def _begun(self, kind: str, like: Any, mine: Array, mean: bool = False) -> Callable[[], Array]:
-        """Push `mine`; what waits for the sum."""
+        """Push `mine`. Returns a function that waits for the sum."""
         self._permit(kind)
         assert self._tensors is not None, "permitted, so attached"
         of = f"{kind} {str(like.dtype).removeprefix('torch.')} {mine.size}"
@@ -154,7 +155,7 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._tensors.push(f"ddp/{of} {self._counts[of]}", mine, mean=mean, type=bits).wait
 
     def _reduced(self, kind: str, tensor: Any, operation: str, writes: bool) -> Finish:
-        """In the tensor's place, where it `writes`."""
+        """Begin to reduce one tensor; the result replaces its content where it `writes`."""
         if operation in MERGES:
             found = self._merged(kind, tensor, MERGES[operation])
         elif operation in ("SUM", "AVG") and tensor.dtype in TYPES:
@@ -174,13 +175,13 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         return finish
 
     def _added(self, kind: str, tensor: Any, mean: bool) -> Callable[[], Any]:
-        """Floats, in the order of `covey.tensors.numbers.sum_order`."""
+        """Sum floats, in the order of `covey.tensors.numbers.sum_order`."""
         mine = array_of_tensor(tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1))
         pulled = self._begun(kind, tensor, mine, mean)
         return lambda: torch.from_numpy(pulled()).view(tensor.dtype)
 
     def _counted(self, kind: str, tensor: Any) -> Callable[[], Any]:
-        """Integers, exactly."""
+        """Sum integers exactly, in two halves."""
         whole = tensor.detach().to(torch.int64).reshape(-1).numpy()
         pulled = self._begun(kind, tensor, np.concatenate([whole >> 32, whole & LOW]).astype(np.float64))
 
@@ -202,7 +203,7 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
         return found
 
     def _gathered(self, kind: str, tensor: Any) -> Callable[[], Array]:
-        """Halves of each rank's tensor."""
+        """Gather the halves of every rank's tensor."""
         size = halves_count([tensor])
         mine = np.zeros((self._ranks, size), np.float32)
         mine[self._own_rank] = halves_of([tensor])
@@ -210,8 +211,9 @@ class TensorsGroup(dist.ProcessGroup):  # type: ignore[misc]
 
 
 def init_process_group(job: "JobClient | None" = None) -> None:
-    """Instead of that of torch.distributed, where ranks may be lost: this process is `job`'s rank (that of
-    `covey.join()`, or made if there is none), and meets no other one yet. CoveyError outside a job."""
+    """Do what `init_process_group` of torch.distributed does, for a job whose ranks may be lost: this process is
+    `job`'s rank (without `job`, that of `covey.join()`, made if there is none), and meets no other process yet.
+    CoveyError outside a job."""
     found = job if job is not None else of_process()
     if job is None:
         found.wait_joined(JOIN_S)
@@ -237,7 +239,7 @@ def _not_attached(kind: str) -> None:
 
 
 def _is_of_ddp() -> bool:
-    """Whether DistributedDataParallel calls, not the script, nor a module in a forward pass."""
+    """Whether DistributedDataParallel itself calls, not the script or a module in a forward pass."""
     inside = (dist.__path__[0], of_ddp.__file__, __file__)
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(inside):
@@ -248,7 +250,7 @@ def _is_of_ddp() -> bool:
 
 
 def _operation(opts: Any) -> str:
-    """Its name."""
+    """Name of the reduction."""
     if opts is None:
         return "SUM"
     of = opts.reduceOp

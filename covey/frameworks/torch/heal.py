@@ -2,21 +2,22 @@
 
     state = covey.torch.attach(ddp, optimizer, also=[scheduler, scaler], data=sampler)
 
-A step is one step of the optimizer, with all the passes before it and what the script does after it, up to the next
-forward pass. So what a successor takes over has what a scheduler did; and it is asked for while this rank waits for
+A step is one step of the optimizer, with all passes before it and what the script does after it, up to the next forward
+pass. So the state that a successor takes over includes what a scheduler did. It is asked for while this rank waits for
 sums, when nothing of it has changed since the step began:
 
-    before     attached, the loop has not begun
-    in step    forward, backward: gradients are pushed (`covey.frameworks.torch.gradients`), and awaited
-    stepped    optimizer.step() was made: scheduler, figures, evaluation of this rank alone
-    in step    the next forward pass, or the next turn of `steps`, `epochs`: `job.state` hears that the step is done
+before attached, the loop has not begun in step forward, backward: gradients are pushed
+(`covey.frameworks.torch.gradients`), and awaited stepped optimizer.step() was made: scheduler, figures, evaluation of
+this rank alone in step the next forward pass, or the next turn of `steps`, `epochs`: `job.state` is told that the step
+is done
 
-Buffers (running means) are rank 0's once a step is done, which is what DDP's `broadcast_buffers` gives to a forward
-pass; DDP's own way is turned off, since it would be a push before this step's random numbers are drawn.
+Once a step is done, all ranks have rank 0's buffers (running means), as a forward pass has with DDP's
+`broadcast_buffers`. DDP's own broadcast is turned off, since it would be a push before this step's random numbers are
+drawn.
 
-The very first step of `job.state` is not one of the training: in it ranks compare their parameters, and take rank 0's
-where they differ, as DDP's constructor does elsewhere. A rank that is lost in it begins anew, so its parameters follow
-from a seed.
+The very first step of `job.state` is not a step of the training: in it ranks compare their parameters, and take rank
+0's where they differ, as DDP's constructor does elsewhere. A rank that is lost in it begins anew, so its parameters
+must follow from a seed.
 """
 
 import atexit
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 
 
 def _computed() -> list[Array]:
-    """As most models do: products, a convolution, a norm, activations."""
+    """Results of kernels that most models use (products, a convolution, a norm, activations), to compare two
+    processes."""
     a, b = (torch.from_numpy(drawn(*shape)) for shape in ((96, 130), (70, 130)))
     images, filters = (torch.from_numpy(drawn(*shape)) for shape in ((2, 3, 19, 19), (8, 3, 3, 3)))
     with torch.no_grad():
@@ -65,10 +67,10 @@ DIGEST_HALVES = 8
 
 
 class EndsRounds(Protocol):
-    """A thread that waits."""
+    """A thread that waits for rounds."""
 
     def end(self, wait: Callable[[], object], gradients: Any, future: Any) -> None:
-        """Once `wait` is over, the future has the gradients, or the error."""
+        """When `wait` returns, the future gets the gradients, or the error."""
 
 
 class Phase(enum.Enum):
@@ -78,7 +80,7 @@ class Phase(enum.Enum):
 
 
 class HealedTraining:
-    """What `covey.torch.attach(ddp, optimizer)` gives."""
+    """The training that `covey.torch.attach(ddp, optimizer)` returns."""
 
     def __init__(
         self, job: "JobClient", ddp: Any, state: TrainingState, group: TensorsGroup, data: Any, ends: EndsRounds
@@ -86,9 +88,9 @@ class HealedTraining:
         self._tensors, self._contents, self._group, self._data = job.tensors, state, group, data
         self._at = Phase.BEFORE
         self._own: Any = None
-        """What a rank that was lost left, until the loop begins."""
+        """Own state of the lost rank, until the loop begins."""
         self._drawn: Generators | None = None
-        """When something was pushed in this step, or just before."""
+        """The generators at the first push of this step, or just before it."""
         self._drawn_json = JsonText()
         self._buffers: TensorHandle | None = None
         self._is_over = False
@@ -99,12 +101,12 @@ class HealedTraining:
 
     @property
     def step(self) -> int:
-        """The one that this rank is in, counted in steps of the optimizer."""
+        """Number of the step that this rank is in, counted in steps of the optimizer."""
         return self._state.step - 1
 
     def steps(self, stop: int) -> Iterator[int]:
         """Each step from the present one on, up to `stop`, which is left out: one turn is one step, also when a scaler
-        skipped the optimizer's. CoveyError when a collective of it was not waited for."""
+        skipped the optimizer's. CoveyError when a collective of the step was not waited for."""
         if self.step < stop:
             self._loop_begins()
         while self.step < stop:
@@ -113,7 +115,7 @@ class HealedTraining:
         self.ends()
 
     def done(self) -> None:
-        """The step is done, where no loop or forward pass says so. Errors as of `steps`."""
+        """End the step, where no loop or forward pass does. Errors as of `steps`."""
         self._finish_buffers()
         self._state.done()
         self._drawn, self._at = None, Phase.IN_STEP
@@ -127,8 +129,8 @@ class HealedTraining:
         return self.step + (self._at is Phase.STEPPED)
 
     def asks_for_batches(self, begins_epoch: bool) -> None:
-        """A DataLoader draws a number then, at the beginning of each epoch: where this process begins within one, what
-        was kept has it already."""
+        """A DataLoader draws a random number here, at the beginning of each epoch. When this process begins within an
+        epoch, the kept generators include that draw."""
         if begins_epoch:
             self._loop_begins()
 
@@ -140,14 +142,13 @@ class HealedTraining:
             self.done()
 
     def ends(self) -> None:
-        """The last step is done; what follows is of no step. At the end of the script this rank waits for the
-        others."""
+        """The last step is done, and no step follows. At the end of the script this rank waits for the others."""
         self._at, self._is_over = Phase.IN_STEP, True
 
     # ---- how it begins ----
 
     def begin(self, job: "JobClient", step: int) -> None:
-        """Take over, or begin. CoveyError as of `job.state`, and when this training is another one."""
+        """Begin, or take over from a lost rank. CoveyError as of `job.state`, and when this training is another one."""
         self._state = job.state(self._contents.arrays, self._load, own=self._own_now, step=step)
         self._group.attached(self._tensors, self._permit)
         if self._contents.first is None:
@@ -156,7 +157,7 @@ class HealedTraining:
             self.done()
             self._at = Phase.BEFORE
         if self.step + 1 == self._contents.first:
-            self._own = None  # what the script draws before its loop is yet to be drawn
+            self._own = None  # the script has yet to draw what it draws before its loop
         atexit.register(self._leave)
 
     def _load(self, arrays: dict[str, Array], own: Any) -> None:
@@ -168,7 +169,7 @@ class HealedTraining:
                 self._data.load_state_dict(own["data"])
 
     def _loop_begins(self) -> None:
-        """Whatever the script drew on the way to its loop does not count."""
+        """The script's loop begins; random numbers that it drew before do not count."""
         if self._at is Phase.BEFORE:
             self._at = Phase.IN_STEP
             if self._own is not None:
@@ -176,7 +177,7 @@ class HealedTraining:
                 self._own = None
 
     def _agree_on_parameters(self) -> None:
-        """All ranks have rank 0's."""
+        """Give all ranks the parameters of rank 0."""
         rank, ranks = self._tensors.rank, self._tensors.world_size
         digests = np.zeros((ranks, DIGEST_HALVES), np.float32)
         digests[rank] = np.frombuffer(self._contents.digest(), "<u2")
@@ -192,7 +193,7 @@ class HealedTraining:
     # ---- in a step ----
 
     def average(self, bucket: Any) -> Any:
-        """A communication hook: the future of the averages of what is in this bucket."""
+        """A communication hook: the future of the averages of the gradients in this bucket."""
         future = torch.futures.Future()
         self._gradients.came(bucket.parameters(), bucket.buffer(), future)
         if self._buffers is None and self._contents.buffers:
@@ -207,12 +208,13 @@ class HealedTraining:
             self._own, self._at = None, Phase.IN_STEP
 
     def after_forward(self, module: Any, *_: Any) -> None:
-        """Nothing is drawn before the step's end: what is this rank's own is told while it computes backward."""
+        """After the last forward pass nothing is drawn until the step's end: this rank's own state is sent while it
+        computes backward."""
         if module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
             self._state.drawn()
 
     def before_optimizer(self, *_: Any) -> None:
-        """All sums are here. CoveyError when the random generators are not as they were said to be."""
+        """All sums are here. CoveyError when the random generators changed after they were sent."""
         self._finish_buffers()
         if self._drawn is not None and generators() != self._drawn:
             why = "random numbers were drawn after a push of this step, and would be lost with this rank"
@@ -222,7 +224,7 @@ class HealedTraining:
         self._at = Phase.STEPPED
 
     def scales(self, scaler: Any) -> None:
-        """A step that this scaler skips is one, too."""
+        """Count a step that this scaler skips, too."""
         step = scaler.step
 
         def scaled(*args: Any, **kwargs: Any) -> Any:
@@ -234,7 +236,7 @@ class HealedTraining:
         scaler.step = scaled
 
     def _own_now(self) -> JsonText:
-        """As it is at the step's end."""
+        """This rank's own state, as it is at the step's end."""
         now = generators()
         if now != self._drawn or not self._drawn_json:
             self._drawn, self._drawn_json = now, now.as_json()
@@ -247,15 +249,15 @@ class HealedTraining:
             fill(self._contents.buffers, handle.wait())
 
     def _permit(self, kind: str) -> None:
-        """CoveyError where a successor would not come by."""
+        """CoveyError at a point that a successor would not pass."""
         if self._at is not Phase.IN_STEP:
             when = "before the first step" if self._at is Phase.BEFORE else "after optimizer.step()"
             why = f"it is called {when}, where a rank that takes over from a lost one does not call it"
             raise CoveyError(f"{kind} was refused", why, "call it after backward() and before optimizer.step()")
 
     def _leave(self) -> None:
-        """At the end of a script that trained to the end: another rank may still need what is here. Not at that of a
-        child that it forked."""
+        """At the end of a script that trained to the end, wait for ranks that may still need this one's results. Does
+        nothing in a forked child."""
         if self._is_over and not self._tensors.is_elsewhere:
             self._tensors.leave()
 
@@ -263,7 +265,7 @@ class HealedTraining:
 def healed(
     ddp: Any, optimizer: Any, also: Sequence[Any], data: Any, job: "JobClient", step: int, ends: EndsRounds
 ) -> HealedTraining:
-    """As of `covey.torch.attach`."""
+    """The training of `covey.torch.attach` with an optimizer."""
     if job.world_size < 2:
         why = "this job has one rank, so nobody holds what it has learnt"
         raise CoveyError(CANNOT_HEAL, why, "submit it with --workers 2 or more, or train without Covey")

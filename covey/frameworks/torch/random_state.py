@@ -1,7 +1,7 @@
-"""The random generators of one rank: PyTorch's of the CPU, Python's and numpy's, which are its own.
+"""The random generators of one rank, a part of its own state: PyTorch's for the CPU, Python's and numpy's.
 
-Numbers drawn elsewhere (by a `torch.Generator` of the script, by the workers of a DataLoader) are not kept: let them
-follow from the step, or from the sample.
+Generators elsewhere (a `torch.Generator` of the script, the workers of a DataLoader) are not kept: seed them from the
+step, or from the sample.
 """
 
 import base64
@@ -20,24 +20,24 @@ from covey.healing.owns import JsonText
 
 numpy_random: Any = np.random
 PYTHON_VERSION = 3
-"""Of what `random.getstate` gives."""
+"""Version of the state that `random.getstate` returns."""
 WORDS_BYTES = 4 * 625
-"""Of numpy's generator in memory: its words, and the place among them."""
+"""Bytes of numpy's generator in memory: its words, and the place among them."""
 COUNTED_BYTES = 16
-"""Of an object, its count of references and its type; a normal number that is left over lies behind them."""
+"""Bytes of an object's count of references and type; behind them is a normal number that is left over."""
 HEAD, TAIL = 24, 40
 """Bytes of PyTorch's generator before and after its words: seed, place, and what is left of a normal number."""
 
 
 class Generators(NamedTuple):
-    """As they are at one moment; equal when nothing was drawn between two."""
+    """The state of the generators at one moment; two states are equal when nothing was drawn in between."""
 
     torch: bytes
     python: tuple[Any, ...]
     numpy: tuple[Any, ...]
 
     def as_json(self) -> JsonText:
-        """About 10 kB. What a few draws change lies together, at its beginning."""
+        """The state as JSON of about 10 kB. What a few draws change is together, at its beginning."""
         _, words, gauss = self.python
         _, keys, at, has_gauss, cached = self.numpy
         head, bulk, tail = self.torch[:HEAD], self.torch[HEAD:-TAIL], self.torch[-TAIL:]
@@ -47,16 +47,16 @@ class Generators(NamedTuple):
 
 
 def generators() -> Generators:
-    """Now."""
+    """The state now."""
     return Generators(_torch_state().numpy().tobytes(), _of_python.now(), _of_numpy.now())
 
 
 class _OfObject:
-    """A generator that takes its time to say its state, and is asked twice a step: the memory in which that lies is
-    compared with what it was."""
+    """A generator that is slow to return its state and is asked twice a step: the memory of its state is compared with
+    what it was."""
 
     def __init__(self, here: Any, ask: Callable[[], tuple[Any, ...]]) -> None:
-        """`here`: the object; `ask`: for its state."""
+        """`here`: the generator's object; `ask` returns its state."""
         self._here, self._ask = here, ask
         self._place = id(here) + COUNTED_BYTES, type(here).__basicsize__ - COUNTED_BYTES
         self._state: tuple[Any, ...] = ()
@@ -73,14 +73,14 @@ class _OfObject:
 
 
 class _OfPython(_OfObject):
-    """The words lie in the object, a normal number that is left over in an attribute."""
+    """Python's generator: its words are in the object, a normal number that is left over in an attribute."""
 
     def _read(self) -> list[Any]:
         return [*super()._read(), self._here.gauss_next]
 
 
 class _OfNumpy(_OfObject):
-    """The words lie in another object, a normal number that is left over in this one."""
+    """Numpy's generator: its words are in another object, a normal number that is left over in this one."""
 
     def __init__(self, here: Any, ask: Callable[[], tuple[Any, ...]]) -> None:
         super().__init__(here, ask)
@@ -109,7 +109,7 @@ _of_numpy = _OfNumpy(getattr(np.random.get_state, "__self__"), _numpy_state)  # 
 
 
 def set_generators(kept: Any) -> None:
-    """To what `as_json` wrote."""
+    """Set the generators to the state that `as_json` wrote."""
     ends, place, gauss, *rest = kept["at"]
     head, tail = bytes.fromhex(ends)[:HEAD], bytes.fromhex(ends)[HEAD:]
     whole = head + _whole(kept["torch"]) + tail
@@ -121,7 +121,7 @@ def set_generators(kept: Any) -> None:
 
 @lru_cache(2)
 def _bulk_of_torch(bulk: bytes) -> str:
-    """Its words have eight bytes, of which the upper four are zero as PyTorch draws today."""
+    """The generator's words as JSON. They have eight bytes, of which the upper four are zero in today's PyTorch."""
     halves = np.frombuffer(bulk, "<u4") if len(bulk) % 8 == 0 else np.ones(1, "<u4")
     if len(halves) % 2 or halves[1::2].any():
         return json.dumps(["whole", _packed(bulk)])
@@ -129,7 +129,7 @@ def _bulk_of_torch(bulk: bytes) -> str:
 
 
 def _whole(packed: list[str]) -> bytes:
-    """What `_bulk_of_torch` was given."""
+    """The bytes that `_bulk_of_torch` was given."""
     kind, text = packed
     if kind == "whole":
         return _unpacked(text)
@@ -143,7 +143,8 @@ def _bulk_of_numpy(keys: bytes) -> str:
 
 
 class _BulkOfPython:
-    """Of the newest state, which is the same object as before where nothing was drawn; to hash it takes longer."""
+    """The words of Python's newest state as JSON. The state is the same object when nothing was drawn; to hash it would
+    take longer."""
 
     def __init__(self) -> None:
         self._words: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Which samples a rank takes in which step: by the step's number alone, so that a rank that was lost finds its place.
+"""A sampler that chooses a rank's samples by the step's number alone, so that a lost rank's successor finds its place.
 
     sampler = covey.torch.StepSampler(len(data), 32)
     loader = DataLoader(data, batch_sampler=sampler)
@@ -7,8 +7,8 @@
         for inputs, wanted in loader:
             ...
 
-Both loops begin where this process is to go on. An epoch shuffles all samples anew, and gives each to one rank; what
-does not fill a step of all ranks is left out, other samples in each epoch.
+Both loops begin where this process must continue. An epoch shuffles all samples anew, and gives each to one rank;
+samples that do not fill a step of all ranks are left out, different ones in each epoch.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,26 +19,26 @@ import torch.distributed as dist
 
 
 class StepCount(Protocol):
-    """Of a training that goes on after a rank was lost."""
+    """The step count of a training that continues after a rank was lost."""
 
     @property
     def next_step(self) -> int:
-        """The one for which the next batch is, where none of it was given."""
+        """Number of the step for which the next batch is, if the script was given none of its batches."""
 
     def asks_for_batches(self, begins_epoch: bool) -> None:
-        """The script begins a loop over batches; `begins_epoch`: with the first ones of an epoch."""
+        """The script begins a loop over batches; `begins_epoch`: with the first batch of an epoch."""
 
     def takes_batch(self) -> None: ...
 
     def ends_step(self) -> None:
-        """The script is through with the step, if one is under way."""
+        """The script has ended the step, if one is under way."""
 
     def ends(self) -> None:
         """There are no more steps."""
 
 
 class StepSampler:
-    """A `batch_sampler` of PyTorch's DataLoader."""
+    """A `batch_sampler` for PyTorch's DataLoader, whose batches follow from the step."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class StepSampler:
         world_size: int | None = None,
         order: Callable[[int], list[int]] | None = None,
     ) -> None:
-        """`size`: of the data set. `batch`: samples in a batch of one rank. `per_step`: batches of a rank in each step
-        of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed. `order(epoch)`: this
-        rank's samples, `size` // `world_size` of them, instead of a shuffle by `seed`. ValueError when they do not
-        fill one step."""
+        """`size`: samples in the data set. `batch`: samples in a batch of one rank. `per_step`: batches of a rank in
+        each step of the optimizer (`no_sync`). `rank`, `world_size`: None for those of torch.distributed.
+        `order(epoch)`: returns this rank's samples, `size` // `world_size` of them, instead of a shuffle by `seed`.
+        ValueError when the samples do not fill one step."""
         self._rank = dist.get_rank() if rank is None else rank
         self._world_size = dist.get_world_size() if world_size is None else world_size
         self._size, self._batch, self._seed, self._per_step = size, batch, seed, per_step
@@ -66,12 +66,13 @@ class StepSampler:
             )
         self._counts: StepCount | None = None
         self._given = 0
-        """Batches, where no training counts."""
+        """Number of batches given, where no training counts steps."""
         self._known: tuple[int, list[int]] = (-1, [])
 
     @classmethod
     def like(cls, sampler: Any, batch: int, *, per_step: int = 1) -> "StepSampler":
-        """In the order of PyTorch's DistributedSampler `sampler`, which shuffles, and pads or drops, as it was made."""
+        """A StepSampler in the order of PyTorch's DistributedSampler `sampler`, which shuffles, and pads or drops, as
+        it was made."""
 
         def order(epoch: int) -> list[int]:
             sampler.set_epoch(epoch)
@@ -81,11 +82,11 @@ class StepSampler:
         return cls(len(sampler) * ranks, batch, per_step=per_step, rank=sampler.rank, world_size=ranks, order=order)
 
     def follow(self, counts: StepCount) -> None:
-        """From now on it is at the step that `counts` says; for `attach`."""
+        """From now on the sampler is at the step that `counts` says; called by `attach`."""
         self._counts = counts
 
     def __len__(self) -> int:
-        """Batches of a whole epoch."""
+        """Number of batches of a whole epoch."""
         return self.steps_per_epoch * self._per_step
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -98,7 +99,8 @@ class StepSampler:
         return self._batches(first, first - first % len(self) + len(self))
 
     def epochs(self, stop: int) -> Iterator[int]:
-        """Each epoch from this one on, up to `stop`, which is left out. One is over when all of its steps are done."""
+        """Each epoch from this one on, up to `stop`, which is left out. An epoch ends when all of its steps are
+        done."""
         while (epoch := self._next_batch() // len(self)) < stop:
             yield epoch
             if self._counts is not None:
@@ -107,7 +109,7 @@ class StepSampler:
             self._counts.ends()
 
     def batch_of(self, step: int, part: int = 0) -> list[int]:
-        """This rank's samples of batch `part` of a step, counted from 0 over all epochs."""
+        """This rank's samples of batch `part` of a step; steps are counted from 0 over all epochs."""
         return self._batch_at(step * self._per_step + part)
 
     def _next_batch(self) -> int:

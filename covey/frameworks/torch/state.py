@@ -1,11 +1,9 @@
-"""What a training has learnt, as arrays with names that are equal on all ranks: model, optimizer, scheduler, scaler.
+"""The state of a training (model, optimizer, scheduler, scaler) as named arrays, which are equal on all ranks.
 
-parameter/0.weight                 in the parameter's own memory
-buffer/1.running_mean              a copy: a forward pass changes it before the step's sums are here
-optimizer/state/0/exp_avg          in the optimizer's own memory, as parameters: looked at when somebody reads them
-also/0/..                          tensors of whatever else has a state_dict
-covey/rest                         what is no tensor, as JSON
-covey/made                         of which model, optimizer, PyTorch; compared before anything is loaded
+parameter/0.weight in the parameter's own memory buffer/1.running_mean a copy: a forward pass changes it before the
+step's sums are here optimizer/state/0/exp_avg in the optimizer's own memory, like parameters: read only when asked for
+also/0/.. tensors of other objects with a state_dict covey/rest everything but tensors, as JSON covey/made which model,
+optimizer, PyTorch; compared before anything is loaded
 """
 
 import hashlib
@@ -27,22 +25,23 @@ REST, MADE = "covey/rest", "covey/made"
 
 
 class TrainingState:
-    """Of one model and its optimizer. Its ranks see the same."""
+    """The state of one model and its optimizer; equal on all ranks."""
 
     def __init__(self, module: Any, optimizer: Any, also: Sequence[Any]) -> None:
-        """CoveyError when something of it cannot be given to another process."""
+        """CoveyError when a part of the state cannot be given to another process."""
         self.module, self._optimizer, self._also = module, optimizer, also
         self.first: int | None = None
-        """The first step of the training; None until all ranks hold the same parameters."""
+        """First step of the training; None until all ranks hold the same parameters."""
         self._made = self._as_made()
         self._made_array = _bytes(json.dumps(self._made))
         self._buffers_of = [(f"{path}." if path else "", each._buffers) for path, each in module.named_modules()]
-        """A module may put another tensor there at any time; to look for modules takes longer than all else here."""
+        """Buffers of each module, with its path. A module may put another tensor there at any time; to search for
+        modules would take longer than all else here."""
         for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
             for name, tensor in tensors:
                 _check_place(f"{kind} {name!r}", tensor)
         self._moments = -1
-        """How many parts the optimizer's state had when all of them were looked at."""
+        """Number of parts of the optimizer's state when all of them were looked at."""
         self._now()
 
     @property
@@ -55,7 +54,7 @@ class TrainingState:
         return list(self._named_buffers().values())
 
     def _named_buffers(self) -> dict[str, Any]:
-        """As `named_buffers` of the module: each tensor once."""
+        """Buffers by name, like `named_buffers` of the module: each tensor once."""
         each = ((path + name, at) for path, of in self._buffers_of if of for name, at in of.items() if at is not None)
         found: dict[int, tuple[str, Any]] = {}
         for name, tensor in each:
@@ -63,21 +62,21 @@ class TrainingState:
         return dict(found.values())
 
     def digest(self) -> bytes:
-        """16 bytes of parameters and buffers."""
+        """A digest of parameters and buffers, 16 bytes."""
         found = hashlib.blake2b(digest_size=16)
         for tensor in self.tensors:
             found.update(bytes_of_tensor(tensor))
         return found.digest()
 
     def arrays(self) -> Mapping[str, Array]:
-        """As it is now, but for what lies in memory that does not change before the step's sums are here: that is
-        looked at when somebody reads these. Nothing of the model before the first step."""
+        """The state now. Memory that does not change before the step's sums are here is read only when these arrays
+        are. Before the first step, nothing of the model is included."""
         if self.first is None:
             return {REST: _bytes(json.dumps({"first": None})), MADE: self._made_array}
         return self._now()
 
     def _now(self) -> "_LaterArrays":
-        """CoveyError when something of it cannot be given to another process."""
+        """The state of the model and its optimizer. CoveyError when a part of it cannot be given to another process."""
         also_arrays: dict[str, Array] = {}
         also = [_plain(each.state_dict(), f"also/{at}", also_arrays) for at, each in enumerate(self._also)]
         groups = [{key: _frozen(value) for key, value in group.items()} for group in self._optimizer.param_groups]
@@ -97,7 +96,7 @@ class TrainingState:
         also_arrays: Mapping[str, Array],
         buffers: Mapping[str, Array],
     ) -> dict[str, Array]:
-        """`groups`: of the optimizer, as they were."""
+        """All arrays of the state. `groups`: the optimizer's parameter groups, as they were."""
         found = {f"parameter/{name}": array_of_tensor(each) for name, each in self.module.named_parameters()}
         found |= buffers
         state = self._optimizer.state_dict()
@@ -107,8 +106,8 @@ class TrainingState:
         return {**found, **also_arrays, REST: _bytes(json.dumps(rest)), MADE: self._made_array}
 
     def load(self, arrays: Mapping[str, Array]) -> None:
-        """Another rank's `arrays`. Before the first step it stays as the script made it. CoveyError when they are of
-        another training."""
+        """Load another rank's `arrays`. Before the first step the state stays as the script made it. CoveyError when
+        they belong to another training."""
         self._compare(json.loads(arrays[MADE].tobytes()))
         rest = json.loads(arrays[REST].tobytes())
         self.first = rest["first"]
@@ -124,7 +123,8 @@ class TrainingState:
             each.load_state_dict(_whole(plain, arrays))
 
     def _load_optimizer(self, state: Any) -> None:
-        """Moments as they are: `load_state_dict` makes them of the parameters' type."""
+        """Load the optimizer's state with the types of its moments: `load_state_dict` would convert them to the
+        parameters' type."""
         self._optimizer.load_state_dict(state)
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         for at, each in state["state"].items():
@@ -132,7 +132,7 @@ class TrainingState:
         self._optimizer.zero_grad()
 
     def _as_made(self) -> dict[str, Any]:
-        """In an order in which differences are told."""
+        """A description of model and optimizer, in the order in which differences are reported."""
         return {
             "PyTorch": str(torch.__version__),
             "model": _shapes(self.module.named_parameters()),
@@ -149,7 +149,7 @@ class TrainingState:
 
 
 class _LaterArrays(Mapping[str, Array]):
-    """Made once somebody reads them; by any thread."""
+    """Arrays that are made once something reads them; by any thread."""
 
     def __init__(self, make: Callable[[], dict[str, Array]]) -> None:
         self._make = make
@@ -174,12 +174,12 @@ class _LaterArrays(Mapping[str, Array]):
 
 
 def _frozen(value: Any) -> Any:
-    """A list that the script may write to is copied."""
+    """A copy of a list, which the script may change; any other value itself."""
     return list(value) if isinstance(value, list) else value
 
 
 def _difference(own: Any, theirs: Any) -> str:
-    """The first one."""
+    """The first difference, for people."""
     if isinstance(own, list) and isinstance(theirs, list):
         for mine, other in zip(own, theirs, strict=False):
             if mine != other:
@@ -201,7 +201,7 @@ def _check_place(what: str, tensor: Any) -> None:
 
 
 def _copy(array: Array, tensor: Any) -> None:
-    """Nothing where it came into the tensor's own memory."""
+    """Copy the array into the tensor; nothing is copied when the array is the tensor's own memory."""
     found = tensor_of_array(array, tensor.dtype)
     if found.data_ptr() != tensor.data_ptr() or found.stride() != tensor.stride():
         tensor.copy_(found)
@@ -212,8 +212,8 @@ def _bytes(text: str) -> Array:
 
 
 def _plain(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """As JSON has it, the same for equal values; its tensors go to `arrays`. Pickled, it would depend on which parts
-    are one object, which differs once a rank has loaded it."""
+    """The value as JSON, the same for equal values; its tensors go to `arrays`. Pickle would depend on which parts are
+    one object, which differs once a rank has loaded it."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -242,7 +242,7 @@ def _key(key: Any, path: str) -> Any:
 
 
 def _whole(plain: Any, arrays: Mapping[str, Array]) -> Any:
-    """What `_plain` was given."""
+    """The value that `_plain` was given."""
     match plain:
         case list():
             return [_whole(each, arrays) for each in plain]

@@ -1,7 +1,7 @@
-"""PyTorch's tensors as Covey adds them: the types of gradients, and anything else without a change of a bit.
+"""PyTorch's tensors as Covey adds them: gradients by type, and other tensors bit by bit.
 
-Integers, and whatever must arrive as it left, travel as halves: each two bytes as one float32, which holds
-them exactly. Ranks that have nothing to say give zeros, so a sum of halves is what one rank gave.
+Integers, and all else that must arrive unchanged, travel as halves: two bytes as one float32, which holds them exactly.
+Ranks that give nothing push zeros, so a sum of halves is what one rank gave.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ TYPES: dict[torch.dtype, Type] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-"""Of gradients that Covey averages."""
+"""Types of gradients that Covey averages."""
 
 
 def check_gradients(name: str, tensor: Any) -> None:
@@ -30,18 +30,18 @@ def check_gradients(name: str, tensor: Any) -> None:
 
 
 def bits(tensor: Any) -> Any:
-    """As numpy can hold it, which has no bfloat16."""
+    """A view of the tensor with a type that numpy has (bfloat16 as int16)."""
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def array_of_tensor(tensor: Any) -> Array:
-    """In the tensor's own memory."""
+    """An array in the tensor's own memory."""
     array: Array = bits(tensor.detach()).numpy()
     return array
 
 
 def tensor_of_array(array: Array, dtype: Any) -> Any:
-    """In the array's own memory."""
+    """A tensor in the array's own memory."""
     found = torch.from_numpy(array)
     return found.view(dtype) if dtype == torch.bfloat16 else found
 
@@ -53,7 +53,7 @@ def bytes_of_tensor(tensor: Any) -> bytes:
 
 
 def halves_of(tensors: Sequence[Any]) -> Array:
-    """Their bytes, one after the other, two in each float32."""
+    """The tensors' bytes, one after the other, two in each float32."""
     data = b"".join(map(bytes_of_tensor, tensors))
     return np.frombuffer(data + bytes(len(data) % 2), "<u2").astype(np.float32)
 
@@ -64,7 +64,7 @@ def halves_count(tensors: Sequence[Any]) -> int:
 
 
 def fill(tensors: Sequence[Any], halves: Array) -> None:
-    """What `halves_of` made of such tensors goes into these."""
+    """Fill the tensors with the halves that `halves_of` made of such tensors."""
     data, at = halves.astype("<u2").tobytes(), 0
     with torch.no_grad():
         for each in tensors:

@@ -1,1 +1,1 @@
-"""The hooks of each framework, called once a script has imported it."""
+"""The hooks of each framework, installed once a script has imported it."""

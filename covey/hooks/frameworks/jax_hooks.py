@@ -7,10 +7,10 @@
     waits              `block_until_ready`, `_value` (`float(loss)`, `device_get`) and `item` of arrays are wrapped:
                        how long the script waited for the device
 
-A jitted function stays what `jax.jit` made. A call returns before the device is done, so what a step took is the time
-from call to call. Numpy reads an array of a CPU device without a word to Python: that wait is not seen.
-The post hook and the names that begin with an underscore are not public: where one is missing (another version of JAX),
-less is seen, and `agentctl job` says so. A shared device: `covey.hooks.frameworks.jax_share`.
+A jitted function stays what `jax.jit` made. A call returns before the device is done, so a step's duration is the time
+from call to call. Numpy reads an array of a CPU device without Python noticing: that wait is not seen. The post hook
+and the names that begin with an underscore are not public: where one is missing (another version of JAX), less is seen,
+and `agentctl job` says so. `covey.hooks.frameworks.jax_share` handles a shared device.
 """
 
 import functools
@@ -32,12 +32,12 @@ from covey.hooks.reporter import Reporter, of_process
 
 Hook = Callable[[Any, Any, Any, Any], None]
 AT_START = "memory limit at start only"
-"""JAX takes its memory once: a limit that changes while it runs is not obeyed."""
+"""Words for people: JAX takes its memory once, so a limit that changes while it runs is not obeyed."""
 _installed: Reporter | None = None
 
 
 def install() -> Reporter:
-    """Once per process; the reporter of this process."""
+    """Install the hooks, once per process. Returns the reporter of this process."""
     global _installed
     if _installed is None:
         reporter = _installed = of_process()
@@ -54,22 +54,22 @@ def install() -> Reporter:
 
 
 class JaxHooks:
-    """Each tells the reporter; what fails in it is told once and never raised."""
+    """The hooks: each tells the reporter; an error in one is reported once and never raised."""
 
     def __init__(self, reporter: Reporter, share: ShareControl, memory: StartMemory) -> None:
         self._reporter = reporter
         self._calls = JittedCalls()
         self._work = JittedWork(share, ArrayImpl.block_until_ready, memory.on_cores)
         self._returned: dict[int, list[weakref.ref[Any]]] = {}
-        """Arrays that a function returned the last time, while its calls are looked at."""
+        """Arrays that a function returned at its last call, kept while its calls are looked at."""
         self._known: set[int] = set()
         self._lock = threading.RLock()
-        """A function may be collected at any moment, also within a call."""
+        """A reentrant lock: a function may be collected at any moment, also while a call is counted."""
         self._within = threading.local()
         self.ran = False
 
     def guarded(self, report: Callable[..., None], *what: Any) -> bool:
-        """Whether it did not fail."""
+        """Run `report`. Whether it succeeded; an error goes to the reporter."""
         try:
             report(*what)
         except Exception as error:
@@ -80,7 +80,7 @@ class JaxHooks:
     # ---- jitted calls ----
 
     def after_calls(self) -> None:
-        """JAX's own hook, which `jax.debug_nans` sets and takes away, comes after ours."""
+        """Install the post hook. JAX's own hook, which `jax.debug_nans` sets and removes, is called after ours."""
         state = api._post_hook_state
         api._post_hook_state = _BesideOurs(state, self._called)
         state.set_global(_both(self._called, state.get_global()))
@@ -120,7 +120,7 @@ class JaxHooks:
     def _watch(self, function: Any, identity: int) -> None:
         if identity not in self._known:
             self._known.add(identity)
-            with suppress(TypeError):  # an object of the script's own that cannot be told when it goes
+            with suppress(TypeError):  # an object of the script that takes no finalizer
                 weakref.finalize(function, self._gone, identity).atexit = False
 
     def _gone(self, identity: int) -> None:
@@ -130,7 +130,8 @@ class JaxHooks:
             self._calls.gone(identity)
 
     def _sizes(self, identity: int, arguments: Any, result: Any) -> tuple[int, int]:
-        """Bytes that this function returned the last time and takes now; bytes that it returns. None is kept alive."""
+        """Bytes among the arguments that this function returned at its last call; bytes that it returns now. No array
+        is kept alive."""
         before = {id(array) for known in self._returned.get(identity, ()) if (array := known()) is not None}
         taken = sum(_bytes(leaf) for leaf in jax.tree.leaves(arguments) if id(leaf) in before)
         arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, ArrayImpl)]
@@ -154,7 +155,7 @@ class JaxHooks:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """The outermost wait of a thread counts."""
+        """Time a wait; only the outermost wait of a thread counts."""
         if getattr(self._within, "wait", False):
             yield
             return
@@ -168,14 +169,14 @@ class JaxHooks:
             self.guarded(self._reporter.device_waited, self._reporter.now_s() - began_s)
 
     def device_bytes(self) -> int:
-        """Highest use of memory of the first device; 0: not known, as on a CPU. Asked for too early, it would start
-        JAX's devices before the script could say which."""
+        """Highest use of memory of the first device, in bytes; 0 when not known, as on a CPU. Asked before the script
+        ran anything, it would start JAX's devices before the script could choose them."""
         figures = jax.local_devices()[0].memory_stats() if self.ran else None
         return int((figures or {}).get("peak_bytes_in_use", 0))
 
 
 class _BesideOurs:
-    """JAX's state of the post hook: whatever is set there, ours is called too."""
+    """JAX's state of the post hook, changed so that our hook is called beside whatever hook is set there."""
 
     def __init__(self, state: Any, ours: Hook) -> None:
         self._state, self._ours = state, ours
@@ -202,13 +203,14 @@ def _both(ours: Hook, theirs: Hook | None) -> Hook:
 
 
 def _is_internal(function: Any) -> bool:
-    """JAX's own: an operation of jax.numpy is a jitted function too. What `pmap` runs is the script's."""
+    """Whether the function belongs to JAX: an operation of jax.numpy is a jitted function too. What `pmap` runs is the
+    script's."""
     module = getattr(function, "__module__", None)
     return isinstance(module, str) and module.startswith("jax.") and module != "jax._src.pmap"
 
 
 def _bytes(array: Any) -> int:
-    """0 for an array whose elements have no size, such as keys of random numbers."""
+    """Bytes of an array; 0 when its elements have no size, such as keys of random numbers."""
     try:
         return int(array.nbytes)
     except (AttributeError, TypeError, RuntimeError):

@@ -1,12 +1,12 @@
-"""What JAX gives a rank to go by the limits of a shared device: where it can be stopped, and when it has work there.
+"""How a JAX rank obeys the limits of a shared device: where it can be stopped, and when it has work there.
 
     a jitted call returns  -->  its result is not ready: the flag says busy
                            -->  limits hold: wait for the result, then stop until the rates allow more
     the newest result is ready (the script waited for it, or a thread here saw it)  -->  idle
         on cores: only while the script's thread sleeps, looked at until it runs again
 
-So one call at a time is at work while limits hold, and the calls are what can be stopped between: one that runs is not.
-JAX takes its memory when it starts, and keeps it: `StartMemory` says how much, and no smaller limit is obeyed.
+So one call at a time runs while limits hold, and the script can be stopped between calls but not within one. JAX takes
+its memory when it starts, and keeps it: `StartMemory` says how much, and no smaller limit is obeyed.
 """
 
 import os
@@ -21,22 +21,23 @@ from jax._src.array import ArrayImpl
 from covey.hooks.limits.sharing import MemoryUsed, ShareControl
 
 RUNS_LOOK_S, SLEEPS_LOOK_S, LONG_LOOK_S = 0.0005, 0.0003, 0.005
-"""Between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long. Each costs some
-15 us of a core that has nothing else to do for the script, and what comes after it is late by one at most."""
+"""Seconds between two looks at a script's thread: while it runs, while it sleeps, once it has slept for long. Each look
+costs some 15 us of a core that has nothing else to do for the script, and delays what comes after it by one look at
+most."""
 LONG_S = 0.1
 READY_LOOK_S = 0.001
-"""Between two looks whether the device is done, while the script does not wait for that itself."""
+"""Seconds between two looks whether the device is done, while the script does not wait for it itself."""
 
 
 class JittedWork:
-    """Which work of jitted calls the device has. `wait` is JAX's own `block_until_ready` of an array."""
+    """The work that jitted calls have given to the device. `wait` is JAX's own `block_until_ready` of an array."""
 
     def __init__(self, share: ShareControl, wait: Callable[[Any], Any], on_cores: Callable[[], bool]) -> None:
         self._share, self._wait, self._on_cores = share, wait, on_cores
         self._newest: Any = None
         """An array of the newest result, until it is ready."""
         self._waits = 0
-        """Threads of the script that wait for the device."""
+        """Number of the script's threads that wait for the device."""
         self._lock = threading.Lock()
         self._look = threading.Event()
         self._state = ThreadState()
@@ -44,11 +45,12 @@ class JittedWork:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """In a child: no thread of its parent is there to give the lock back, and the pages are its parent's."""
+        """Reset in a forked child: no thread of the parent exists there to release the lock, and the pages are the
+        parent's."""
         self._lock, self._newest, self._thread = threading.Lock(), None, None
 
     def called(self, result: Any) -> None:
-        """A jitted call returned, in a thread of the script: the device may have its work."""
+        """A jitted call returned, in a thread of the script, and may have given work to the device."""
         if not (self._share.flagged or self._share.stops_now):
             return
         array = _one_of(result)
@@ -62,7 +64,7 @@ class JittedWork:
         self._wake()
 
     def stop(self) -> None:
-        """After that call: the script is stopped here while limits say so, once the device is done with its work."""
+        """Stop the script here after that call, while limits demand it, once the device is done with its work."""
         if not self._share.stops_now:
             return
         newest = self._newest
@@ -99,7 +101,8 @@ class JittedWork:
             self._thread.start()
 
     def _watch(self) -> None:
-        """Waits for nothing within JAX: a thread that comes back from there when Python ends takes the process down."""
+        """Watch the device. Never blocks within JAX: a thread that comes back from there when Python ends would crash
+        the process."""
         while True:
             self._look.wait()
             self._look.clear()
@@ -113,7 +116,7 @@ class JittedWork:
                 self._watch_script()
 
     def _watch_script(self) -> None:
-        """Until the device has work again: on cores the script's own work is work too."""
+        """Watch the script's thread until the device has work again: on cores the script's own work is work too."""
         ran_s = time.monotonic()
         while self._newest is None and self._share.flagged:
             sleeps = not self._on_cores() or not self._state.runs(self._share.script_native_id)
@@ -127,13 +130,13 @@ class JittedWork:
             slept_for_long = now_s - ran_s > LONG_S
             time.sleep(LONG_LOOK_S if slept_for_long else SLEEPS_LOOK_S if sleeps else RUNS_LOOK_S)
         if not self._share.flagged:
-            self._share.idles(False)  # nobody looks at it any more: who looks again must not find what was
+            self._share.idles(False)  # no rank reads it now; a later reader must not find an old value
 
 
 class StartMemory:
-    """Of a process that uses JAX: what it took when it started, as its allocator says; on cores what was asked for the
-    job, for nothing there limits it. `ran()`: whether a function of it has run. Asked too early, JAX's devices would
-    start before the script could say which."""
+    """The memory of a process that uses JAX: what its allocator took when it started; on cores what was asked for the
+    job, since nothing limits it there. `ran()`: whether a JAX function has run. Asked before that, JAX's devices would
+    start before the script could choose them."""
 
     def __init__(self, ran: Callable[[], bool], environ: Mapping[str, str] = os.environ) -> None:
         self._ran = ran
@@ -144,7 +147,7 @@ class StartMemory:
     def took(self) -> int | None:
         if not self._ran():
             return None
-        self.on_cores()  # asked here first: other threads hear what was found
+        self.on_cores()  # asked here first: other threads use the answer
         return int(self._figures().get("bytes_limit", 0)) or self._asked
 
     def ended(self) -> MemoryUsed:
@@ -163,8 +166,8 @@ class StartMemory:
 
 
 def _one_of(result: Any) -> Any:
-    """An array of the result: all of them are ready at the same time. The smaller of the first and the last, since it
-    is kept until then; None: there is none."""
+    """One array of the result, since all of them become ready at the same time: the smaller of the first and the last,
+    as it is kept until then. None when there is no array."""
     leaves = jax.tree.leaves(result)
     first = next((leaf for leaf in leaves if isinstance(leaf, ArrayImpl)), None)
     last = next((leaf for leaf in reversed(leaves) if isinstance(leaf, ArrayImpl)), None)
@@ -172,7 +175,7 @@ def _one_of(result: Any) -> Any:
 
 
 def _is_ready(array: Any) -> bool:
-    """Not, when it was given to another call, which took its place."""
+    """Whether an array is ready; False when it was donated to another call."""
     try:
         return bool(array.is_ready())
     except RuntimeError:
@@ -180,7 +183,7 @@ def _is_ready(array: Any) -> bool:
 
 
 def _waited(wait: Callable[[Any], Any], array: Any) -> bool:
-    """Whether it became ready; what failed, the script hears itself."""
+    """Wait for the array. Whether it became ready; the script itself gets the error of a failed call."""
     try:
         wait(array)
     except RuntimeError:
@@ -189,13 +192,13 @@ def _waited(wait: Callable[[Any], Any], array: Any) -> bool:
 
 
 class ThreadState:
-    """What the kernel says of a thread of this process, the same one most times."""
+    """The kernel's word on a thread of this process, usually the same thread each time."""
 
     def __init__(self) -> None:
         self._of, self._file = 0, -1
 
     def runs(self, native_id: int) -> bool:
-        """Whether it runs, or would if it had a core; also where nobody knows."""
+        """Whether the thread runs, or would if it had a core; True also when not known."""
         try:
             if native_id != self._of:
                 if self._file >= 0:

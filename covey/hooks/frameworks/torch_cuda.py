@@ -1,4 +1,4 @@
-"""What PyTorch gives a rank whose device is a GPU: its stream for gate and flag, its allocator for limits of memory.
+"""How a PyTorch rank on a GPU obeys limits: by its stream for gate and flag, by its allocator for memory.
 
 Nothing is done before the script has used a GPU itself. The script's stream is the one that is current in its thread at
 the end of a mini-batch, and when it begins to wait for input.
@@ -20,7 +20,7 @@ from covey.hooks.waits import QueuedWaits
 
 
 class TorchGpu:
-    """Of this process. `library`: the native half, None where it was not built."""
+    """The GPU of this process. `library`: the native half; None where it was not built."""
 
     def __init__(self, library: Path | None, tell: Callable[[LimitNotHeld], None]) -> None:
         self._library, self._tell = library, tell
@@ -39,7 +39,7 @@ class TorchGpu:
         return False
 
     def memory(self) -> CudaMemory | None:
-        """In the script's thread, between two mini-batches; None on cores."""
+        """The GPU's memory, for the script's thread between two mini-batches; None on cores."""
         if self.on_cores():
             return None
         self.follow_stream()
@@ -64,7 +64,7 @@ class TorchGpu:
 
 
 class _Cuda:
-    """`torch.cuda`, with peaks of mini-batches."""
+    """`torch.cuda`, with the peaks of mini-batches."""
 
     def __init__(self, peaks: ScriptPeaks) -> None:
         self.memory_stats_as_nested_dict = peaks.memory_stats_as_nested_dict
@@ -79,22 +79,23 @@ def _index(device: Any) -> int:
 
 
 def _settings() -> str:
-    """Of the allocator, where this PyTorch tells them."""
+    """Settings of the allocator; empty where this PyTorch does not tell them."""
     ask = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     return "" if ask is None else str(ask())
 
 
 class RecordedGraphs:
-    """CUDA graphs of the script. No operator is seen when one is replayed, so the script is stopped before it."""
+    """The script's CUDA graphs. No operator is seen when a graph is replayed, so the script is stopped before the
+    replay."""
 
     def __init__(self, gpu: TorchGpu) -> None:
         self._gpu = gpu
         self.any = False
-        """Whether the script has begun to record one."""
+        """Whether the script has begun to record a graph."""
         self.now = 0
-        """How many it records."""
+        """How many graphs are being recorded."""
         self.before: Callable[[], None] = lambda: None
-        """Called before the first one is recorded; raises nothing."""
+        """Called before the first graph is recorded; raises nothing."""
 
     def install(self) -> None:
         graph: Any = torch.cuda.CUDAGraph
@@ -143,14 +144,14 @@ class RecordedGraphs:
 
 
 class StreamWaits:
-    """Input waits of a script on a GPU: the flag says idle once all that it has queued is done. By a host function at
-    the end of its stream; where the native half is missing, by a thread that asks (`covey.hooks.waits`)."""
+    """Input waits of a script on a GPU: the flag says idle once everything that it has queued is done. A host function
+    at the end of its stream says so; where the native half is missing, a thread asks (`covey.hooks.waits`)."""
 
     def __init__(self, share: ShareControl, gpu: TorchGpu, asked: QueuedWaits) -> None:
         self._share, self._gpu, self._asked = share, gpu, asked
 
     def waits(self, begins: bool) -> None:
-        """As `ShareControl.waits`."""
+        """The script's thread begins, or ends, to wait, as in `ShareControl.waits`."""
         queue = self._gpu.queue
         if queue is None or not begins:
             self._asked.waits(begins)

@@ -6,8 +6,8 @@
     DDP             its constructor is wrapped: its own figures say how long ranks waited for one another, and with
                     `submit --aggregate` (COVEY_AGGREGATE) its gradients are averaged by Covey
 
-No hook is called per operator, and none changes what is computed. A shared device:
-`covey.hooks.frameworks.torch_share`.
+No hook is called per operator, and none changes what is computed. `covey.hooks.frameworks.torch_share` handles a shared
+device.
 """
 
 import functools
@@ -30,7 +30,7 @@ _installed: Reporter | None = None
 
 
 def install() -> Reporter:
-    """Once per process; the reporter of this process."""
+    """Install the hooks, once per process. Returns the reporter of this process."""
     global _installed
     if _installed is None:
         exposed = DdpFigures()
@@ -56,7 +56,8 @@ def before_graph(reporter: Reporter, memory: TorchMemory, share: ShareControl) -
 
 
 class Hooks:
-    """Each is replaced by one that reports; what fails in reporting is told once and never raised."""
+    """Functions of PyTorch are replaced by ones that report; an error in reporting is reported once and never
+    raised."""
 
     def __init__(
         self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory, gpu: TorchGpu
@@ -65,9 +66,9 @@ class Hooks:
         self._queued = StreamWaits(share, gpu, QueuedWaits(share, end_of_stream))
         self._fired = 0
         self._known: set[int] = set()
-        """Identities of optimizers that are there."""
+        """Identities of optimizers that exist."""
         self._begun: dict[int, bool] = {}
-        """Of those that were seen to begin a step: did one begin since the last that was counted?"""
+        """By optimizer that was seen to begin a step: whether it began one since its last counted step."""
 
     def install(self) -> None:
         from torch.amp.grad_scaler import GradScaler
@@ -90,7 +91,8 @@ class Hooks:
         self._begun[id(optimizer)] = True
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        """Called twice for one step where a script replaced `step` by a function that calls the one that was."""
+        """Count a step. Called twice for one step where a script replaced `step` by a function that calls the
+        original."""
         try:
             identity = id(optimizer)
             if not self._begun.get(identity, True):
@@ -110,7 +112,7 @@ class Hooks:
         weakref.finalize(optimizer, self._gone, id(optimizer)).atexit = False
 
     def _gone(self, identity: int) -> None:
-        """It was collected: another may have its identity from now on."""
+        """The optimizer was collected: another may get its identity from now on."""
         self._known.discard(identity)
         self._begun.pop(identity, None)
         self._reporter.optimizer_gone(identity)
@@ -145,8 +147,8 @@ class Hooks:
         return fetched
 
     def _waits(self, loader: Any) -> Callable[[bool], None]:
-        """Whom to tell that the script waits for this loader. One without workers loads in the script's thread: that
-        may be work where the device is a set of cores."""
+        """The function to call when the script waits for this loader. A loader without workers loads in the script's
+        thread, which may be work where the device is a set of cores."""
         if torch.cuda.is_initialized():
             return self._queued.waits
         return self._share.waits if loader._num_workers > 0 else self._share.fetches
@@ -162,7 +164,8 @@ class Hooks:
         return made
 
     def _aggregate(self, model: Any) -> None:
-        """Before its first pass: until then a script may choose a communication hook of its own, which counts."""
+        """Average the gradients of this model from its first pass on: until then a script may choose a communication
+        hook of its own, which then stays."""
 
         def before_first(module: Any, *_: Any) -> None:
             handle.remove()
@@ -183,14 +186,14 @@ class Hooks:
 
 
 class DdpFigures:
-    """What DistributedDataParallel measures of itself in its first iterations and every hundredth: nanoseconds from the
-    first bucket sent to the last one summed, and what of it the backward pass hid."""
+    """The times that DistributedDataParallel measures in its first iterations and every hundredth: nanoseconds from the
+    first bucket sent to the last one summed, and how much of that the backward pass hid."""
 
     def __init__(self) -> None:
         self.models: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def communicate_s(self) -> float | None:
-        """What was not hidden, of all models; None without one."""
+        """Seconds of communication that were not hidden, of all models; None without a model."""
         found = [model._get_ddp_logging_data() for model in self.models]
         times = [
             figures["backward_comm_time"] - figures.get("backward_compute_comm_overlap_time", 0)
@@ -201,7 +204,7 @@ class DdpFigures:
 
 
 def device_bytes() -> int:
-    """Highest use of device memory by this process; without a device, its resident memory."""
+    """Highest use of device memory by this process, in bytes; without a device, its resident memory."""
     if torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_reserved())
     return resident_bytes()

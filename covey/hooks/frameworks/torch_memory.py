@@ -1,16 +1,17 @@
-"""Memory of a PyTorch script within a limit: what does not fit lies in host memory, and the results are the same bits.
+"""Keep a PyTorch script within a memory limit: what does not fit is put into host memory, and results have the same
+bits.
 
     parameters, gradients           stay: operators use them where they are
     states of optimizers            in host memory between two updates, as far as the limit needs it
     tensors saved for the backward  the first ones, up to what is left, stay; copies of the others, until they are used
 
 (AntMan §3.1.1: what does not fit is placed in host memory, and the job does not fail.) On a set of cores "device" and
-"host" are the same memory: the classes are counted, and the bytes really move. What operators need while they run
-(results that nobody saves, workspaces) can neither be moved nor counted from Python. On a GPU its allocator counts
-all of it, and takes no more than the limit: `covey.hooks.limits.cuda_memory`.
+"host" are the same memory: the classes are counted, and the bytes really move. Memory that operators need while they
+run (results that are not saved, workspaces) can neither be moved nor counted from Python. On a GPU the allocator counts
+everything, and takes no more than the limit: `covey.hooks.limits.cuda_memory`.
 
 Autograd is hooked while there is a limit, and for one mini-batch in 64 to know what the script would use. Hooks of the
-script itself (`save_on_cpu`) come first: then ours wait for the next mini-batch.
+script itself (`save_on_cpu`) have priority: then ours wait for the next mini-batch.
 """
 
 import contextlib
@@ -29,16 +30,17 @@ from covey.hooks.limits.sharing import MemoryUsed
 
 _autograd: Any = torch._C._autograd
 ROOMY, ROOMY_EVERY = 1.5, 8
-"""A limit of so many times what the last counted mini-batch needed is far away: one in eight is counted then, for the
-counting costs some 5 us a tensor. What suddenly uses more exceeds it for seven mini-batches at most."""
+"""Factor on the need of the last counted mini-batch above which a limit is far away. Then one mini-batch in eight is
+counted, since counting costs some 5 us for each tensor; a sudden rise exceeds the limit for seven mini-batches at
+most."""
 COUNTED_EVERY = 64
-"""Mini-batches without a limit of which one is counted."""
+"""Number of mini-batches without a limit of which one is counted."""
 SMALLEST_MOVED = 1024
-"""Bytes: a copy of less costs more than it gives."""
+"""Bytes below which a tensor is not moved: copying it costs more than it gives."""
 
 
 class Held:
-    """Memory of one tensor that was saved, however often it was saved. Gone when the last one that needs it is."""
+    """Memory of one saved tensor, however often it was saved; collected when nothing needs the tensor any more."""
 
     __slots__ = ("__weakref__", "nbytes", "of")
 
@@ -50,17 +52,18 @@ class Held:
 
 
 class SavedTensors:
-    """What autograd saves for the backward, within a budget; `pack` and `unpack` are its hooks."""
+    """The tensors that autograd saves for the backward pass, within a budget; `pack` and `unpack` are its hooks."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._held: weakref.WeakValueDictionary[tuple[int, int], Held] = weakref.WeakValueDictionary()
         self.budget_bytes: int | None = None
         self.now_bytes = self.peak_bytes = self.spilled_bytes = self.wanted_bytes = self.moved = 0
-        """Of the mini-batch: on the device now and at most, moved out, all of it; and how often since the start."""
+        """Bytes of the mini-batch: on the device now and at most, moved out, all of it; and number of moves since the
+        start."""
 
     def pack(self, tensor: Any) -> Any:
-        """What autograd keeps in place of the tensor. Raises nothing: at worst the tensor stays."""
+        """The object that autograd keeps in place of the tensor. Raises nothing: at worst the tensor stays."""
         try:
             return self._packed(tensor)
         except Exception:
@@ -100,7 +103,7 @@ class SavedTensors:
             self.now_bytes -= nbytes
 
     def begin(self) -> None:
-        """Of a mini-batch."""
+        """Begin the figures of a mini-batch."""
         with self._lock:
             self.peak_bytes = self.now_bytes
             self.spilled_bytes = self.wanted_bytes = 0
@@ -117,7 +120,7 @@ def _memory_of(tensor: Any) -> tuple[tuple[int, int], int]:
 
 
 def in_host_memory(tensor: Any) -> Any:
-    """A copy with the same strides, page-locked where there is a GPU; None of a tensor whose elements overlap."""
+    """A copy with the same strides, page-locked where there is a GPU; None for a tensor whose elements overlap."""
     if overlaps(tensor.shape, tensor.stride()):
         return None
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
@@ -125,7 +128,7 @@ def in_host_memory(tensor: Any) -> Any:
 
 
 def overlaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may lie in the same place (`expand`)."""
+    """Whether two elements may be in the same place (`expand`)."""
     reach = 1
     for stride, size in sorted(zip(strides, sizes, strict=True)):
         if size > 1 and stride < reach:
@@ -135,7 +138,8 @@ def overlaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def to_device(copy: Any, device: Any) -> Any:
-    """Back, with the same strides. Copies of a stream are ordered: operators behind it see all of it."""
+    """The copy on the device again, with the same strides. Copies of a stream are ordered: operators behind it see all
+    of it."""
     tensor = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=device)
     return tensor.copy_(copy, non_blocking=tensor.is_cuda)
 
@@ -146,13 +150,13 @@ class OptimizerStates:
     def __init__(self) -> None:
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.device_bytes: int | None = None
-        """How much of them may lie on the device between two updates; None: all."""
+        """Most bytes of them on the device between two updates; None: all."""
         self.room_bytes = 0
-        """How much of them during an update."""
+        """Most bytes of them on the device during an update."""
         self.moved = 0
-        """How often, since the start."""
+        """Number of moves since the start."""
         self._away: dict[int, tuple[weakref.ref[Any], Any]] = {}
-        """By identity: a tensor whose memory is in host memory, and its device."""
+        """By identity: a tensor whose data is in host memory, and its device."""
 
     def parameters(self) -> Iterator[Any]:
         for optimizer in list(self.optimizers):
@@ -174,7 +178,7 @@ class OptimizerStates:
         return ref is not None and ref() is tensor
 
     def move_out(self) -> None:
-        """All but what may stay."""
+        """Move out all tensors but those that may stay."""
         if self.device_bytes is None:
             return
         here_bytes = 0
@@ -189,7 +193,7 @@ class OptimizerStates:
                 self.moved += 1
 
     def bring_back(self, optimizer: Any) -> None:
-        """What this optimizer is about to use. On a set of cores it uses what does not fit where it lies."""
+        """Move back what this optimizer is about to use. On a set of cores, what does not fit is used where it is."""
         if not self._away:
             return
         room_bytes = self.room_bytes - (self.all_bytes() - self.away_bytes())
@@ -205,7 +209,7 @@ class OptimizerStates:
         self._away.clear()
 
     def settle(self, elsewhere: Callable[[Any], bool]) -> None:
-        """Onto the device what its allocator has placed elsewhere."""
+        """Move to the device what its allocator has placed elsewhere."""
         for tensor in self.tensors():
             if elsewhere(tensor) and not self.is_away(tensor):
                 tensor.data = tensor.data.clone()
@@ -226,33 +230,33 @@ def _moves(value: Any) -> bool:
 
 
 class TorchMemory:
-    """`covey.hooks.limits.sharing.MemoryLimit`. Its methods are called between two mini-batches, in the script's
-    thread."""
+    """The `covey.hooks.limits.sharing.MemoryLimit` of PyTorch. Its methods are called between two mini-batches, in the
+    script's thread."""
 
     def __init__(self, gpu: Callable[[], CudaMemory | None] = lambda: None) -> None:
-        """`gpu`: the memory of the script's GPU; None as long as it computes on cores."""
+        """`gpu` returns the memory of the script's GPU; None as long as it computes on cores."""
         self._gpu = gpu
         self.saved, self.states = SavedTensors(), OptimizerStates()
         self._at_work_bytes = 0
-        """On a GPU, what operators need that nobody saves."""
+        """On a GPU, bytes that operators need and autograd does not save."""
         self._used = MemoryUsed()
         self._limit_bytes = self._fixed_bytes = self._wanted_bytes = self._peak_bytes = 0
         self._demand_bytes = 0
-        """Of the newest mini-batch that was counted, with what was moved away."""
+        """Bytes that the newest counted mini-batch needed, with what was moved away."""
         self._states_bytes = self._away_bytes = 0
-        """Of states, between two updates: on the device, and in host memory."""
+        """Bytes of optimizer states between two updates: on the device, and in host memory."""
         self._batches = -1
         self._thread: int | None = None
-        """Whose optimizers are counted and moved: what another thread trains may change at any moment."""
+        """The thread whose optimizers are counted and moved: what another thread trains may change at any moment."""
         self._pushed_in: int | None = None
-        """The thread whose autograd is hooked; hooks are a thread's."""
+        """The thread whose autograd is hooked; hooks belong to a thread."""
         self._hooked = False
         self._unlimited = MemoryUsed()
-        """Of each mini-batch without a limit that is not counted."""
+        """The figures for each mini-batch that is not counted, without a limit."""
         self._disable = graph.disable_saved_tensors_hooks
 
     def uses(self, optimizer: Any) -> None:
-        """The script has this one, and this thread trains with it."""
+        """The script has this optimizer, and this thread trains with it."""
         if self._thread is None:
             self._thread = threading.get_ident()
         if self._thread == threading.get_ident() and optimizer not in self.states.optimizers:
@@ -270,8 +274,8 @@ class TorchMemory:
         return self._used
 
     def before_graph(self) -> None:
-        """The script is about to record one: everything comes back, for copies that are recorded are made again at each
-        replay. From then on no limit is kept."""
+        """The script is about to record its first graph: everything comes back, since recorded copies would be repeated
+        at each replay. From then on no limit is kept."""
         gpu = self._gpu()
         if gpu is not None:
             gpu.lift()
@@ -319,7 +323,7 @@ class TorchMemory:
         if gpu is not None and not gpu.ready(limit_bytes):
             return False
         if gpu is not None and not limit_bytes:
-            gpu.lift()  # first, or what comes back has no room
+            gpu.lift()  # must be first, or what comes back has no room
         self._limit_bytes = limit_bytes
         if limit_bytes:
             if not self._hooked:
@@ -338,7 +342,8 @@ class TorchMemory:
         return gpu.hold(limit_bytes, away_bytes)
 
     def _plan(self) -> None:
-        """States go before saved tensors: they are not used until the update."""
+        """Divide the room under the limit. States are moved out before saved tensors: they are not used until the
+        update."""
         if self._limit_bytes:
             self._divide()
         else:
@@ -383,7 +388,7 @@ class TorchMemory:
 
     @contextlib.contextmanager
     def _without(self, message: str) -> Iterator[None]:
-        """`torch.func` forbids hooks that are there; of ours it need not know."""
+        """Our hooks are removed inside, since `torch.func` forbids hooks."""
         popped = self._on_top()
         if popped:
             _autograd._pop_saved_tensors_default_hooks()
@@ -396,11 +401,11 @@ class TorchMemory:
 
 
 def _resident(parameter: Any) -> int:
-    """With its gradient, which is not looked at: a backward pass may be replacing it."""
+    """Bytes of a parameter and its gradient. The gradient is not looked at: a backward pass may be replacing it."""
     return int(parameter.nbytes) * (2 if parameter.requires_grad else 1)
 
 
 def of_gpu(used: Used, moved_bytes: int, retries: int) -> MemoryUsed:
-    """By the allocator's own figures. What it has cached counts as used, for nobody else can have it."""
+    """Figures by the allocator. Memory that it has cached counts as used, since nothing else can use it."""
     held_bytes = max(0, min(on_device(used), used.allocated))
     return MemoryUsed(device_peak(used), held_bytes, moved_bytes + spilled(used), retries)

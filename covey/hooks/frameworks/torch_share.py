@@ -1,4 +1,4 @@
-"""What PyTorch gives a rank to go by the limits of a shared device: where it can be stopped, and its memory."""
+"""How a PyTorch rank obeys the limits of a shared device: where it can be stopped, and its memory."""
 
 import atexit
 import threading
@@ -18,7 +18,7 @@ from covey.hooks.waits import Done
 
 
 def share_control(memory: TorchMemory, gpu: TorchGpu) -> ShareControl:
-    """For this process, with the gate that was built for this PyTorch, else without one."""
+    """The ShareControl of this process, with the gate that was built for this PyTorch, else without one."""
     native = native_gate(native_library())
     if native is not None:
         atexit.register(native.stop)
@@ -29,12 +29,12 @@ def share_control(memory: TorchMemory, gpu: TorchGpu) -> ShareControl:
 
 
 def native_library() -> Path | None:
-    """None where it was not built."""
+    """Path of the native library; None where it was not built."""
     return found(TorchBuild.of(torch), cache_folder())
 
 
 def native_gate(library: Path | None) -> NativeGate | None:
-    """None where there is none, or it cannot be loaded."""
+    """The gate of this library; None where there is none, or it cannot be loaded."""
     if library is None:
         return None
     try:
@@ -44,8 +44,8 @@ def native_gate(library: Path | None) -> NativeGate | None:
 
 
 def end_of_stream() -> Done | None:
-    """Whether the GPU is done with what the script has queued on its stream. None while it records a graph, in which
-    nothing else may be recorded."""
+    """Mark the end of the script's stream. Returns a function that says whether the GPU has reached it; None while a
+    graph is recorded, in which nothing else may be recorded."""
     if torch.cuda.is_current_stream_capturing():
         return None
     end = torch.cuda.Event()
@@ -54,7 +54,7 @@ def end_of_stream() -> Done | None:
 
 
 class ModuleStops:
-    """Calls before the forward of every module. Compiled code has none but its outermost."""
+    """Calls a function before the forward of every module. Compiled code has only its outermost module."""
 
     def __init__(self) -> None:
         self._handle: Any = None

@@ -1,10 +1,11 @@
-"""Builds `gate.cpp`, with what it needs on GPUs (`device_queue.cpp`, `spill.cpp`), for one PyTorch, and finds what was
-built: a library that only this user and root could write.
+"""Build `gate.cpp`, with what it needs on GPUs (`device_queue.cpp`, `spill.cpp`), for one PyTorch, and find the built
+library, which only this user and root may be able to write.
 
-    python -m covey.hooks.gate.build [FOLDER]       for the PyTorch of this Python; prints where it lies
+python -m covey.hooks.gate.build [FOLDER] for the PyTorch of this Python; prints its path
 
-It lies in `$COVEY_GATE`, else in `$XDG_CACHE_HOME/covey`, under a name of PyTorch's version, its ABI and our source, so
-that none is ever loaded into another PyTorch. Where nothing was built the script is stopped per module and per step.
+The library is in `$COVEY_GATE`, else in `$XDG_CACHE_HOME/covey`, under a name made from PyTorch's version, its ABI and
+our source, so that it is never loaded into another PyTorch. Where no library was built, the script is stopped per
+module and per step.
 """
 
 import hashlib
@@ -23,13 +24,13 @@ SOURCE = Path(__file__).with_name("gate.cpp")
 SOURCES = (SOURCE, SOURCE.with_name("device_queue.cpp"), SOURCE.with_name("spill.cpp"))
 READ = (*SOURCES, SOURCE.with_name("device_queue.h"))
 BUILD_S = 300.0
-"""A compiler that takes longer hangs; it takes 4 s on one core of 2024."""
+"""Seconds after which a compiler counts as hanging; it takes 4 s on one core of 2024."""
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What a library for it must agree with."""
+    """The properties of a PyTorch with which its library must agree."""
 
     version: str
     folder: Path
@@ -37,33 +38,34 @@ class TorchBuild:
 
     @classmethod
     def of(cls, torch: Any) -> "TorchBuild":
-        """Of the imported module."""
+        """The build of the imported module."""
         abi = getattr(torch._C, "_GLIBCXX_USE_CXX11_ABI", True)  # the module may be half imported
         return cls(str(torch.__version__), Path(torch.__file__).parent, bool(abi))
 
     @property
     def library(self) -> str:
-        """Name of the file."""
+        """Name of the library's file."""
         told = "\n".join([self.version, str(self.cxx11_abi), platform.machine(), *FLAGS])
         sources = b"".join(source.read_bytes() for source in READ)
         return f"gate-{hashlib.sha256(told.encode() + sources).hexdigest()[:24]}.so"
 
 
 def cache_folder(environ: "os._Environ[str] | dict[str, str]" = os.environ) -> Path:
-    """Where this user's libraries lie."""
+    """Folder of this user's libraries."""
     if environ.get("COVEY_GATE"):
         return Path(environ["COVEY_GATE"])
     return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "/nonexistent"), ".cache"), "covey")
 
 
 def found(torch: TorchBuild, folder: Path) -> Path | None:
-    """The library for it; None when there is none, or another user could have written it."""
+    """Path of the library for this PyTorch; None when there is none, or another user could have written it."""
     path = folder / torch.library
     return path if is_ours(path) else None
 
 
 def is_ours(path: Path) -> bool:
-    """A regular file that nobody but this user and root can write or replace: the file, and each folder above it."""
+    """Whether only this user and root can write or replace this regular file: the file itself, and each folder above
+    it."""
     try:
         path = path.resolve(strict=True)
         if not stat.S_ISREG(path.stat().st_mode):
@@ -74,14 +76,15 @@ def is_ours(path: Path) -> bool:
 
 
 def _closed(at: os.stat_result) -> bool:
-    """A folder with the sticky bit (/tmp) lets others add, not replace."""
+    """Whether others cannot replace this file or folder. A folder with the sticky bit (/tmp) lets others only add
+    files."""
     others_write = bool(at.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     sticky = stat.S_ISDIR(at.st_mode) and bool(at.st_mode & stat.S_ISVTX)
     return at.st_uid in (0, os.geteuid()) and (not others_write or sticky)
 
 
 def build(torch: TorchBuild, folder: Path) -> Path:
-    """Compile it, unless it is there. RuntimeError with the compiler's words, or for want of one."""
+    """Compile the library, unless it exists. RuntimeError with the compiler's words, or for want of a compiler."""
     there = found(torch, folder)
     if there is not None:
         return there

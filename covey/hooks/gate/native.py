@@ -1,5 +1,5 @@
-"""`gate.cpp` from Python: an address of each page, and a few calls of a microsecond. Pure of torch, which is loaded
-already wherever a library is."""
+"""`gate.cpp` from Python: it gets the address of each page, and a few calls that take a microsecond. Imports no torch,
+which is loaded already wherever there is a library."""
 
 import ctypes
 import threading
@@ -14,21 +14,22 @@ Page = mmap | bytearray
 
 @dataclass(frozen=True)
 class GateCounters:
-    """Since the library was loaded; ns of CLOCK_MONOTONIC."""
+    """Counts and times since the library was loaded; times in ns of CLOCK_MONOTONIC."""
 
     idle_ns: int = 0
     gated_ns: int = 0
     stops: int = 0
     garbage: int = 0
     gated: bool = False
-    """Whether the gate is in now."""
+    """Whether the gate is active now."""
 
 
 class NativeGate:
-    """One for this process. Pages that it was given stay mapped as long as it is there: its thread reads them."""
+    """The native gate of this process. Pages that it was given stay mapped as long as it exists: its thread reads
+    them."""
 
     def __init__(self, library: Path) -> None:
-        """OSError when it cannot be loaded."""
+        """Load the library. OSError when it cannot be loaded."""
         self._library = ctypes.CDLL(str(library))
         for name in ("stop", "neighbour", "script", "look", "wait", "fetch", "meter", "counters"):
             getattr(self._library, f"covey_{name}").restype = None
@@ -38,8 +39,8 @@ class NativeGate:
         self._reads = 0
         self._library.covey_changes.restype = ctypes.POINTER(ctypes.c_uint32)
         self.changes: memoryview[int] = memoryview(self._library.covey_changes().contents).cast("B").cast("I")
-        """One number: another after each change of the flag and each stop, odd while busy. What `counters` says of idle
-        and stopped time stays as it was while this does, and is odd."""
+        """A number that changes with each change of the flag and each stop, and is odd while busy. While it is
+        unchanged and odd, the idle and stopped times of `counters` have not changed."""
         self._kept: list[object] = []
         self._numbers = (ctypes.c_int64 * 5)()
 
@@ -49,39 +50,43 @@ class NativeGate:
         return ctypes.c_void_p(whole.ctypes.data)
 
     def start(self, limits: Page, flag: Page, meter: bool) -> bool:
-        """Obey this page and keep this flag; called by the client's thread. Whether its thread runs."""
+        """Obey this page of limits and keep this flag; called by the client's thread. Whether the gate's thread
+        runs."""
         script = threading.main_thread().native_id or 0
         return bool(self._library.covey_start(self._address(limits), self._address(flag), script, int(meter)))
 
     def meter(self, on: bool) -> None:
-        """Keep the flag by what threads do, or leave it to `wait`."""
+        """Set the flag by what threads do, or leave it to `wait`."""
         self._library.covey_meter(int(on))
 
     def stop(self) -> None:
-        """No gate, no thread; the flag says idle. Before the process ends: its thread must not outlive PyTorch."""
+        """Remove the gate and end its thread; the flag says idle. Call it before the process ends: the thread must not
+        outlive PyTorch."""
         self._library.covey_stop()
 
     def neighbour_is(self, page: Page | None) -> None:
         self._library.covey_neighbour(None if page is None else self._address(page))
 
     def script_is(self, native_id: int) -> None:
-        """The thread whose sleep means that nothing is computed."""
+        """Set the thread whose sleep means that nothing is computed."""
         self._library.covey_script(native_id)
 
     def look(self) -> None:
-        """Read the page of limits now; else it is read every 2 ms, every 50 ms where nothing is gated."""
+        """Read the page of limits now; otherwise it is read every 2 ms, or every 50 ms where nothing is gated."""
         self._library.covey_look()
 
     def await_limits(self, seconds: float) -> None:
-        """Until new limits were read, or so long, without the interpreter's lock. Of one thread."""
+        """Wait until new limits were read, or so many seconds, without the interpreter's lock. Only one thread may call
+        it."""
         self._reads = self._library.covey_await(self._reads, int(seconds * 1e9))
 
     def wait(self, begins: bool) -> None:
-        """The script's thread begins, or ends, to wait for others. Each beginning has its end."""
+        """The script's thread begins, or ends, to wait for others. Each beginning needs its end."""
         self._library.covey_wait(int(begins))
 
     def fetch(self, begins: bool) -> None:
-        """The script's thread begins to fetch input by itself: does it sleep? Or it has it, and computes again."""
+        """The script's thread begins to fetch input by itself, when only its sleep counts as idle; or it has the input
+        and computes again."""
         self._library.covey_fetch(int(begins))
 
     def counters(self) -> GateCounters:

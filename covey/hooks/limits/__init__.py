@@ -1,1 +1,1 @@
-"""A rank's side of a shared device: its share of the time, its limit of memory."""
+"""A rank's side of a shared device: its share of the time, and its memory limit."""

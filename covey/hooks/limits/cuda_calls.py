@@ -1,5 +1,5 @@
 """Calls of CUDA's runtime for the native half (`device_queue.cpp`, `spill.cpp`): addresses in the libcudart that is
-loaded with PyTorch, so that nothing of CUDA is needed to build it. Pure of torch."""
+loaded with PyTorch, so that CUDA is not needed to build it. Imports no torch."""
 
 import ctypes
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ SPILL_CALLS = ("cudaHostAlloc", "cudaFreeHost", "cudaGetLastError")
 
 
 def runtime_path(maps: str, major: str) -> str | None:
-    """Of `/proc/self/maps`: the libcudart of this major version that is loaded; with none of it, the only one."""
+    """Path of the loaded libcudart of this major version, by the text of `/proc/self/maps`; without one, the only
+    libcudart that is loaded."""
     paths = [row[5].strip() for line in maps.splitlines() if len(row := line.split(maxsplit=5)) == 6]
     found = dict.fromkeys(path for path in paths if Path(path).name.startswith("libcudart.so"))
     wanted = [path for path in found if Path(path).name.startswith(f"libcudart.so.{major}")]
@@ -28,7 +29,7 @@ def runtime_path(maps: str, major: str) -> str | None:
 
 
 def loaded_runtime(major: str) -> ctypes.CDLL | None:
-    """The one of this process; None where there is none."""
+    """The CUDA runtime of this process; None where there is none."""
     try:
         path = runtime_path(Path("/proc/self/maps").read_text(), major)
         return None if path is None else ctypes.CDLL(path)
@@ -37,26 +38,26 @@ def loaded_runtime(major: str) -> ctypes.CDLL | None:
 
 
 def addresses(runtime: Any, names: Sequence[str]) -> "ctypes.Array[ctypes.c_void_p]":
-    """AttributeError when it lacks one."""
+    """Addresses of these functions. AttributeError when the runtime lacks one."""
     found = [ctypes.cast(getattr(runtime, name), ctypes.c_void_p) for name in names]
     return (ctypes.c_void_p * len(found))(*found)
 
 
 class QueueCounters(NamedTuple):
-    """Since the library was loaded."""
+    """Counts since the library was loaded."""
 
     parts: int
-    """That events were put behind."""
+    """Number of parts of the queue behind which an event was put."""
     waits: int
-    """Looks that found the part before the newest one not done."""
+    """Number of looks that found the part before the newest one not done."""
     failures: int
     operators: int
-    """Of a part, now."""
+    """Number of operators in a part, now."""
     queued_ns: int
 
 
 class DeviceQueue:
-    """The script's stream, for the gate and the flag. AttributeError when the library or the runtime is another."""
+    """The script's stream, for the gate and the flag. AttributeError when the library or the runtime is another one."""
 
     def __init__(self, library: Path, runtime: Any) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -67,23 +68,23 @@ class DeviceQueue:
         self._library.covey_device(addresses(runtime, QUEUE_CALLS))
 
     def stream_is(self, stream: int) -> None:
-        """Its address, as `torch.cuda.Stream.cuda_stream` has it; 0: the default one."""
+        """Set the stream by its address, as in `torch.cuda.Stream.cuda_stream`; 0: the default stream."""
         self._library.covey_device_stream(stream)
 
     def recording(self, on: bool) -> None:
-        """The script records a graph: no event is put anywhere, and none is asked, until it has."""
+        """The script records a graph, or has ended that: no event is recorded or queried meanwhile."""
         self._library.covey_device_recording(int(on))
 
     def waits(self) -> bool:
-        """The script begins to wait for input: from the end of its queue on the flag says idle. False: not known."""
+        """The script begins to wait for input: the flag says idle from the end of its queue on. False: not known."""
         return bool(self._library.covey_queue_waits())
 
     def works(self) -> None:
-        """It has its input."""
+        """The script has its input."""
         self._library.covey_queue_works()
 
     def passes(self) -> None:
-        """The script is about to launch a recorded graph: returns when that may be."""
+        """Called before the script launches a recorded graph: returns when that is allowed."""
         self._library.covey_pass()
 
     def counters(self) -> QueueCounters:
@@ -92,7 +93,7 @@ class DeviceQueue:
 
 
 class SpillMemory:
-    """Host memory that the device can use. AttributeError when the library or the runtime is another."""
+    """Host memory that the device can use. AttributeError when the library or the runtime is another one."""
 
     def __init__(self, library: Path, runtime: Any) -> None:
         self.path = str(library)
@@ -105,19 +106,19 @@ class SpillMemory:
         self._library.covey_spill_calls(addresses(runtime, SPILL_CALLS))
 
     def prepare(self, nbytes: int) -> bool:
-        """One more piece; whether there is one."""
+        """Prepare one more piece. Whether it exists."""
         return bool(self._library.covey_spill_prepare(nbytes) == 0)
 
     def trim(self) -> None:
-        """Give back what nobody has; the device is done with it."""
+        """Give back unused pieces; the device must be done with them."""
         self._library.covey_spill_trim()
 
     def holds(self, address: int) -> bool:
-        """Whether what lies there lies in this memory."""
+        """Whether this address is in this memory."""
         return bool(self._library.covey_spill_holds(address))
 
     def used(self) -> tuple[int, int]:
-        """Bytes that PyTorch's allocator has, and that nobody has."""
+        """Bytes that PyTorch's allocator has, and bytes that are free."""
         self._library.covey_spill_counters(self._numbers)
         taken, free = self._numbers
         return taken, free

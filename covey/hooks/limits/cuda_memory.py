@@ -1,14 +1,14 @@
-"""A memory limit of a PyTorch script on a GPU, by PyTorch's own allocator; what it decides is in `device_memory.py`.
+"""A memory limit for a PyTorch script on a GPU, by PyTorch's own allocator; `device_memory.py` has the decisions.
 
-    between two mini-batches    prepare host memory --> put it into a pool --> empty the cache --> set the fraction
-    within one                  what the device has no room for comes from the pool, and nothing fails
+between two mini-batches prepare host memory --> put it into a pool --> empty the cache --> set the fraction within one
+memory that the device has no room for comes from the pool, and nothing fails
 
-The fraction counts pools too, so it is (limit + pool) / device. What is in the pool is used by kernels where it lies,
-over the bus. Nothing of this can be done while a graph is recorded; and where graphs were recorded, segments expand, or
-the allocator is another one, memory cannot be given back on demand: the limit is not acknowledged, and `tell` says why.
+The fraction counts pools too, so it is (limit + pool) / device. Kernels use memory of the pool in place, over the bus.
+None of this can be done while a graph is recorded; and where graphs were recorded, segments expand, or the allocator is
+another one, memory cannot be given back on demand: the limit is not acknowledged, and `tell` says why.
 
-Not counted here: the CUDA context, and what libraries take from the driver themselves. On streams beside the script's
-own nothing is found in the pool.
+Not counted here: the CUDA context, and memory that libraries take from the driver themselves. Streams other than the
+script's own find nothing in the pool.
 """
 
 import os
@@ -35,11 +35,12 @@ SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class LimitNotHeld(RuntimeError):
-    """This rank cannot give memory back on demand; whoever needs it has it when the rank ends, or is sent away."""
+    """This rank cannot give memory back on demand; it becomes free when the rank ends, or is moved to another host."""
 
 
 class CudaMemory:
-    """Of the script's device. `cuda` is `torch.cuda`. Called in the script's thread, between two mini-batches."""
+    """The memory of the script's device. `cuda` is `torch.cuda`. Called in the script's thread, between two
+    mini-batches."""
 
     def __init__(
         self,
@@ -50,27 +51,28 @@ class CudaMemory:
         settings: Callable[[], str] = lambda: "",
         host_bytes: Callable[[], int] = lambda: available_bytes(),
     ) -> None:
-        """`graphs`: whether the script has recorded some; `settings`: the allocator's, as it was told them."""
+        """`graphs` returns whether the script has recorded graphs; `settings` returns the allocator's settings as it
+        was told them."""
         self._cuda, self._spill, self._tell = cuda, spill, tell
         self._graphs, self._settings, self._host_bytes = graphs, settings, host_bytes
         self._allocator: Any = None
         self._pools: list[Any] = []
         self._filled_bytes = 0
-        """Of these pools. What is left of older ones is not counted: it may go within a mini-batch, and as much would
-        be taken from the device."""
+        """Bytes of these pools. The rest of older pools is not counted: it may be freed within a mini-batch, and then
+        the same number of bytes would be taken from the device."""
         self._limit_bytes = self._wanted_bytes = 0
         self._last = Used(0, 0, 0, 0, 0)
         self._split_max = 0
         self.retries = 0
-        """Allocations that failed at first, since the start."""
+        """Number of allocations that failed at first, since the start."""
 
     @property
     def wanted_bytes(self) -> int:
-        """Allocated at most in a mini-batch, while there was no limit."""
+        """Most bytes allocated in a mini-batch while there was no limit."""
         return self._wanted_bytes
 
     def ended(self) -> Used:
-        """Of the mini-batch that ended."""
+        """The figures of the mini-batch that ended."""
         stats = self._cuda.memory_stats_as_nested_dict()
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         self._last = Used(
@@ -86,11 +88,11 @@ class CudaMemory:
         return self._last
 
     def recording(self) -> bool:
-        """Whether a graph is recorded now, in which nothing else may be done."""
+        """Whether a graph is being recorded, while nothing else may be done."""
         return bool(self._cuda.is_current_stream_capturing())
 
     def ready(self, limit_bytes: int) -> bool:
-        """Whether this limit could be kept now, and memory moved for it; 0: none, which is kept by everybody."""
+        """Whether this limit could be kept now, and memory moved for it; 0 is no limit, which can always be kept."""
         if self.recording():
             return False
         if limit_bytes and (why := self._cannot()):
@@ -99,8 +101,8 @@ class CudaMemory:
         return True
 
     def hold(self, limit_bytes: int, moved_bytes: int) -> bool:
-        """Whether no more than the limit is taken of the device from now on, `moved_bytes` of it being moved out by the
-        caller under this limit. It is `ready`."""
+        """Set the limit, which is `ready`. Whether no more than that is taken of the device from now on. `moved_bytes`:
+        bytes that the caller moves out under this limit."""
         need_bytes = pool_bytes(Wanted(self._wanted_bytes, moved_bytes), limit_bytes, self._room())
         more_bytes = to_prepare(self._filled_bytes, need_bytes)
         if more_bytes is None:
@@ -112,18 +114,18 @@ class CudaMemory:
         self._cuda.empty_cache()
         self._limit_bytes = limit_bytes
         self._allow(limit_bytes)
-        self._cuda.reset_peak_memory_stats()  # of the moment when the pool was there and the cache was not empty
+        self._cuda.reset_peak_memory_stats()  # without the peak of the moment with pool and full cache
         return self._on_device() <= limit_bytes
 
     def lift(self) -> None:
-        """No limit from now on. What lies in host memory stays there until the script lets it go."""
+        """Remove the limit. What is in host memory stays there until the script frees it."""
         if self._limit_bytes:
             self._limit_bytes = 0
             self._allow(0)
             self._drop()
 
     def lies_in_host_memory(self, tensor: Any) -> bool:
-        """Whether the allocator has placed it there."""
+        """Whether the allocator has placed this tensor in host memory."""
         return self._spill is not None and self._spill.holds(tensor.data_ptr())
 
     # ---- within ----
@@ -162,8 +164,8 @@ class CudaMemory:
         self._cuda.set_per_process_memory_fraction(share, self._cuda.current_device())
 
     def _add(self, sizes: tuple[int, ...]) -> bool:
-        """One more pool of these pieces, and small ones. The limit that holds would keep it from being filled, so there
-        is none for that moment."""
+        """Add a pool of these pieces, and small ones. The limit in force would keep it from being filled, so there is
+        none for that moment."""
         if not sizes:
             return True
         assert self._spill is not None
@@ -203,7 +205,7 @@ class CudaMemory:
         return pool
 
     def _drop(self) -> None:
-        """Kernels that are queued may still use what is free in the pools."""
+        """Drop all pools, once kernels that are queued are done: they may still use free blocks of the pools."""
         self._cuda.synchronize()
         self._pools.clear()
         self._filled_bytes = 0
@@ -213,10 +215,10 @@ class CudaMemory:
 
 
 def expands(environ: Mapping[str, str], settings: str) -> bool:
-    """Whether segments of the allocator expand, by what it was told last, and at its start."""
+    """Whether segments of the allocator expand, by its newest settings and those at its start."""
     return "expandable_segments:true" in told(environ, settings)
 
 
 def told(environ: Mapping[str, str], settings: str) -> str:
-    """All that it was told, in small letters without blanks."""
+    """All settings that the allocator was told, in small letters without blanks."""
     return ",".join([settings, *(environ.get(name, "") for name in SETTINGS)]).lower().replace(" ", "")

@@ -1,5 +1,5 @@
-"""Peaks of PyTorch's memory figures, as the script knows them. Each mini-batch of a rank that shares its GPU has its
-own, for which the allocator's are reset; a script that asks for its peaks gets those since it reset them itself."""
+"""Peaks of PyTorch's memory figures, as the script expects them. A rank that shares its GPU measures the peaks of each
+mini-batch, for which the allocator's are reset; a script that asks for peaks gets those since it reset them itself."""
 
 import functools
 from collections.abc import Callable
@@ -9,8 +9,9 @@ Stats = dict[str, Any]
 
 
 class ScriptPeaks:
-    """`memory` is `torch.cuda.memory`, of which the functions that scripts call are replaced; `spaces` are modules that
-    have them by name too (`torch.cuda`). `index` of a device as a caller names it; None: the current one."""
+    """The peaks of a script. `memory` is `torch.cuda.memory`, whose functions that scripts call are replaced; `spaces`
+    are modules that have them by name too (`torch.cuda`). `index` maps a device, as a caller names it, to its number;
+    None: the current device."""
 
     def __init__(self, memory: Any, index: Callable[[Any], int]) -> None:
         self._index = index
@@ -26,7 +27,7 @@ class ScriptPeaks:
     # ---- ours ----
 
     def memory_stats_as_nested_dict(self) -> Stats:
-        """The allocator's, since the last mini-batch."""
+        """The allocator's figures since the last mini-batch."""
         return self._stats()
 
     def reset_peak_memory_stats(self) -> None:

@@ -1,13 +1,12 @@
-"""A memory limit on a GPU: how much host memory stands by, what PyTorch's allocator is told, what it then used. Pure.
+"""A memory limit on a GPU: how much host memory is ready, what PyTorch's allocator is told, how much it then used.
+Pure.
 
-The allocator (CUDACachingAllocator) takes segments from the device until all of them, those of pools included, are
-`allowed` bytes; then it looks for a free block in pools that are there for that (`use_on_oom`), and takes one only if
-it is there already. So host memory is prepared between two mini-batches:
+The allocator (CUDACachingAllocator) takes segments from the device until all of them, including those of pools, have
+`allowed` bytes. Then it looks for a free block in pools that exist for that (`use_on_oom`), and takes one only if it is
+there already. So host memory is prepared between two mini-batches:
 
-    wanted without a limit |#####################|
-    limit                  |############|                     allowed = limit + pool
-    moved by ourselves                  |#####|               saved tensors, states of optimizers
-    pool                                      |####|####|     the rest, and an eighth of what is wanted, or 512 MiB
+wanted without a limit |#####################| limit |############| allowed = limit + pool moved by Covey |#####| saved
+tensors, states of optimizers pool |####|####| the rest, and an eighth of what is wanted, or 512 MiB
 
 (AntMan §3.1.1 places in host memory what does not fit, and grows the limit at the end of the mini-batch.)
 """
@@ -18,38 +17,38 @@ from typing import NamedTuple
 from covey.core.units import GIB, MIB
 
 SEGMENT = 2 * MIB
-"""PyTorch rounds large segments to this, and packs what is up to 1 MiB into segments of it."""
+"""Bytes to which PyTorch rounds large segments; allocations of up to 1 MiB are packed into segments of this size."""
 PIECE_MIN = 16 * MIB
-"""Above what PyTorch packs into segments of its own size (10 MiB)."""
+"""Least bytes of a piece: above what PyTorch packs into segments of its own size (10 MiB)."""
 SMALL_SHARE, SMALL_MIN, SMALL_MAX = 64, 8, 512
-"""Segments of a pool for tensors up to 1 MiB: this part of it, and at least and at most so many."""
+"""Segments of a pool for tensors up to 1 MiB: one for this many segments of the pool, and least and most number."""
 POOL_MIN = 512 * MIB
-"""Where a limit is below what is wanted: one mini-batch may want more than those before it."""
+"""Least bytes of a pool when a limit is below what is wanted: one mini-batch may want more than those before it."""
 UNKNOWN_MAX = 4 * GIB
-"""For a rank that was never seen without a limit."""
+"""Most bytes of a pool for a rank that was never seen without a limit."""
 
 
 class Wanted(NamedTuple):
-    """Bytes of a rank in one mini-batch."""
+    """Bytes that a rank wants in one mini-batch."""
 
     allocated: int
-    """At most, without a limit; 0: not known."""
+    """Most bytes allocated without a limit; 0: not known."""
     moved: int = 0
-    """Of it, what is moved to host memory by ourselves under the limit."""
+    """Bytes of these that Covey itself moves to host memory under the limit."""
 
 
 class Room(NamedTuple):
-    """Bytes that there are."""
+    """Bytes that exist."""
 
     device: int
-    """All of the device."""
+    """All bytes of the device."""
     host: int
-    """Of host memory, available now."""
+    """Bytes of host memory that are available now."""
 
 
 def pool_bytes(wanted: Wanted, limit_bytes: int, room: Room) -> int:
-    """Host memory that stands by under this limit. Never so much that the allocator would be told of more than the
-    device has, which it takes for no limit, nor more than half of what the host has."""
+    """Bytes of host memory that are ready under this limit: no more than half of what the host has, and few enough that
+    the allocator is told of less than the whole device, which it would take for no limit."""
     if not wanted.allocated:
         least = min(max(limit_bytes // 4, POOL_MIN), UNKNOWN_MAX)
     else:
@@ -60,9 +59,10 @@ def pool_bytes(wanted: Wanted, limit_bytes: int, room: Room) -> int:
 
 
 def pieces(nbytes: int, split_max: int = 0, powers: bool = False) -> tuple[int, ...]:
-    """Sizes of blocks for so much: one, for each one more leaves an end that no tensor fits in. Nothing for nothing.
-    `split_max`: blocks of this size are not split (max_split_size_mb), and so are of no use to smaller tensors; 0: all
-    are. `powers`: the allocator rounds other sizes than powers of two (roundup_power2_divisions)."""
+    """Sizes of blocks for `nbytes`: a single one, since each further block leaves an end that no tensor fits in. No
+    blocks for 0. `split_max`: blocks of this size are not split (max_split_size_mb), and so cannot serve smaller
+    tensors; 0: all are split. `powers`: the allocator rounds sizes other than powers of two
+    (roundup_power2_divisions)."""
     if nbytes <= 0:
         return ()
     most = 1 << ((split_max - 1).bit_length() - 1) if split_max > PIECE_MIN else 0
@@ -73,12 +73,12 @@ def pieces(nbytes: int, split_max: int = 0, powers: bool = False) -> tuple[int, 
 
 
 def small_segments(nbytes: int) -> int:
-    """Beside pieces of so much."""
+    """Number of small segments beside pieces of `nbytes`."""
     return min(max(nbytes // (SMALL_SHARE * SEGMENT), SMALL_MIN), SMALL_MAX) if nbytes else 0
 
 
 def to_prepare(have_bytes: int, need_bytes: int) -> int | None:
-    """How much to prepare beside what there is; None: all of it anew, for there is far too much."""
+    """Bytes to prepare beside those that exist; None: all of them anew, since far too many exist."""
     if need_bytes and have_bytes <= 4 * need_bytes:
         return max(0, need_bytes - have_bytes)
     return None if have_bytes else need_bytes
@@ -100,11 +100,11 @@ class Used(NamedTuple):
     allocated: int
     reserved: int
     pool: int
-    """Host memory among `reserved`."""
+    """Bytes of host memory among `reserved`."""
 
 
 def on_device(used: Used) -> int:
-    """Of the device now, held or cached."""
+    """Bytes of the device that are held or cached now."""
     return max(0, used.reserved - used.pool)
 
 
@@ -113,17 +113,19 @@ def device_peak(used: Used) -> int:
 
 
 def spilled(used: Used) -> int:
-    """Placed in the pool at least: what was allocated beyond all that was ever taken from the device."""
+    """A lower bound of the bytes placed in the pool: those allocated beyond all that was ever taken from the device."""
     return min(used.pool, max(0, used.allocated_peak - device_peak(used)))
 
 
 def more_pool(used: Used, limit_bytes: int, room: Room) -> int:
-    """How much more the next mini-batch should have: half as much again, once more than three quarters were used."""
+    """Bytes by which the pool should grow for the next mini-batch: half of its size, once more than three quarters were
+    used."""
     if not used.pool or spilled(used) <= used.pool * 3 // 4:
         return 0
     return max(0, min(used.pool // 2, room.device - limit_bytes - used.pool - SEGMENT, room.host // 2))
 
 
 def temporaries(wanted: Wanted, counted_bytes: int) -> int:
-    """What operators need that autograd does not save: it cannot be moved, and has its room before what can be."""
+    """Bytes that operators need and autograd does not save: they cannot be moved, so they get room before what can
+    be."""
     return max(0, wanted.allocated - counted_bytes) if wanted.allocated else 0

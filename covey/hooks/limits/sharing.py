@@ -1,13 +1,14 @@
-"""A rank's side of a shared device: obeys the page of limits, keeps the flag, reports each mini-batch. Pure of torch.
+"""A rank's side of a shared device: obeys the page of limits, keeps the flag, reports each mini-batch. Imports no
+torch.
 
     agent --limits--> page --+-> gate.cpp, every 2 to 20 ms: rates    (AntMan §3.1.2)
                              +-> boundary(): memory, then the epoch is acknowledged    (AntMan §3.1.1)
     hooks --step ended--> boundary() --> page --report--> agent
     hooks, gate.cpp --busy now?--> flag --> neighbours on the device
 
-Where `gate.cpp` was not built, a thread reads the limits and the script is stopped before modules and after steps;
-a script of JAX after each jitted call, whatever was built (`covey.hooks.frameworks.jax_share`).
-An agent that goes away leaves its pages here: rates end with their lease, memory stays as it is.
+Where `gate.cpp` was not built, a thread reads the limits and the script is stopped before modules and after steps; a
+JAX script is stopped after each jitted call, whatever was built (`covey.hooks.frameworks.jax_share`). An agent that
+goes away leaves its pages here: rates end with their lease, the memory limit stays.
 """
 
 import contextlib
@@ -42,10 +43,11 @@ from covey.kernel.pages import (
 from covey.wire.job import AskPages
 
 LOOK_S = 0.05
-"""Without a native gate, between two looks within a mini-batch: an epoch that leaves memory as it is need not wait for
-its end."""
+"""Seconds between two looks within a mini-batch, without a native gate: an epoch that leaves the memory limit as it is
+need not wait for the mini-batch's end."""
 LOOK_NATIVE_S = 0.25
-"""With one, whose thread sees new limits at once: the longest that a last report is not written."""
+"""Longest wait in seconds with a native gate, whose thread sees new limits at once: a last report is written that
+late."""
 
 
 @dataclass
@@ -63,13 +65,13 @@ class SharedPages:
         self._flag_word = SharedWord(self.flag_page, BUSY_AT)
 
     def say(self, busy: bool, now_ns: int) -> None:
-        """To the neighbours, also to those that sleep until it changes."""
+        """Set the flag for the neighbours, and wake those that sleep until it changes."""
         self.flag.write(busy, now_ns)
         self._flag_word.wake()
 
 
 class MemoryUsed(msgspec.Struct, frozen=True):
-    """Figures of the mini-batch that ended, bytes; `covey.kernel.pages.RankReport` says what each is."""
+    """Figures of the mini-batch that ended, in bytes; `covey.kernel.pages.RankReport` explains them."""
 
     peak_bytes: int = 0
     stable_bytes: int = 0
@@ -87,14 +89,15 @@ class MemoryLimit(Protocol):
         """Whether the mini-batch that begins is counted, without a limit."""
 
     def apply(self, limit_bytes: int) -> bool:
-        """From now on; 0: none. Whether it holds; one that does not is applied again after the next mini-batch."""
+        """Set the limit in bytes from now on; 0: none. Whether it holds; a limit that does not is applied again after
+        the next mini-batch."""
 
 
 class FixedMemory(Protocol):
     """Device memory that a framework took when it started (JAX). Asked in the script's thread, after a mini-batch."""
 
     def took(self) -> int | None:
-        """Bytes; 0: nobody knows. None: it has not started."""
+        """Bytes that it took; 0: not known. None: the framework has not started."""
 
     def ended(self) -> MemoryUsed: ...
 
@@ -103,7 +106,7 @@ class FixedMemory(Protocol):
 
 
 class Stops(Protocol):
-    """Calls something before each module of the script, from `put_in` until `take_out`."""
+    """Calls a function before each module of the script, from `put_in` until `take_out`."""
 
     def put_in(self, before: Callable[[], None]) -> None: ...
 
@@ -111,9 +114,9 @@ class Stops(Protocol):
 
 
 class ShareControl:
-    """One for this process, whatever frameworks it uses (`of_process`); without pages it does nothing. `meters()`:
-    whether what the threads of this process do says that it has work on the device, which is so where the device is a
-    set of cores. `fixed`: of a framework that is stopped after its jitted calls, and keeps the memory it took."""
+    """The share control of this process, whatever frameworks it uses (`of_process`); without pages it does nothing.
+    `meters()`: whether the activity of this process's threads shows that it has work on the device, as where the device
+    is a set of cores. `fixed`: memory of a framework that is stopped after its jitted calls, and keeps what it took."""
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class ShareControl:
         self._script, self.script_native_id = threading.main_thread().ident, threading.main_thread().native_id or 0
         self._words, self._speaking = DeviceWords(), threading.Lock()
         self._took: int | None = None
-        """Of `fixed`, at the newest mini-batch."""
+        """Bytes that `fixed` took, at the newest mini-batch."""
         self._idle_before_ns = 0
         self._pace, self._paced = GatePace(), False
         self._gated_ns = self._gated_before_ns = 0
@@ -150,7 +153,7 @@ class ShareControl:
 
     @property
     def gate(self) -> str:
-        """By what the script can be stopped: one of `covey.kernel.pages.GATES`."""
+        """The point at which the script can be stopped: one of `covey.kernel.pages.GATES`."""
         if self.graphs():
             return "graph"
         if self._native is not None:
@@ -164,17 +167,17 @@ class ShareControl:
 
     @property
     def stops_now(self) -> bool:
-        """Whether limits hold that may stop the script where it is stopped without a native gate."""
+        """Whether limits are in force that may stop the script where it is stopped without a native gate."""
         return self._paced
 
     @property
     def flagged(self) -> bool:
-        """Whether neighbours go by this rank's flag."""
+        """Whether neighbours obey this rank's flag."""
         return self._pages is not None and self._limits.guaranteed and not self._limits.alone
 
     @property
     def only_calls(self) -> bool:
-        """Whether all work of this process for the device is that of jitted calls."""
+        """Whether all work of this process for the device comes from jitted calls."""
         return self._native is None and self._memory is None
 
     def gains(
@@ -185,7 +188,7 @@ class ShareControl:
         meters: Callable[[], bool] | None = None,
         fixed: FixedMemory | None = None,
     ) -> "ShareControl":
-        """One framework more of this process is hooked, perhaps after its pages came."""
+        """Add the parts of a further framework that is hooked in this process, perhaps after its pages came."""
         with self._lock:
             self._memory, self._stops = memory or self._memory, stops or self._stops
             self._fixed, self._torch_on_cores = fixed or self._fixed, meters or self._torch_on_cores
@@ -202,12 +205,12 @@ class ShareControl:
     # ---- the client's thread ----
 
     def now(self) -> AskPages:
-        """By what it goes, also by the word of an agent before this one."""
+        """The limits that it obeys now, also by an agent before this one."""
         return AskPages(self._acked, self._limit_bytes)
 
     def pages_came(self, limits: Page, report: Page, flag: Page) -> None:
-        """From an agent, also from one that began anew: from now on these hold."""
-        self._catch_up()  # what ended before is not theirs
+        """Take the pages of an agent, also of one that began anew: from now on these hold."""
+        self._catch_up()  # mini-batches that ended before do not belong to them
         with self._lock:
             pages = self._pages = SharedPages(limits, report, flag)
             self.quiet.end()
@@ -230,17 +233,17 @@ class ShareControl:
             self._native.neighbour_is(self._neighbour.page)
 
     def neighbour_is(self, flag: Page | None) -> None:
-        """Another rank shares the device from now on, or none that has a flag."""
+        """Another rank shares the device from now on; None: no rank with a flag."""
         with self._lock:
             self._neighbour = None if flag is None else Neighbour(flag)
             if self._native is not None:
                 self._native.neighbour_is(flag)
 
     def pages_lost(self) -> None:
-        """The agent went away. Its pages stay: rates end with their lease, memory is not raised by nobody."""
+        """The agent went away. Its pages stay: rates end with their lease, and no one raises the memory limit."""
 
     def close(self) -> None:
-        """Limits are not looked at any more, but at the end of a mini-batch."""
+        """From now on look at limits only at the end of a mini-batch."""
         self._closed.set()
         if self._looks is not None:
             self._looks.join()
@@ -263,7 +266,7 @@ class ShareControl:
         self.stop_if_limited()
 
     def _be_quiet(self, reports: RankReports) -> None:
-        """From now on, if nothing limits this rank and it only computes."""
+        """Begin a quiet time, if nothing limits this rank and it only computes."""
         native, counting = self._native, self._memory is not None and self._memory.counting
         limited = counting or self._paced or self._applied_bytes or self._fixed or not self._meters
         if limited or native is None or native.changes[0] != self._changes:
@@ -272,26 +275,28 @@ class ShareControl:
             self.quiet.until(reports.due_ns / 1e9, native.changes, self._script, reports.left)
 
     def ended_before(self, step: Step) -> None:
-        """A mini-batch that was no news when it ended (`quiet`). By any thread, in the order of their numbers."""
+        """Take a mini-batch that was no news when it ended (`quiet`). Called by any thread, in the order of their
+        numbers."""
         if (pages := self._pages) is not None and step.step_s > 0:
             pages.reports.later(step)
 
     def before_telling(self, catch_up: Callable[[], None]) -> None:
-        """Call this, which tells of all mini-batches that were no news (`ended_before`)."""
+        """Set the function to call before a report: it adds all mini-batches that were no news (`ended_before`)."""
         self._catch_up = catch_up
 
     def stop_if_limited(self) -> None:
-        """Here the script may be stopped, until it may go on."""
+        """Stop the script here, if limits demand it, until it may continue."""
         if self._paced:
             self._stop_until_allowed()
 
     def waits(self, begins: bool) -> None:
-        """The script's thread begins, or ends, to wait for what other processes do, and has no work on the device."""
+        """The script's thread begins, or ends, to wait for other processes, with no work on the device."""
         if self.is_script():
             self.idles(begins)
 
     def fetches(self, begins: bool) -> None:
-        """The script's thread begins, or ends, to fetch input by itself: that is work, or a sleep, seen at once."""
+        """The script's thread begins, or ends, to fetch input by itself: that is work or a sleep, which the native gate
+        sees at once."""
         if self._native is not None and self.is_script():
             self._native.fetch(begins)
 
@@ -300,12 +305,12 @@ class ShareControl:
         return self._pages is not None and threading.get_ident() == self._script
 
     def memory_is_free(self) -> None:
-        """The script has to have all that it needs where it is: whatever limit held is not kept from now on."""
+        """Drop the memory limit: from now on the script must have all that it needs in place."""
         with self._lock:
             self._limit_bytes = self._applied_bytes = 0
 
     def flag_is_kept(self) -> None:
-        """By others, who say idle themselves when the device is done."""
+        """The flag is kept by others, who say idle themselves when the device is done."""
         self._words.ever_idle = True
 
     def idles(self, begins: bool) -> None:
@@ -313,7 +318,7 @@ class ShareControl:
         self._say(self._words.script_idles, begins)
 
     def works(self, on: bool) -> None:
-        """A jitted call was given to the device from now on, or it is done with all of them."""
+        """A jitted call was given to the device, or the device is done with all of them."""
         self._say(self._words.device_works, on)
 
     def _say(self, word: Callable[[bool, int], bool], on: bool) -> None:
@@ -337,14 +342,14 @@ class ShareControl:
         self._write(mini_batch(step, idle_ns, gated_ns) if step.step_s > 0 else None)
 
     def _spent(self, step: Step) -> tuple[int, int]:
-        """Idle and stopped since the last boundary, ns."""
+        """Idle and stopped time since the last boundary, in ns."""
         gated_ns, self._gated_before_ns = self._gated_ns - self._gated_before_ns, self._gated_ns
         said_ns = self._words.idle_ns(time.monotonic_ns())
         idle_ns, self._idle_before_ns = max(int(step.input_s * 1e9), said_ns - self._idle_before_ns), said_ns
         if self._native is None:
             return idle_ns, gated_ns
         changes = self._native.changes[0]
-        if changes == self._changes:  # and odd: it was busy, and nobody was stopped
+        if changes == self._changes:  # and odd: it was busy, and was not stopped
             return 0 if self._meters else idle_ns, gated_ns
         now, before = self._native.counters(), self._since
         self._since, self._changes = now, changes if changes % 2 else 0
@@ -374,7 +379,8 @@ class ShareControl:
     # ---- memory ----
 
     def _memory_used(self) -> MemoryUsed:
-        """Of all frameworks. What one took at its start is not given back between mini-batches."""
+        """Figures of all frameworks together. Memory that a framework took at its start is not given back between
+        mini-batches."""
         used = MemoryUsed() if self._memory is None else self._memory.ended()
         if self._fixed is None or (took := self._fixed.took()) is None:
             return used
@@ -386,8 +392,8 @@ class ShareControl:
         return MemoryUsed(max(peak, self._took), max(stable, self._took), used.spill_bytes, used.retries)
 
     def _obeys(self, limit_bytes: int, between_batches: bool) -> bool:
-        """Whether memory is by this limit now, perhaps since it was just applied. Who is alone on a set of cores has
-        all of their memory, and is spared the counting."""
+        """Whether the memory limit is in force now, perhaps since it was just applied. A rank that is alone on a set of
+        cores has all of their memory, and is spared the counting."""
         memory = self._memory if between_batches else None
         apply_bytes = 0 if self._limits.alone and self._on_cores() else limit_bytes
         if self._took is not None:
@@ -400,7 +406,8 @@ class ShareControl:
     # ---- limits ----
 
     def _look(self, between_batches: bool) -> None:
-        """Under the lock. Memory changes between two mini-batches; an epoch is acknowledged when all of it holds."""
+        """Look at the limits; called under the lock. The memory limit changes only between two mini-batches; an epoch
+        is acknowledged when all of it is in force."""
         assert self._pages is not None
         if self._pages.limits.changed():
             newest = self._pages.limits.newest
@@ -430,7 +437,7 @@ class ShareControl:
                 self.tell()
 
     def tell(self) -> None:
-        """Write the report of mini-batches that wait for the next one's, which does not come."""
+        """Write the report of mini-batches that wait for the next one, which does not come."""
         self._catch_up()
         with self._lock:
             if self._pages is not None and self._pages.reports.untold:
@@ -451,7 +458,7 @@ class ShareControl:
             self._stops.take_out()
 
     def _stop_until_allowed(self) -> None:
-        """In a thread of the script. Never longer than the lease: then other rates hold."""
+        """Stop a thread of the script. Never longer than the lease: then other rates hold."""
         began_ns = time.monotonic_ns()
         while pause_ns := self._pause_ns():
             neighbour = self._neighbour
@@ -462,7 +469,7 @@ class ShareControl:
         self._gated_ns += time.monotonic_ns() - began_ns
 
     def _pause_ns(self) -> int:
-        """How long the script stays stopped, unless its neighbour's flag changes; 0: it may go on."""
+        """How many ns the script stays stopped, unless its neighbour's flag changes; 0: it may continue."""
         with self._lock:
             if self._pages is None or not self._paced:
                 return 0
@@ -474,12 +481,12 @@ class ShareControl:
             return 0 if may else self._pace.pause_ns(busy)
 
     def _worked_ns(self, now_ns: int) -> int:
-        """Processor time; on a GPU that time says nothing of, how long jitted calls were at work there."""
+        """Processor time in ns; on a GPU, where that says nothing, the time that jitted calls were at work."""
         on_cores = self._took is None or self._memory is not None or self._on_cores()
         return time.process_time_ns() if on_cores else self._words.worked_ns(now_ns)
 
     def _forked(self) -> None:
-        """In a child: the pages are its parent's."""
+        """Reset in a forked child: the pages are the parent's."""
         self._lock, self._speaking = threading.Lock(), threading.Lock()
         self._pages = self._looks = None
         self.quiet.nobody_asks()
@@ -493,7 +500,7 @@ _process: ShareControl | None = None
 
 
 def of_process() -> ShareControl:
-    """The one of this process, made if there is none; the hooks of each framework add to it what theirs can do."""
+    """The share control of this process, made if there is none; the hooks of each framework add their parts to it."""
     global _process
     if _process is None:
         _process = ShareControl()

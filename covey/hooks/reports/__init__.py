@@ -1,1 +1,1 @@
-"""What is said of a script's steps: when one ends, what is reported of it, and when."""
+"""Reports on a script's steps: when a step ends, what is reported of it, and when."""

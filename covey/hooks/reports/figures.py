@@ -1,4 +1,5 @@
-"""When a rank's report is written: agents look at it every 50 ms, and each one costs the script's thread some 20 us."""
+"""When a rank's report is written: agents look at it every 50 ms, and writing one costs the script's thread some 20
+us."""
 
 from collections import deque
 
@@ -6,13 +7,14 @@ from covey.hooks.reports.steps import Step
 from covey.kernel.pages import MiniBatch, RankReport, ReportWriter
 
 WRITE_NS, ALONE_WRITE_NS = 40_000_000, 200_000_000
-"""Between two reports with no other news than mini-batches, and where nobody shares the device."""
+"""Least ns between two reports whose only news are mini-batches, and the same for a rank that shares the device with no
+other."""
 WAITING_MAX = 48
-"""Mini-batches in one report: it has places for 64 (`covey.kernel.pages.HISTORY`)."""
+"""Most mini-batches in one report: it has places for 64 (`covey.kernel.pages.HISTORY`)."""
 
 
 class RankReports:
-    """Writes a page. Called under one lock, but for `later`, which may be called without it; times are CLOCK_MONOTONIC,
+    """Writes a page of reports. Called under one lock, except `later`, which needs none; times are CLOCK_MONOTONIC in
     ns."""
 
     def __init__(self, page: ReportWriter) -> None:
@@ -21,27 +23,27 @@ class RankReports:
         self._waiting: deque[Step] = deque()
         """Mini-batches that ended while nothing else happened, for the next report."""
         self._added = 0
-        """Mini-batches on the page that nobody can read yet."""
+        """Number of mini-batches on the page that agents cannot read yet."""
         self.due_ns = 0
-        """From when on mini-batches are written at once."""
+        """Time from which on a mini-batch is written at once."""
 
     @property
     def untold(self) -> bool:
-        """Whether mini-batches ended that nobody can read yet."""
+        """Whether mini-batches ended that agents cannot read yet."""
         return bool(self._added or self._waiting)
 
     @property
     def left(self) -> int:
-        """How many more mini-batches with no other news may wait for the next report."""
+        """How many more mini-batches without other news may wait for the next report."""
         return WAITING_MAX - self._added - len(self._waiting)
 
     def later(self, step: Step) -> None:
-        """A mini-batch without an idle or a stopped moment: the next report has it."""
+        """Take a mini-batch without an idle or a stopped moment, for the next report."""
         self._waiting.append(step)
 
     def write(self, report: RankReport, ended: MiniBatch | None, now_ns: int, alone: bool = False) -> None:
-        """`report.batches` is not looked at: `ended` is one more, after those that waited. Without one it is written in
-        any case."""
+        """Write the report if it is due. `report.batches` is ignored: `ended` is added after the mini-batches that
+        waited. Without `ended` it is always written."""
         for _ in range(len(self._waiting)):
             self._add(mini_batch(self._waiting.popleft(), 0, 0))
         if ended is not None:
@@ -58,6 +60,6 @@ class RankReports:
 
 
 def mini_batch(step: Step, idle_ns: int, gated_ns: int) -> MiniBatch:
-    """As a report has it: neither time is longer than the mini-batch."""
+    """The mini-batch of a step, for a report: neither time is longer than the mini-batch."""
     step_ns, ended_ns = int(step.step_s * 1e9), int(step.ended_s * 1e9)
     return MiniBatch(step.number, step_ns, min(max(idle_ns, 0), step_ns), min(max(gated_ns, 0), step_ns), ended_ns)

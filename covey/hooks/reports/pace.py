@@ -1,22 +1,23 @@
-"""Who may go on, by the rates of a page: the rules of `gate.cpp`, for a script that has no native gate. Pure.
+"""Whether a script may continue, by the rates of a page: the rules of `gate.cpp`, for a script without a native gate.
+Pure.
 
-Time is split into the phases in which the neighbour was idle and was busy on the device; each phase has its share, and
-a credit that grows by its share of time and shrinks by what this process worked then. Work comes in quanta: once the
-credit of a phase is a quantum below nothing, the script is stopped until it is nothing again.
+Time is split into phases in which the neighbour is idle or busy on the device. Each kind of phase has a share, and a
+credit that grows by this share of the time and shrinks by the work of this process. Work comes in quanta: once the
+credit is a quantum below zero, the script is stopped until it is zero again.
 """
 
 from covey.kernel.pages import RankLimits
 
 QUANTUM_NS = 1_000_000
-"""Worked at a stretch. Shorter ones cost more than they give: a sleep of nothing takes 54 us."""
+"""Ns of work at a stretch. Shorter ones cost more than they give: a sleep of nothing takes 54 us."""
 PAUSE_MIN_NS, PAUSE_MAX_NS = 200_000, 10_000_000
-"""Between two looks of who is stopped: each costs a Python thread some 50 us of a core."""
+"""Least and most ns between two looks of a stopped script: each costs a Python thread some 50 us of a core."""
 DEBT_NS = 1_000_000_000
-"""What one long operator may owe: at the failsafe nobody is stopped for longer."""
+"""Most ns that one long operator may owe, so that at the failsafe a script is not stopped for longer."""
 
 
 class GatePace:
-    """`now_ns` is CLOCK_MONOTONIC, `cpu_ns` processor time of this process."""
+    """The pace of a script. `now_ns` is CLOCK_MONOTONIC, `cpu_ns` the processor time of this process."""
 
     def __init__(self) -> None:
         self._rates = RankLimits()
@@ -25,7 +26,7 @@ class GatePace:
         self._last_ns = self._last_cpu_ns = 0
 
     def set(self, rates: RankLimits, now_ns: int, cpu_ns: int) -> None:
-        """What holds from now on (`covey.kernel.pages.rates_at`). Debts end with the rates that made them."""
+        """Set the rates from now on (`covey.kernel.pages.rates_at`). Debts end with the rates that made them."""
         same = (rates.idle, rates.busy) == (self._rates.idle, self._rates.busy)
         self._rates = rates
         if not same:
@@ -33,7 +34,7 @@ class GatePace:
             self._last_ns, self._last_cpu_ns = now_ns, cpu_ns
 
     def account(self, now_ns: int, cpu_ns: int, busy: bool, since_ns: int) -> None:
-        """The neighbour is `busy` or idle since then."""
+        """Count the time since the last call. The neighbour is `busy` or idle since `since_ns`."""
         took_ns = now_ns - self._last_ns
         if took_ns <= 0:
             return
@@ -42,7 +43,7 @@ class GatePace:
         parts = (took_ns - in_this_phase, in_this_phase) if busy else (in_this_phase, took_ns - in_this_phase)
         for phase, share in enumerate((self._rates.idle, self._rates.busy)):
             credit = self._credit[phase] + (share - used) * parts[phase]
-            least = min(-share * DEBT_NS, -2 * QUANTUM_NS)  # else nobody would be stopped by the smallest shares
+            least = min(-share * DEBT_NS, -2 * QUANTUM_NS)  # otherwise the smallest shares would stop no script
             self._credit[phase] = min(max(credit, least), QUANTUM_NS)
         self._last_ns, self._last_cpu_ns = now_ns, cpu_ns
 
@@ -58,7 +59,7 @@ class GatePace:
         return not self._held[busy]
 
     def pause_ns(self, busy: bool) -> int:
-        """How long who may not go on can sleep, unless the neighbour's flag changes."""
+        """How many ns a stopped script can sleep, unless the neighbour's flag changes."""
         share = self._rates.busy if busy else self._rates.idle
         owed = max(0.0, -self._credit[busy]) / share if 0 < share < 1 else PAUSE_MAX_NS
         return int(min(max(owed, PAUSE_MIN_NS), PAUSE_MAX_NS))

@@ -1,57 +1,59 @@
-"""What one mini-batch of a script is, when the script does not say. Pure: times and identities are arguments.
+"""Decide what one mini-batch of a script is, when the script does not report it. Pure: times and identities are
+arguments.
 
     the first optimizer of a period steps again   -> a step ended      (boundary "optimizer")
     no optimizer ever stepped, a jitted function was called again      (boundary "jitted call": `jitted.py` says which)
     neither of both, batches are fetched with gradients on             (boundary "data loader")
 
 A script may step several optimizers per mini-batch (two networks, or one optimizer per parameter): only the one that
-stepped first counts. When that one is silent while another stepped three times, it is gone and the other takes its
-place. A loss scaler that skips an update has still computed a mini-batch. Gradient accumulation needs no rule: an
-optimizer that steps after every fourth batch ends a step then.
+stepped first counts. When that one is silent while another steps three times, the other takes its place. A loss scaler
+that skips an update has still computed a mini-batch. Gradient accumulation needs no rule: an optimizer that steps after
+every fourth batch ends a step then.
 """
 
 from dataclasses import dataclass, field
 
 OPTIMIZER, JITTED_CALL, DATA_LOADER = "optimizer", "jitted call", "data loader"
 BATCHES_ENOUGH = 8
-"""Batches fetched without any optimizer before they count as steps: an optimizer may be made late."""
+"""Number of batches that are fetched without any optimizer before they count as steps: an optimizer may be made
+late."""
 REPLACED_AFTER = 3
-"""Steps of another optimizer, and none of the first, after which the other counts."""
+"""Number of steps of another optimizer, without one of the first, after which the other counts."""
 
 
 @dataclass
 class Step:
-    """One mini-batch that ended. Seconds."""
+    """One mini-batch that ended; times in seconds."""
 
     number: int
     step_s: float
-    """0: not known, since nobody saw it begin."""
+    """Duration; 0 when not known, since its beginning was not seen."""
     input_s: float
-    """Of it, waited for the data loader."""
+    """Part of `step_s` spent waiting for the data loader."""
     boundary: str
     device_s: float = 0.0
-    """Of it, waited for the device."""
+    """Part of `step_s` spent waiting for the device."""
     ended_s: float = 0.0
-    """When (CLOCK_MONOTONIC)."""
+    """Time of its end (CLOCK_MONOTONIC)."""
 
 
 @dataclass
 class StepCounter:
     boundary: str = ""
-    """What the newest step was counted by; empty: there was none."""
+    """The event by which the newest step was counted; empty: there was no step."""
     count: int = 0
     _first: int | None = None
     """Identity of the optimizer that counts."""
     _others: dict[int, int] = field(default_factory=dict)
-    """Steps of the others since it stepped."""
+    """Number of steps of the other optimizers since it stepped."""
     _batches: int = 0
     _input_s: float = 0.0
     _device_s: float = 0.0
     _since_s: float | None = None
-    """When the step under way began."""
+    """Time at which the step under way began."""
 
     def optimizer_stepped(self, optimizer: int, now_s: float) -> Step | None:
-        """`optimizer` is an identity that is not used again while the optimizer lives."""
+        """An optimizer stepped. `optimizer` is an identity that is not used again while the optimizer lives."""
         if self._first is None:
             self._first = optimizer
         if optimizer != self._first:
@@ -63,7 +65,7 @@ class StepCounter:
         return self._end(OPTIMIZER, now_s)
 
     def optimizer_gone(self, optimizer: int) -> None:
-        """It was collected: its identity may be used again."""
+        """The optimizer was collected: its identity may be used again."""
         self._others.pop(optimizer, None)
         if self._first == optimizer:
             self._first = None
@@ -77,11 +79,11 @@ class StepCounter:
         return self._end(JITTED_CALL, now_s)
 
     def device_waited(self, waited_s: float) -> None:
-        """The script waited so long for what it had computed."""
+        """The script waited `waited_s` seconds for what it had computed."""
         self._device_s += max(0.0, waited_s)
 
     def batch_fetched(self, waited_s: float, with_gradients: bool, now_s: float) -> Step | None:
-        """The script waited so long for its next batch. An evaluation fetches batches without gradients."""
+        """The script waited `waited_s` seconds for its next batch. An evaluation fetches batches without gradients."""
         ended = None
         if self.boundary in ("", DATA_LOADER) and self._first is None and with_gradients:
             self._batches += 1

@@ -1,7 +1,8 @@
-"""First on a rank's PYTHONPATH: attaches Covey to the script, then runs the `sitecustomize` that would have run.
+"""The first `sitecustomize` on a rank's PYTHONPATH: attaches Covey to the script, then runs the one that would have
+run.
 
-Every Python of the job loads this file, also an old one and one without covey-job: it uses nothing but the standard
-library, imports nothing of ours until torch or jax is imported, and swallows whatever goes wrong in it.
+Every Python of the job loads this file, also an old one and one without covey-job: it uses only the standard library,
+imports nothing of Covey until torch or jax is imported, and swallows all of its own errors.
 """
 
 import os
@@ -10,7 +11,7 @@ from typing import Any
 
 
 def _beside(name: str) -> Any:
-    """A file of the folder above, run by its path: it may be another installation than this Python's."""
+    """A file of the folder above, run by its path: it may belong to another installation than this Python's."""
     import importlib.util
 
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), name + ".py")
@@ -41,7 +42,8 @@ def _jax_imported(module: object) -> None:
 
 
 def _wait_if_spare() -> None:
-    """A spare whose wait fails ends: the script must not begin as no rank."""
+    """Wait if this process is a spare. A spare whose wait fails ends: the script must not begin without being a
+    rank."""
     if "COVEY_SPARE" in os.environ:
         waited = False
         try:
@@ -62,7 +64,7 @@ def _attach() -> None:
 
 
 def _run_next() -> None:
-    """The `sitecustomize` behind this one, as `site` would have run it: what it raises passes."""
+    """Run the `sitecustomize` behind this one, as `site` would have: its errors are raised."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
