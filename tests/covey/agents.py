@@ -17,7 +17,7 @@ J1 = JobId("j1")
 
 
 def lease(seconds: float = 30.0) -> int:
-    """Until when limits hold that are written now, ns of the monotonic clock: `RankLimits.lease_ns`."""
+    """Time at which limits written now end: `seconds` from now, ns of the monotonic clock (`RankLimits.lease_ns`)."""
     return time.monotonic_ns() + int(seconds * 1e9)
 
 

@@ -1,5 +1,6 @@
 """A volume with its process, a lender and their sockets, all real and without agents, for scripts in processes of their
-own: numpy touches an array with its interpreter's lock held, so a script never shares one with what serves it."""
+own: numpy touches an array with its interpreter's lock held, so a script never shares one with the processes that serve
+it."""
 
 import os
 import select
@@ -37,11 +38,11 @@ from plugins.memory.datapath.wire.control import (
 )
 
 SLOW = 10 if os.environ.get("COVEY_TEST_RDMA") == "1" else 1
-"""In the emulated guest every instruction is translated."""
+"""Factor on time limits: in the emulated guest every instruction is translated."""
 PAGE, SLAB = 4096, 16 * MIB
 SECRET, TOKEN = b"c" * 32, b"t" * 32
 STRANGER = 64999
-"""A uid that nobody has."""
+"""A uid that no user has."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -49,7 +50,8 @@ ANYONES = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *site.getsite
 
 
 def python_of(uid: int) -> str | None:
-    """An interpreter that this user may execute and that has what we need: root's own may lie where nobody gets."""
+    """An interpreter that this user may execute and that has what we need; root's own may be where other users cannot
+    go."""
     for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
         try:
             argv = (python, "-c", "import numpy, uvloop, msgspec")
@@ -76,7 +78,8 @@ def until(what: Callable[[], bool], within_s: float = 20.0) -> None:
 
 
 class LiveVolume:
-    """A context manager. `lent`: its slabs lie at a lender. `agent_uid`: whose the processes are, if not ours."""
+    """A running volume; a context manager. `lent`: its slabs are at a lender. `agent_uid`: user of the processes, if
+    not ours."""
 
     def __init__(
         self,
@@ -212,11 +215,11 @@ class LiveVolume:
     # ---- scripts ----
 
     def script(self, text: str, uid: int | None = None, **more: str) -> "subprocess.Popen[str]":
-        """One in which PATH names the volume's socket."""
+        """A script in which PATH is the volume's socket."""
         return script_of(self.path, text, uid, **more)
 
     def run(self, text: str, uid: int | None = None, within_s: float = 30.0 * SLOW, **more: str) -> str:
-        """What the script said; it must end well."""
+        """Output of a script, which must end well."""
         process = self.script(text, uid, **more)
         said, errors = process.communicate(timeout=within_s)
         assert process.returncode == 0, f"{process.returncode}\n{said}\n{errors[-3000:]}"

@@ -1,5 +1,5 @@
-"""Real processes whose pages go one-sided, over RDMA in the guest (`make rdma`) or mapped, and what may happen to
-them: a writer that knows every page it wrote looks at the end whether each is as it must be."""
+"""Real processes whose pages travel one-sided, over RDMA in the guest (`make rdma`) or mapped, and accidents that may
+happen to them: a writer that knows every page it wrote checks at the end that each is as it must be."""
 
 import signal
 import time
@@ -66,7 +66,7 @@ print("well", writes, len(last), flush=True)
 
 
 class OneSidedVolume(LiveVolume):
-    """Three slabs at a lender, over RDMA or, when `maps`, mapped."""
+    """A volume with three slabs at a lender, over RDMA or, when `maps`, mapped."""
 
     def __init__(self, maps: bool = False) -> None:
         super().__init__(size=SLABS * SLAB, slab=SLAB, maps=maps)
@@ -99,14 +99,14 @@ class OneSidedVolume(LiveVolume):
             return False
 
     def lends(self) -> bool:
-        """Whether the slab process answers: the socket of a killed one lies there for a while."""
+        """Whether the slab process answers; the socket of a killed one stays for a while."""
         try:
             return isinstance(self.ask("slabd", ListSlabs(1)), SlabList)
         except OSError:
             return False
 
     def lend_again(self, index: int) -> None:
-        """As the agents do once a place is lost: under the next epoch."""
+        """Lend the slab under the next epoch, as agents do once a place is lost."""
         self.epoch += 1
         lend = RegisterSlabFrame(1, "h1", "data", index, self.epoch, SLAB, PAGE, SLAB_SECRET)
         assert isinstance(self.ask("slabd", lend), Yes)
@@ -119,7 +119,7 @@ class OneSidedVolume(LiveVolume):
 
 
 def rig_works(volume: OneSidedVolume, harm: Callable[[OneSidedVolume], None], rounds: int, pause_s: float = 2.0) -> str:
-    """What the writer said at the end: it found every page as it must be."""
+    """The writer's last line: it found every page as it must be."""
     with scripted(volume, WORKER) as worker:
         assert heard(worker) == "ready"
         tell(worker)
@@ -132,8 +132,7 @@ def rig_works(volume: OneSidedVolume, harm: Callable[[OneSidedVolume], None], ro
 
 
 def stands_still(volume: OneSidedVolume) -> None:
-    """The lender's process has no part in what is read and written. Reference: Infiniswap §2.4, one-sided
-    operations"""
+    """The lender's process takes no part in reads and writes. Reference: Infiniswap §2.4, one-sided operations"""
     volume.one_sided()
     said = volume.run(
         "m = RemoteMemory.at(PATH)\nfor at in range(64): m.write(at * 4096, bytes([at]) * 4096)\nm.flush()\nprint('ok')"
@@ -174,7 +173,7 @@ def kill_lender(volume: OneSidedVolume) -> None:
 
 
 def take_back(volume: OneSidedVolume, index: int) -> None:
-    """By force: the borrower was not asked."""
+    """Take the slab back by force: the borrower was not asked."""
     volume.one_sided()
     for epoch in range(volume.epoch + 1):
         assert isinstance(volume.ask("slabd", FreeSlabFrame(1, "h1", "data", index, epoch)), Yes)

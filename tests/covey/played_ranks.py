@@ -9,14 +9,14 @@ Script = Callable[[int, TensorClient], None]
 
 
 class PlayedRanks:
-    """What a test does with the clients of a job."""
+    """The clients of a job, driven by a test."""
 
     def __init__(self, clients: Sequence[TensorClient]) -> None:
         self.clients = clients
         self.failed: list[tuple[int, BaseException]] = []
 
     def play(self, script: Script, seconds: float = 30.0) -> None:
-        """All of them, to the end. Raises what the lowest rank that failed raised."""
+        """Run the script on all ranks to the end. Raises what the lowest rank that failed raised."""
         self.end(self.start(script), seconds)
 
     def start(self, script: Script) -> list[threading.Thread]:
@@ -32,7 +32,7 @@ class PlayedRanks:
         return threads
 
     def end(self, threads: Sequence[threading.Thread], seconds: float = 30.0) -> None:
-        """Once all of them are through; a test fails that waits longer."""
+        """Wait until all threads have ended; a test that waits longer fails."""
         for thread in threads:
             thread.join(seconds)
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]

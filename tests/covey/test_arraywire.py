@@ -1,5 +1,5 @@
-"""What a process may send to the pager of a volume, and the pager to it: whatever it is, it is a message or an error,
-and an array that is accepted lies inside its volume."""
+"""Bytes that a process may send to the pager of a volume, and the pager to it: they are a message or an error, and an
+array that is accepted is inside its volume."""
 
 import os
 import resource
@@ -187,7 +187,8 @@ time.sleep(30)
     "data", ["b'nonsense'", "arraywire.pack(arraywire.OpenArray(1, 0, 4096, 4096, 4096, 0, True))"]
 )
 def test_a_job_that_lies_loses_its_array_and_no_other(volume: LiveVolume, data: str) -> None:
-    """Its lifeline ends with it, so it is ended by SIGBUS: it must not wait for faults that nobody answers."""
+    """The job's lifeline ends with the array, so SIGBUS ends the job: it must not wait for faults that nobody
+    answers."""
     other = volume.script(
         'array = RemoteArray(PATH, 100_000, "uint8", offset=4 * 2**20, local_budget="1 MiB")\n'
         'print("open", flush=True); sys.stdin.readline(); array.array[:] = 3; array.close(); print("good", flush=True)'

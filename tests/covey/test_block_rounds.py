@@ -22,7 +22,7 @@ from tests.plugins.aggregator.loopback import SECRET, AggdThread
 JOB = JobId("j1")
 GRANT = 1 << 32
 SHAPE = (500, 401)
-"""800 KB, in a Block for each table."""
+"""Shape of a tensor of 800 KB, which has a Block for each table."""
 
 
 class Rack:
@@ -114,7 +114,7 @@ def test_every_owner_sums_its_blocks_and_the_bits_are_those_of_one(rack: Rack) -
 
 
 def test_each_rank_begins_with_the_table_after_its_number(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So every owner hears one rank at a time."""
+    """In this way every owner receives from one rank at a time."""
     posted: dict[int, list[int]] = {}
     post = Poster.post
 
@@ -184,7 +184,7 @@ def test_one_table_that_belongs_to_another_run_ends_the_waits_for_all(rack: Rack
 
 
 def test_a_rank_that_never_had_an_owner_learns_that_its_run_is_over(rack: Rack) -> None:
-    """Its agent names a newer run, and no address."""
+    """The rank's agent names a newer run, and no address."""
     threads = rack.begin(1)
     until(lambda: len(rack.wanted) == 4)
     rack.tell(AggregatorAt(JOB, 2 << 32, HostId("h1"), "", b""))

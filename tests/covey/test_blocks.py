@@ -1,4 +1,4 @@
-"""How tensors are cut, and which table each Block is in."""
+"""The division of tensors into Blocks, and the table of each Block."""
 
 import itertools
 import re
@@ -78,7 +78,7 @@ def test_a_table_is_named_after_its_job_and_table_0_like_it() -> None:
 
 @pytest.mark.parametrize(("tables", "ranks"), [(2, 2), (4, 2), (2, 8), (3, 5), (16, 4)])
 def test_every_rank_of_a_host_speaks_for_about_as_many_blocks(tables: int, ranks: int) -> None:
-    """Of a large tensor, and of many small ones."""
+    """This holds for a large tensor, and for many small ones."""
     large = blocks_of(key_of("g"), 25 << 20, 4, tables)
     spoken = Counter(speaker(key_of("g"), at, tables, ranks) for at in range(len(large)))
     assert len(spoken) == ranks and max(spoken.values()) - min(spoken.values()) <= 1

@@ -42,7 +42,7 @@ def test_what_is_utf8_is_carried_as_it_is_and_a_screen_shows_the_rest_by_number(
 
 @pytest.mark.parametrize("byte", ["x", "\0e9", "é"])
 def test_the_kernels_own_limit_is_the_limit_of_one_string(byte: str) -> None:
-    """A byte that is no UTF-8 counts once, since the process gets one."""
+    """A byte that is not UTF-8 counts once, since the process gets one byte."""
     fits = byte * ((STRING_BYTES_MAX - 2) // size(byte))
     assert argv_excess([fits]) is None or "together" in argv_excess([fits])[0]  # type: ignore[index]
     assert env_excess({"A": fits}) is None

@@ -1,4 +1,4 @@
-"""A small durable file is what was written, or it is refused in words."""
+"""A small durable file is what was written, or it is refused with a reason."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One checksum, whichever library finds it: agents and scripts need not have the same."""
+"""The checksum is the same whichever library computes it: agents and scripts need not have the same library."""
 
 import sys
 import zlib

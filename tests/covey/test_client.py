@@ -1,4 +1,4 @@
-"""The job side: joining, and living through whatever happens to the agent."""
+"""The job side: joining an agent, and surviving whatever happens to it."""
 
 import asyncio
 import os
@@ -93,7 +93,7 @@ async def test_a_script_that_starts_while_the_agent_is_away_joins_later(
 
 async def test_no_step_waits_for_an_agent_that_does_not_read(agent: Agent) -> None:
     class Stuck:
-        """Takes a connection, welcomes it, and never reads again."""
+        """A server that takes a connection, welcomes it, and never reads again."""
 
         def __init__(self, path: str) -> None:
             self.socket = socket.socket(socket.AF_UNIX)

@@ -121,7 +121,8 @@ def aggd(tmp_path: Path) -> Iterator[AggdThread]:
 
 
 class Script:
-    """The processes of one run. `env`: more, of each rank; then it is attached to, as the ranks of agents are."""
+    """The processes of one run. `env` returns more variables for each rank; then Covey attaches to it, as to ranks of
+    agents."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Script:
         assert any(line == f"step {step}\n" for line in self.ranks[0].stdout), "it ended early"
 
     def parameters(self) -> str:
-        """The checksums that all of them end with."""
+        """The checksums that all ranks end with."""
         ended = [rank.communicate(timeout=100) for rank in self.ranks]
         assert [rank.returncode for rank in self.ranks] == [0] * len(ended), ended
         self.said = [out for out, _ in ended]
@@ -170,8 +171,8 @@ KINDS = "plain,accumulated,unused,views"
 
 
 def test_two_ranks_train_to_the_same_bits_as_with_gloo(aggd: AggdThread, tmp_path: Path) -> None:
-    """Buckets that are made anew after the first pass, `no_sync`, unused parameters, gradients as views of buckets; and
-    the processes end without closing anything."""
+    """The script has buckets that are made anew after the first pass, `no_sync`, unused parameters and gradients as
+    views of buckets, and its processes end without closing anything."""
     gloo = Script(tmp_path, 2, KINDS, "gloo").parameters()
     ours = Script(tmp_path, 2, KINDS, "covey")
     ours.moved(aggd.serve("j1", EPOCH + 1, 2))
@@ -181,7 +182,7 @@ def test_two_ranks_train_to_the_same_bits_as_with_gloo(aggd: AggdThread, tmp_pat
 
 @pytest.mark.long
 def test_four_ranks_train_to_the_same_bits_as_one_process(aggd: AggdThread, tmp_path: Path) -> None:
-    """Also models of 16 and of 64 bits."""
+    """Models of 16 and of 64 bits are among them."""
     kinds = "plain,bfloat16,float64"
     ours = Script(tmp_path, 4, kinds, "covey")
     ours.moved(aggd.serve("j1", EPOCH + 1, 4))
@@ -232,7 +233,8 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
 async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     agent: Agent, tmp_path: Path, kind: str, by: str
 ) -> None:
-    """`submit --aggregate`: nothing in the script speaks of Covey. Both ranks are on one host: no aggregator."""
+    """With `submit --aggregate` nothing in the script mentions Covey. Both ranks are on one host, so there is no
+    aggregator."""
     root = str(Path(__file__).parents[2])
 
     def env(rank: int) -> Mapping[str, str]:
@@ -251,7 +253,7 @@ async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
 
 
 def model_of(ranks: int) -> SimpleNamespace:
-    """As much of a DistributedDataParallel as `attach` asks."""
+    """The part of a DistributedDataParallel that `attach` uses."""
     return SimpleNamespace(
         module=SimpleNamespace(named_parameters=list),
         process_group=SimpleNamespace(size=lambda: ranks),
@@ -260,7 +262,7 @@ def model_of(ranks: int) -> SimpleNamespace:
 
 
 async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two connections of one rank would take each other's place at an aggregator."""
+    """Two connections of one rank would replace each other at an aggregator."""
     import covey.torch
 
     for name, value in agent.environ(COVEY_RANK="0").items():
@@ -274,7 +276,7 @@ async def test_models_of_one_process_share_its_connection(agent: Agent, monkeypa
 async def test_ranks_that_torchrun_started_are_not_averaged_one_by_one(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four processes under one worker of the job: each would be the only rank."""
+    """Four processes run under one worker of the job: each would be the only rank."""
     import covey.torch
 
     for name, value in agent.environ(COVEY_RANK="0", COVEY_WORLD_SIZE="1").items():

@@ -13,7 +13,7 @@ from covey.wire.job import Join, Joined, Refusal, decoder
 
 
 class Pipe:
-    """Bytes that have come, and then the end."""
+    """A stream with bytes that have come, and then the end."""
 
     peer, uid, same_host = "unix:/test", 0, True
 

@@ -45,7 +45,7 @@ class TrainingRanks(PlayedRanks):
             client.moved(at)
 
     def train(self, rank: int, client: TensorClient) -> None:
-        """Each iteration adds to a model and sums gradients, some at once and some after another."""
+        """A training whose iterations add to a model and sum gradients, some at once and some one after another."""
         held = {name: client.model(name, np.zeros(size, np.float32)) for name, size in SIZES.items()}
         while self.iterations[rank] < self.until:
             now = self.iterations[rank] + 1
@@ -70,7 +70,7 @@ class TrainingRanks(PlayedRanks):
         self.end(threads)
 
     def pushed_bytes(self) -> int:
-        """What each had to push once."""
+        """Bytes that the ranks had to push once."""
         return 2 * 4 * sum(SIZES.values()) * sum(self.iterations)
 
 
@@ -99,7 +99,7 @@ def served(aggd: AggdThread, epoch: int, handed_over: bool = False) -> tuple[Job
 
 
 def training(ranks: TrainingRanks, aggd: AggdThread) -> tuple[Sequence[threading.Thread], JobSums]:
-    """All ranks train through this one, and have done so for some iterations."""
+    """All ranks train through this aggregator, and have done so for some iterations."""
     job, at = served(aggd, EPOCH + 1)
     ranks.told(at)
     threads = ranks.start(ranks.train)
@@ -110,7 +110,8 @@ def training(ranks: TrainingRanks, aggd: AggdThread) -> tuple[Sequence[threading
 def test_who_takes_over_before_its_memory_is_ready_keeps_what_ranks_bring(
     aggds: list[AggdThread], ranks: TrainingRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it is written beforehand, which takes longer than ranks need to come: not over what they brought."""
+    """The new owner writes all of its memory beforehand, which takes longer than ranks need to come; it must not
+    overwrite what they brought."""
     monkeypatch.setitem(SIZES, "a", 4_000_000)
     threads, _ = training(ranks, aggds[0])
     for epoch, aggd in ((EPOCH + 2, aggds[1]), (EPOCH + 3, aggds[2])):
@@ -122,7 +123,8 @@ def test_who_takes_over_before_its_memory_is_ready_keeps_what_ranks_bring(
 
 
 def test_nothing_is_pushed_twice_when_an_owner_hands_over(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
-    """From one to the next, to which it brings the model, and on to one to which ranks do, in the middle of it all."""
+    """The first owner hands over to a second, to which it brings the model, and that one to a third, to which ranks
+    bring it, in the middle of it all."""
     threads, former = training(ranks, aggds[0])
     jobs = [former]
     for number, aggd in enumerate(aggds[1:], start=2):
@@ -156,7 +158,8 @@ def test_an_owner_that_dies_while_it_hands_over_is_left_at_once(aggds: list[Aggd
 
 
 def test_a_rank_that_leaves_early_takes_the_others_with_it(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
-    """One with a `covey` of before goes to the new owner at once; the others would wait for it at the old one."""
+    """A rank with an older version of `covey` goes to the new owner at once; the others would wait for it at the old
+    one."""
     threads, former = training(ranks, aggds[0])
     _, handed = served(aggds[1], EPOCH + 2, handed_over=True)
     _, lost = served(aggds[1], EPOCH + 2)
@@ -172,7 +175,7 @@ def test_a_rank_that_leaves_early_takes_the_others_with_it(aggds: list[AggdThrea
 def test_an_owner_that_never_ends_its_connections_is_left(
     aggds: list[AggdThread], ranks: TrainingRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is cut off from those who would tell it, and from nobody else."""
+    """The owner is cut off from those who would tell it, but not from its ranks."""
     monkeypatch.setattr(present_owner, "HANDOVER_S", 0.5)
     threads, former = training(ranks, aggds[0])
     job, at = served(aggds[1], EPOCH + 2, handed_over=True)

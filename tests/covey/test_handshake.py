@@ -1,4 +1,4 @@
-"""Both ends prove that they know a key; strangers are few, and never in the way of others."""
+"""Both ends prove that they know a key; strangers are limited in number, and never hold up others."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_proof_is_good_for_one_key_one_role_one_hello_and_one_nonce() -> None:
 
 
 def test_nobody_knows_a_secret_that_is_none() -> None:
-    """Everybody can compute a proof under the empty key, and present an empty secret."""
+    """Anyone could compute a proof under the empty key, and present an empty secret."""
     for prove in (handshake.proof_of_client, handshake.proof_of_server):
         with pytest.raises(ValueError, match="without a secret"):
             prove(b"", HELLO, NONCE)

@@ -1,4 +1,4 @@
-"""A rank that is lost gets a successor, which goes on where the others wait: threads as ranks, real aggregators."""
+"""A lost rank gets a successor, which continues where the others wait: threads as ranks, real aggregators."""
 
 import io
 import random
@@ -32,7 +32,7 @@ SIZES = {"a": 70_000, "b": 7, "c": 20_001}
 
 
 class Lost(Exception):
-    """This process was killed, here."""
+    """This process was killed, at this point."""
 
 
 class Rank:
@@ -55,7 +55,7 @@ class Rank:
         self.thread.start()
 
     def kill(self) -> None:
-        """All of its connections end, and its script gets no further."""
+        """Kill the process: all of its connections end, and its script gets no further."""
         self.client.close()
 
     def _run(self) -> None:
@@ -74,7 +74,8 @@ class Rank:
             raise Lost(f"rank {self.rank} in step {step} {where}")
 
     def _train(self) -> bytes:
-        """Momentum over the mean of what ranks draw; a tensor that is used in every third step only."""
+        """The training: momentum over the mean of what ranks draw, with a tensor that is used only in every third
+        step."""
         draws = np.random.default_rng(self.rank)
         w = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}
         m = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}
@@ -142,7 +143,7 @@ class HealingGang:
         return AggdThread(folder)
 
     def serve(self, table: int) -> None:
-        """Named under a new epoch, to everybody."""
+        """Serve a table under a new epoch, and name it to all ranks."""
         self.epoch += 1
         job = JOB if table == 0 else JobId(f"{JOB}/{table}")
         self.owners[table].order(Serve(job, self.epoch, self.ranks, SECRET))
@@ -150,7 +151,7 @@ class HealingGang:
         self.at = [*self.at[:table], at, *self.at[table + 1 :]]
 
     def lose_owner(self, table: int) -> None:
-        """Its aggregator dies with all that it held; another one takes its place."""
+        """The owner's aggregator dies with all that it held; another one takes its place."""
         self.owners[table].kill()
         self.owners[table] = self._aggd()
         self.serve(table)
@@ -163,7 +164,7 @@ class HealingGang:
             rank.start()
 
     def replace(self, rank: int) -> Rank:
-        """What was there is dead."""
+        """Start a successor of a rank whose process is dead."""
         self.now[rank].kill()
         self.now[rank].thread.join(10)
         assert not self.now[rank].thread.is_alive()
@@ -172,7 +173,7 @@ class HealingGang:
         return self.now[rank]
 
     def end(self) -> list[bytes]:
-        """What each rank found."""
+        """The result of each rank."""
         end_s = time.monotonic() + WITHIN_S
         for rank in self.now.values():
             rank.thread.join(max(0.0, end_s - time.monotonic()))
@@ -207,7 +208,7 @@ def gang(tmp_path: Path) -> Iterator[HealingGang]:
 
 
 def lost(gang: HealingGang, rank: int) -> None:
-    """It is, by itself."""
+    """Wait until the rank is lost by itself."""
     gang.now[rank].thread.join(WITHIN_S)
     assert not gang.now[rank].thread.is_alive() and isinstance(gang.now[rank].error, Lost), gang.now[rank].error
 
@@ -220,7 +221,7 @@ WHERE = ["before it pushes", "after a", "after b", "after c", "with its results"
 def test_a_rank_that_is_lost_anywhere_in_a_step_is_replaced(
     gang: HealingGang, where: str, step: int, gathers_max: int
 ) -> None:
-    """What is its own lies with all others, or with two neighbours where ranks are many."""
+    """Its own state is with all other ranks, or with two neighbours when there are many ranks."""
     gang.gathers_max = gathers_max
     gang.now = {rank: Rank(gang, rank, 0) for rank in range(3)}
     gang.now[1].lost_at = lambda at, here: (at, here) == (step, where)
@@ -300,7 +301,7 @@ def test_ranks_and_owners_that_die_at_any_time_leave_the_same_bits(tmp_path: Pat
 
 
 def test_a_result_is_used_only_once_what_is_every_ranks_own_is_here(gang: HealingGang) -> None:
-    """Else a rank could get ahead of all that anybody keeps of another one, which is then lost."""
+    """Otherwise a rank could get ahead of the newest own state that is kept of another rank, which is then lost."""
     clients = [Rank(gang, rank, 0).client for rank in range(3)]
     states = []
     for rank, client in enumerate(clients):

@@ -1,4 +1,4 @@
-"""What one rank makes of what others say when a rank was lost: late, repeated, and for a process before it."""
+"""The messages that one rank gets when another was lost: late ones, repeated ones, and those for an earlier process."""
 
 import threading
 import time
@@ -24,12 +24,12 @@ from tests.quiet import until_blocked
 
 
 class Words:
-    """What one rank tells others, who give it what they hold, if it asks for that."""
+    """The messages that one rank sends to others, which give it what they hold if it asks for that."""
 
     def __init__(self) -> None:
         self.said: list[Tell] = []
         self.holds: dict[int, HeldState] = {}
-        """Of ranks that give."""
+        """The states that ranks give, by rank."""
         self.to: Healing
 
     def tell(self, said: Tell) -> None:
@@ -46,7 +46,8 @@ class Words:
         return [said for said in self.said if said.about is about]
 
     def has(self, rank: int, to: int, step: int, state: dict[str, Any] | None = None, **more: object) -> None:
-        """That rank answers that it has this state, at the beginning of that step; `to`: which process asked."""
+        """A rank answers that it has this state, at the beginning of that step; `to`: incarnation of the process that
+        asked."""
         held = HeldState({"w": np.arange(3, dtype=np.float32)} if state is None else state, b"rounds")
         held.make_sum()
         self.holds.setdefault(rank, held)
@@ -72,7 +73,7 @@ def sum_of(own: bytes) -> bytes:
 
 
 def waits(healing: Healing, until_set: threading.Event) -> threading.Thread:
-    """A script that waits for a tensor until that is set."""
+    """A thread of a script that waits for a tensor until the event is set."""
 
     def wait() -> None:
         with healing.waiting():
@@ -124,7 +125,7 @@ def handed_over(healing: Healing, incarnation: int) -> None:
 
 
 def test_nothing_of_a_later_step_is_pushed_before_a_successor_is_past_its_first() -> None:
-    """What the lost process had pushed for that step would complete rounds of which the successor lacks the last."""
+    """Pushes of the lost process for that step would complete rounds whose predecessor's result the successor lacks."""
     words, done = Words(), threading.Event()
     healing = made(words)
     healing.begin({"w": np.ones(3, np.float32)})
@@ -284,7 +285,7 @@ def test_nothing_is_pushed_before_a_neighbour_has_what_is_the_ranks_own() -> Non
 
 
 def test_what_a_neighbour_says_it_keeps_of_an_earlier_process_is_not_waited_out() -> None:
-    """That one was a step further, so its answer is newer than any that this one gets in this step."""
+    """The earlier process was a step further, so the answer to it is newer than any that this one gets in this step."""
     words, done = Words(), threading.Event()
     healing = made(words)
     healing.begin({})
@@ -379,7 +380,8 @@ def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:
 
 
 def test_who_has_come_to_a_ranks_host_keeps_nothing_of_it_any_more() -> None:
-    """It would be lost with it. Who goes away again may keep it; one that does not say where it is changes nothing."""
+    """The rank would be lost together with it. A rank that moves away again may keep it; one that does not name its
+    host changes nothing."""
     beside = Beside(0, 4, range(1), "h0")
     assert beside.neighbours == (1, 3)
     for rank, host, then in ((3, "h0", (1, 2)), (1, "h0", (2,)), (2, "", (2,)), (3, "h3", (2, 3)), (0, "h9", (2, 3))):
@@ -391,7 +393,7 @@ def test_who_has_come_to_a_ranks_host_keeps_nothing_of_it_any_more() -> None:
 
 
 def test_a_successor_is_told_where_all_others_are_and_tells_them() -> None:
-    """It has the environment of the time when its rank came to its host; others have come since."""
+    """The successor has the environment of the time when its rank came to its host; other ranks have come since."""
     words = Words()
     of = words, lambda: b"rounds", 0
     old = Healing(0, 3, [1, 2], *of, 0, beside=Beside(0, 3, [0], "h0"))

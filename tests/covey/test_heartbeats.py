@@ -1,4 +1,4 @@
-"""How a script gets on, as its process says when its agent asks for it."""
+"""Reports on a script's progress that its process sends when its agent asks for them."""
 
 import asyncio
 import contextlib

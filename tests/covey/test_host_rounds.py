@@ -43,7 +43,7 @@ class Gang(PlayedRanks):
     def __init__(
         self, folder: Path, hosts: Sequence[int], order: Order = "tree", tables: int = 0, lanes: int = 1
     ) -> None:
-        """`hosts`: how many ranks each has; `lanes`: of each aggregator."""
+        """`hosts`: number of ranks on each host; `lanes`: number of lanes of each aggregator."""
         self.lanes = lanes
         self.folder, self.ranks, self.tables = folder, sum(hosts), tables or len(hosts)
         self.said = [io.StringIO() for _ in range(self.ranks)]
@@ -73,7 +73,7 @@ class Gang(PlayedRanks):
         self.epoch = GRANT
 
     def share(self, but: Sequence[int] = ()) -> None:
-        """All ranks but these are given the memory of their host."""
+        """Give the memory of their host to all ranks but these."""
         for ranks, descriptor in zip(self.members, self.memories, strict=True):
             for rank in ranks:
                 if rank in but:
@@ -83,7 +83,7 @@ class Gang(PlayedRanks):
                     self.clients[rank].memory_is(TensorMemory(os.dup(descriptor), rank, self.ranks))
 
     def serve(self) -> list[AggdThread]:
-        """New owners of all tables, of which every rank is told."""
+        """New owners of all tables; every rank is told."""
         self.epoch += 1
         owners = []
         for table in range(self.tables):
@@ -126,7 +126,8 @@ def gang(folder: Path, *hosts: int, order: Order = "tree", tables: int = 0, lane
 
 
 def check(tensors: Sequence[Tensor], ranks: int, rounds: int, order: Order = "tree") -> Script:
-    """All rounds of these, each begun by all ranks before it is waited for, with the bits of one process."""
+    """A script for all rounds of these tensors, each begun by all ranks before it is waited for, with the bits of one
+    process."""
     wanted = {tensor: reference(tensor, ranks, rounds, order) for tensor in tensors}
 
     def script(rank: int, client: TensorClient) -> None:
@@ -243,7 +244,7 @@ def test_every_rank_of_a_host_hears_that_another_host_means_another_tensor(tmp_p
 
 
 def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time it is said all ranks of the host wake up, also the one that says it."""
+    """Each time a refusal is announced all ranks of the host wake up, also the one that announces it."""
     said: list[str] = []
     say_fault = TensorRange.say_fault
 
@@ -286,7 +287,7 @@ def test_a_refusal_that_nobody_waits_for_is_said_once(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("type", TYPES)
 def test_every_type_has_the_bits_that_ranks_get_who_push_alone(tmp_path: Path, type: Type, mean: bool) -> None:
-    """Sums of 16 bits go out in float32, and are rounded once."""
+    """Sums of 16-bit numbers are sent as float32, and rounded once."""
     bits = NUMBERS[type].stored
     found: list[dict[int, bytes]] = []
     for shared in (True, False):
@@ -349,8 +350,8 @@ def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["grad", "model"])
 def test_who_was_interrupted_while_it_spoke_goes_on(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of its Blocks: none is declared or pushed twice. Threads of clients are off, since an interrupt
-    strikes a script's own."""
+    """The interrupt is in the middle of the rank's Blocks: none is declared or pushed twice. Threads of clients are
+    off, since an interrupt strikes a script's own thread."""
     push, calls = AggregatorRounds.push, list[str]()
 
     def interrupted(self: AggregatorRounds, label: str, *sums: Array, blocks: bool, rate: float) -> None:

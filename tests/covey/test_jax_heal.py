@@ -22,11 +22,11 @@ EPOCH, STEPS, RANKS, WITHIN_S = (1 << 32) + 1, 8, 3, 60.0
 
 
 class Lost(Exception):
-    """This process was killed, here."""
+    """This process was killed, at this point."""
 
 
 class JobOfTest:
-    """As much of a JobClient as `covey.jax.state` uses."""
+    """The part of a JobClient that `covey.jax.state` uses."""
 
     def __init__(self, at: AggregatorAt, rank: int, incarnation: int) -> None:
         self.rank, self.world_size, self._incarnation = rank, RANKS, incarnation
@@ -54,7 +54,7 @@ class _NoJob:
 
 
 def handed_over(one: Any, other: Any, own: Any = None, other_own: Any = None) -> Any:
-    """What `other` has become once it got what `one` gave."""
+    """The state `other` after it got what `one` gave."""
     import covey.jax
 
     gives, takes = _NoJob(), _NoJob()
@@ -119,7 +119,7 @@ def test_a_tree_that_changes_its_shape_is_refused_in_the_step() -> None:
 
 
 class JaxGang:
-    """Threads as ranks."""
+    """A gang whose ranks are threads."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

@@ -66,7 +66,7 @@ covey.jax.psum({"a": [jnp.zeros(3), jnp.zeros(3, jnp.int32)]})
 
 @functools.cache
 def parameters(way: str, ranks: int = 2) -> str:
-    """The checksum that all of them end with."""
+    """The checksum that all ranks end with."""
     memory = tensor_layout.make(ranks)
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     cores = sorted(os.sched_getaffinity(0))
@@ -91,7 +91,7 @@ def parameters(way: str, ranks: int = 2) -> str:
 
 @pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.long), "jit"])
 def test_ranks_of_one_core_train_to_the_same_bits_as_one_process(way: str) -> None:
-    """The average is asked for between jitted calls, in one, and beside a sum within a loop of XLA's."""
+    """The script asks for the average between jitted calls, in one, and beside a sum within a loop of XLA."""
     assert parameters(way) == parameters("alone")
 
 

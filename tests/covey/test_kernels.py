@@ -1,4 +1,4 @@
-"""What a rank computes with is found cheaply, in the numpy that it really loaded."""
+"""The kernel with which a rank computes is found cheaply, in the numpy that it really loaded."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ SAY = "import numpy; from covey.healing.kernels import kernel; print(kernel())"
 
 
 def said(**env: str) -> str:
-    """By a process of its own with this environment."""
+    """The kernel that a process with this environment reports."""
     whole = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | env
     done = subprocess.run([sys.executable, "-c", SAY], env=whole, capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""A rank that waits for one that has left is told so, by name: in all ways in which tensors go. Threads as ranks."""
+"""A rank that waits for one that has left is told which, whichever way its tensors go: threads as ranks."""
 
 import contextlib
 import threading
@@ -33,7 +33,7 @@ WITHIN_S = 20.0
 
 
 class Asked:
-    """What an agent does once a second: it asks who adds how that gets on, and says who has ended."""
+    """The agent's work once a second: it asks aggregators how they progress, and tells who has ended."""
 
     def __init__(self, owners: list[AggdThread]) -> None:
         self._owners, self._over = owners, threading.Event()
@@ -64,7 +64,8 @@ def asked(job: Gang) -> Iterator[Asked]:
 
 
 def steps(job: Gang, counts: dict[int, int], last: Callable[[TensorClient], object]) -> dict[int, BaseException]:
-    """Each rank makes so many steps, then `last`; what it raised. Rank 0 stays until all others have ended."""
+    """Each rank makes so many steps, then calls `last`. Returns the errors by rank. Rank 0 stays until all others have
+    ended."""
     raised: dict[int, BaseException] = {}
 
     def run(rank: int, client: TensorClient) -> None:
@@ -117,7 +118,7 @@ def test_who_waits_for_a_rank_that_is_done_is_told_by_name(
 
 @pytest.mark.parametrize("hosts", [(3,), (2, 1), (1, 1, 1)])
 def test_ranks_that_end_moments_apart_are_told_nothing(tmp_path: Path, hosts: tuple[int, ...]) -> None:
-    """One is in `leave()` for a while, and another one takes its last result late."""
+    """One rank is in `leave()` for a while, and another takes its last result late."""
     with gang(tmp_path, *hosts) as job, asked(job):
         job.serve()
         job.share()
@@ -136,7 +137,7 @@ def test_ranks_that_end_moments_apart_are_told_nothing(tmp_path: Path, hosts: tu
 
 
 def test_a_rank_that_ended_is_named_to_who_waits_in_shared_memory_at_once(tmp_path: Path) -> None:
-    """By its agent; who has pushed all is not waited for, and its last sum counts."""
+    """The waiting rank is told by its agent; a rank that has pushed all is not waited for, and its last sum counts."""
     said: list[str] = []
     with gang(tmp_path, 2) as job:
         job.share()
@@ -155,7 +156,7 @@ def test_a_rank_that_ended_is_named_to_who_waits_in_shared_memory_at_once(tmp_pa
 
 
 def test_one_that_ended_is_not_blamed_for_who_is_late(tmp_path: Path) -> None:
-    """It has pushed, and so has this rank; the third one computes."""
+    """The rank that ended has pushed, and so has this rank; the third one computes."""
     with gang(tmp_path, 3) as job:
         job.share()
         handles = [client.push("g", np.ones(40, np.float32)) for client in job.clients[:2]]
@@ -166,7 +167,7 @@ def test_one_that_ended_is_not_blamed_for_who_is_late(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_never_joined_is_named_to_who_waits_for_memory(tmp_path: Path) -> None:
-    """One that ended on another host is no reason why memory of this host does not come."""
+    """A rank that ended on another host is no reason why memory of this host does not come."""
     with gang(tmp_path, 2) as job:
         other = job.clients[1]
         other._gone.host = "h2"
@@ -179,7 +180,7 @@ def test_a_rank_that_never_joined_is_named_to_who_waits_for_memory(tmp_path: Pat
 
 
 def test_a_rank_that_ended_is_named_by_who_adds(tmp_path: Path) -> None:
-    """Though its last push may still come: not before a while has passed; and to who pushes later, too."""
+    """The aggregator waits a while first, since the last push may still come; it also tells ranks that push later."""
     with gang(tmp_path, 1, 1, 1) as job, asked(job) as agent:
         job.serve()
         job.share()
@@ -230,7 +231,7 @@ TWO_HOSTS = ((0, (0, 2)), (3, (2, 4)))
 def test_a_round_waits_in_vain_for_who_pushes_for_himself_and_has_left(
     round: RoundSaid, ended: set[int], leaving: set[int], together: set[int], rank: int | None
 ) -> None:
-    """Who is in `leave()` counts while it is connected and has opened the tensor: a successor may push again."""
+    """A rank in `leave()` counts while it is connected and has opened the tensor: a successor may push again."""
     assert is_in_vain(round, ended, leaving, together) == rank
 
 
@@ -263,7 +264,7 @@ def test_words_name_the_rank_its_host_and_its_last_step() -> None:
 
 
 class Nobody:
-    """Whatever is told, nobody hears it."""
+    """A receiver that ignores all messages."""
 
     def tell(self, said: object) -> None: ...
 
@@ -305,7 +306,7 @@ def test_what_is_a_ranks_own_is_not_told_for_ever_to_who_has_left() -> None:
 
 
 def test_a_gang_with_state_is_told_like_any_other(tmp_path: Path) -> None:
-    """By who adds; rank 0 makes 2 steps of `job.state`, rank 1 wants 4."""
+    """The aggregator tells it; rank 0 makes 2 steps of `job.state`, rank 1 wants 4."""
     with gang(tmp_path, 1, 1) as job, asked(job):
         job.serve()
         for client in job.clients:

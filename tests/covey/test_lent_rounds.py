@@ -1,4 +1,5 @@
-"""Contributions that ranks read where scripts have them: threads as ranks, real processes, and what cannot be read."""
+"""Contributions that ranks read in the scripts' memory: threads as ranks, real processes, and memory that cannot be
+read."""
 
 import ctypes
 import mmap
@@ -37,7 +38,7 @@ FORBIDDEN = Path(peer_memory.YAMA).exists() and Path(peer_memory.YAMA).read_text
 
 
 def kernel_reads() -> bool:
-    """Some sandboxes have no such system call."""
+    """Whether the kernel has the system call; some sandboxes do not."""
     try:
         return myself().is_there
     except Unreadable:
@@ -50,7 +51,7 @@ MAY_READ = pytest.mark.skipif(FORBIDDEN, reason=f"{peer_memory.YAMA} forbids it 
 
 @pytest.fixture(autouse=True)
 def every_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is lent, from its second round on, of whatever pages."""
+    """Every array is lent, from its second round on, on any pages."""
     monkeypatch.setattr(lent_rounds, "LEAST_BYTES", SMALL_BYTES + 1)
     monkeypatch.setattr(lent_rounds, "SAME_ROUNDS", 1)
     monkeypatch.setattr(lent_rounds, "PLACES_MAX", 1 << 20)
@@ -59,7 +60,7 @@ def every_array(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rounds in which something was."""
+    """Rounds in which an array was lent."""
     rounds, lend = list[int](), LentRounds.lend
 
     def counted(self: LentRounds, flat: Array, round: int) -> bool:
@@ -72,7 +73,7 @@ def lent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Faulty:
-    """Some reads of others' memory fail, each with the same chance."""
+    """Some reads of other ranks' memory fail, each with the same chance."""
 
     def __init__(self, chance: float, seed: int) -> None:
         self.failed = 0
@@ -168,7 +169,7 @@ def test_owners_that_are_replaced_lose_nothing_that_was_lent(tmp_path: Path, len
 
 
 def test_what_one_rank_of_a_host_pushes_for_itself_is_copied(tmp_path: Path, lent: list[int]) -> None:
-    """Its owner may ask for it once more after the round, when the script writes to its array again."""
+    """The Block's owner may ask for it once more after the round, when the script writes to its array again."""
     with gang(tmp_path, 1, 4) as made:
         made.share()
         made.serve()
@@ -182,7 +183,7 @@ def test_what_one_rank_of_a_host_pushes_for_itself_is_copied(tmp_path: Path, len
 
 @pytest.mark.parametrize("seed", range(8))
 def test_what_cannot_be_read_is_copied_in_that_round(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever rank fails in whichever part of whichever round, in any number of them."""
+    """Any rank may fail in any part of any round, in any number of rounds."""
     faulty = Faulty(random.Random(seed).choice((0.02, 0.2, 1.0)), seed)
     faulty.install(monkeypatch)
     shared = play(2 + seed % 4, ORDERS[seed % 2], ("grad", "model")[seed // 2 % 2], 6, seed, 300_007)
@@ -199,7 +200,7 @@ def test_after_that_nothing_of_the_tensor_is_lent(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_pid_that_is_another_process_is_not_read(monkeypatch: pytest.MonkeyPatch, lent: list[int]) -> None:
-    """As where ranks of one host are in containers of their own."""
+    """This happens where ranks of one host are in containers of their own."""
     here = myself()
     monkeypatch.setattr(lent_rounds, "myself", lambda: Peer(here.pid, here.at, bytes(16)))
     shared = play(2, "tree", "grad", 3, 1)
@@ -234,7 +235,7 @@ def test_a_job_may_be_kept_from_it(said: str) -> None:
 
 
 def test_garbage_where_a_rank_says_that_it_lends_is_copied_or_told() -> None:
-    """Whatever stands there: a sum, or an error that names the tensor, and nobody dies of it."""
+    """Whatever is stored there, the result is a sum, or an error that names the tensor, and no rank dies."""
     found = 0
     for seed in range(40):
         rng = random.Random(seed)
@@ -341,7 +342,7 @@ client.push_pull("t", array)
 
 @MAY_READ
 def test_who_waits_for_a_rank_that_died_after_it_lent_says_so() -> None:
-    """As it waits for one that died after it copied: the job is started anew."""
+    """It waits as for a rank that died after it copied: the job is started anew."""
     memory, (read, write) = tensor_layout.make(2), os.pipe()
     started = [
         subprocess.Popen(
@@ -375,7 +376,7 @@ def test_processes_of_a_plain_user_read_one_another_and_of_two_copy() -> None:
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[str]]:
-    """A process that says where 16 KiB of it lie, and sleeps."""
+    """A process that prints the address of 16 KiB of its memory, and sleeps."""
     text = "import numpy, time; a = numpy.arange(4096, dtype='f4'); print(a.ctypes.data, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as process:
         yield process

@@ -34,7 +34,7 @@ SAYS = "from covey.healing.likeness import likeness; print(likeness().bits, like
 
 
 class Told:
-    """Of one rank: what it tells others, and people."""
+    """The messages that one rank sends to others, and to people."""
 
     def __init__(self, like: Likeness | None, incarnation: int = 0) -> None:
         self.said: list[Tell] = []
@@ -114,7 +114,7 @@ def test_a_neighbour_that_is_unlike_is_named_to_people_once(other: Likeness, wor
 
 
 def recovered(like: Likeness, source: Likeness, lost: Likeness | None) -> tuple[Told, StateLost | None]:
-    """A successor that is `like` this, and the two others' answers."""
+    """A successor that is `like` this, after the answers of the two others."""
     told, failed, said = Told(like, 1), list[StateLost](), list[str]()
 
     def recover() -> None:

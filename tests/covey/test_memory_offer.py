@@ -39,7 +39,7 @@ async def both(agent: Agent, **of_rank_0: str) -> tuple[JobClient, JobClient]:
 
 
 async def add(clients: tuple[JobClient, ...], name: str = "g", size: int = 50_000) -> None:
-    """A round of all of them."""
+    """All clients do one round."""
 
     def one(client: JobClient) -> Any:
         return client.tensors.push_pull(name, np.full(size, 1.5, np.float32))
@@ -79,7 +79,7 @@ async def test_ranks_of_one_host_add_without_an_aggregator_and_without_an_agent(
 
 
 async def test_the_agent_hears_how_large_tensors_are(agent: Agent) -> None:
-    """From which the scheduler learns the skew of a model."""
+    """The scheduler learns the skew of a model from this."""
     clients = await both(agent)
     await add(clients, "large", 50_000)
     await add(clients, "small", 1000)
@@ -112,7 +112,8 @@ async def test_an_agent_that_begins_anew_leaves_the_memory_to_those_who_have_it(
 async def test_ranks_that_meet_a_new_agent_before_all_have_the_memory_use_none(
     agent: Agent, aggd: AggdThread, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 0 was given it, the agent began anew, and to rank 1 it says that there is none; then to rank 0 too."""
+    """Rank 0 was given the memory, then the agent began anew; it tells rank 1 that there is none, and then rank 0
+    too."""
     clients = await both(agent)
     await until(lambda: clients[0]._memory.now == clients[1]._memory.now == 2)
     await end(clients[1])
@@ -184,7 +185,7 @@ async def test_ranks_on_two_hosts_wait_for_no_memory(agent: Agent, aggd: AggdThr
 async def test_ranks_of_a_larger_job_share_memory_if_they_are_in_a_row(
     agent: Agent, aggd: AggdThread, here: tuple[int, int], shared: bool
 ) -> None:
-    """Ranks 2 and 3 of four: the others' part is pushed by a client of its own, one by one."""
+    """The ranks are 2 and 3 of four; the others' part is pushed by a client of its own, one by one."""
     import msgspec
 
     spec = ranks("j1", "x", count=4)

@@ -53,7 +53,7 @@ def near_links(ranks: Ranks) -> list[bool]:
 
 
 def play(ranks: Ranks, script: Callable[[int, TensorClient], None]) -> None:
-    """Until all have ended; who waits for ever is told that it is over."""
+    """Run the script until all ranks have ended; clients that wait for ever are closed."""
 
     def end() -> None:
         for client in ranks.clients:
@@ -205,7 +205,7 @@ def test_pages_of_any_place_and_length_come_as_they_are() -> None:
 
 
 def test_what_was_given_back_and_not_read_yet_is_not_overwritten() -> None:
-    """A job ends while its last result is on its way to a rank: its memory may be needed for another one."""
+    """A job ends while its last result is on its way to a rank: its memory may be needed for another job."""
     size = 200_000
     block = bytearray(4 * size)  # glibc: from now on memory of this size is not mapped for itself
     del block
@@ -324,7 +324,7 @@ def test_a_result_is_whole_whatever_came_early(parts: tuple[int, ...]) -> None:
 
 
 def test_what_was_pushed_stays_until_the_result_is_whole() -> None:
-    """An aggregator that dies now would need it again."""
+    """An aggregator that died now would need the contribution again."""
     memory = bytearray(b"." * 40)
     out, given = memoryview(memory)[:24], memoryview(memory)[16:40]
     copy = EarlyCopy(TWO_PARTS, out, [given])

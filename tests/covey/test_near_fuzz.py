@@ -1,5 +1,5 @@
-"""What strangers and broken programs of this host may send over the unix sockets of an aggregator, and hand over with
-it: random and mutated bytes, frames cut short or of wrong sizes, descriptors, pipes that are none."""
+"""Bytes that strangers and broken programs of this host may send over the unix sockets of an aggregator, and
+descriptors with them: random and mutated bytes, frames cut short or with wrong sizes, descriptors, false pipes."""
 
 import array
 import asyncio
@@ -44,7 +44,7 @@ from tests.plugins.aggregator.loopback import SECRET, AggdThread
 JOB, EPOCH = JobId("j1"), (1 << 32) + 1
 COUNT = LEAST_BYTES // 4 + 3
 DECLARED = Declared("w", "model", (COUNT,), LEAST_BYTES)
-"""Of two parts; the first one goes as pages."""
+"""A tensor of two parts; the first one is sent as pages."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def aggd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AggdThread]:
 
 @pytest.fixture(scope="module")
 def laneless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AggdThread]:
-    """Its lanes never come."""
+    """An aggregator whose lanes never come."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RealProcesses, "start_program", no_program)
         running = AggdThread(tmp_path_factory.mktemp("laneless"), near="near.sock", lanes=2)
@@ -79,7 +79,7 @@ def say(op: TensorOp, payload: bytes = b"", **fields: int) -> bytes:
 
 
 def talk() -> bytes:
-    """A good one, after the handshake."""
+    """The bytes of a good connection, after the handshake."""
     state = np.zeros(COUNT, np.float32).tobytes()
     opened = say(TensorOp.OPEN, pack_declared(DECLARED), flags=WANT)
     said = [opened]
@@ -91,7 +91,7 @@ def talk() -> bytes:
 
 
 class NearRank:
-    """Somebody at the unix socket for ranks; `proven`: who knows the job's secret."""
+    """A client at the unix socket for ranks; `proven`: it knows the job's secret."""
 
     def __init__(self, path: str, proven: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -114,14 +114,14 @@ class NearRank:
         return found
 
     def send(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        """All of it, unless the other end has had enough."""
+        """Send all of it, unless the other end has closed."""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         with contextlib.suppress(ConnectionError):
             sent = self.socket.sendmsg([data], ancillary) if data else 0
             self.socket.sendall(data[sent:])
 
     def end(self) -> None:
-        """It says no more; whatever aggd says then is read, until it ends the connection."""
+        """Send nothing more, and read what aggd sends until it ends the connection."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
@@ -146,7 +146,7 @@ def still_works(aggd: AggdThread) -> None:
 
 
 def changed(chance: random.Random, data: bytes) -> bytes:
-    """Bits turned, a piece left out or said twice, the end cut off."""
+    """The data with bits turned, a piece left out or repeated, or the end cut off."""
     made = bytearray(data)
     for _ in range(chance.randrange(1, 4)):
         at, size = chance.randrange(len(made)), chance.choice((1, 7, HEADER_BYTES, LEAST_BYTES))
@@ -191,7 +191,8 @@ def test_random_and_mutated_bytes_at_the_unix_socket_never_stop_it(
 
 @pytest.mark.parametrize("proven", [False, True])
 def test_descriptors_that_come_along_are_kept_by_nobody(aggd: AggdThread, tmp_path: Path, proven: bool) -> None:
-    """Of files, sockets, pipes, one's own, and as many as a message takes."""
+    """The descriptors are of files, sockets and pipes, also of the connection itself, and as many as a message
+    takes."""
     still_works(aggd)
     before = open_files()
     ours, theirs = socket.socketpair()
@@ -216,7 +217,7 @@ def test_descriptors_that_come_along_are_kept_by_nobody(aggd: AggdThread, tmp_pa
 @given(data=st.one_of(st.binary(min_size=1, max_size=200), st.integers(0, 1 << 31)))
 @settings(max_examples=30, deadline=None)
 def test_who_is_no_lane_ends_its_own_connection_only(laneless: AggdThread, data: bytes | int) -> None:
-    """Whatever is said at the socket of lanes, of which this one is taken for one."""
+    """The stranger sends any bytes to the socket of lanes, where it is taken for a lane."""
     aggd = laneless
     size = data.to_bytes(4, "little") + b"x" if isinstance(data, int) else data
     with socket.socket(socket.AF_UNIX) as stranger:
@@ -234,7 +235,7 @@ def test_who_is_no_lane_ends_its_own_connection_only(laneless: AggdThread, data:
 
 
 class FalseAggregator:
-    """Welcomes whoever comes to its unix socket, then says what it likes."""
+    """An aggregator that welcomes every connection to its unix socket, then sends what it likes."""
 
     def __init__(self, path: Path, says: list[bytes]) -> None:
         self.path, self._says = str(path), says
@@ -266,7 +267,8 @@ class FalseAggregator:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_survives_whatever_an_aggregator_of_its_host_says(tmp_path: Path, seed: int) -> None:
-    """It reports each connection that is of no use, writes no result that was not whole, and goes to the next owner."""
+    """The rank reports each connection that is of no use, writes no result that was not whole, and goes to the next
+    owner."""
     chance, before = random.Random(seed), open_files()
     result = b"".join(
         say(TensorOp.RESULT, np.full(COUNT, 9, np.float32).tobytes()[slice(*DECLARED.span(part))], part=part, round=1)
@@ -346,7 +348,7 @@ def test_pages_of_any_sizes_come_whole_through_a_pipe_however_little_is_taken(si
 
 
 def test_where_there_are_no_descriptors_left_numbers_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has as many as it may."""
+    """The process has as many descriptors as it may have."""
 
     def none_left(descriptor: int) -> int:
         raise OSError(24, "Too many open files")

@@ -1,5 +1,5 @@
-"""Every object that a script gets from us, used in a thread, in a forked child, pickled, and in an interpreter of its
-own: it works there, to the byte, or says what to do. What it holds of the operating system is never shared."""
+"""Every object that a script gets from Covey, used in a thread, in a forked child, after pickling, and in another
+interpreter: it works there, to the byte, or says what to do. Its system resources are never shared."""
 
 import ast
 import functools
@@ -43,16 +43,16 @@ WORKERS = 4
 
 
 class Kind(NamedTuple):
-    """One of our classes, and what comes of it elsewhere."""
+    """One of Covey's classes, and how it behaves in another process."""
 
     made: Callable[[LiveVolume], Any]
     use: Callable[[Any], bytes]
     right: bytes | None = None
-    """What `use` gives; None: what it gave where it was made."""
+    """The bytes that `use` returns; None: those that it returned where the object was made."""
     forked: str = ""
-    """What a forked child is told to do; empty: it works there."""
+    """The message for a forked child; empty: the object works there."""
     pickled: str = ""
-    """What whoever pickles it is told to do; empty: it works where it is unpickled."""
+    """The message for whoever pickles it; empty: the object works where it is unpickled."""
 
 
 def a_memory(volume: LiveVolume) -> RemoteMemory:
@@ -69,7 +69,7 @@ def an_array(volume: LiveVolume) -> RemoteArray:
 
 
 OPEN: list[TensorClient] = []
-"""Closed after each test: their threads would go on in the tests that come after."""
+"""Clients that are closed after each test: their threads would continue in later tests."""
 
 
 def a_client(**more: Any) -> TensorClient:
@@ -118,7 +118,7 @@ HELD = {
     "JittedWork": "begins anew (test_jax_share)", "ShareControl": "begins anew (test_sharing)",
     "QueuedWaits": "of ShareControl",
 }  # fmt: skip
-"""Who holds a socket, a thread or shared memory, and by whom a script gets at it."""
+"""Classes that hold a socket, a thread or shared memory, and the object by which a script reaches each."""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ every_kind = pytest.mark.parametrize("made", KINDS, indirect=True)
 
 
 def in_children(*works: Callable[[], bytes]) -> list[bytes]:
-    """What each of these said in a child of its own; all begin at once."""
+    """The output of each function in a child of its own; all begin at once."""
     begin_read, begin = os.pipe()
     reads, children = [], []
     for work in works:
@@ -195,7 +195,8 @@ def _public(name: str) -> Any:
 
 
 def test_whatever_holds_something_of_the_system_is_known_here() -> None:
-    """A class that begins to hold a thread, a socket or mapped memory is to say what becomes of it after a fork."""
+    """A class that begins to hold a thread, a socket or mapped memory must be listed with its behaviour after a
+    fork."""
     holding = {
         "Thread",
         "socket",
@@ -242,7 +243,8 @@ def test_forked_children_have_right_contents_or_are_told(made: tuple[Kind, Any])
 
 
 def _many(use: Callable[[Any], bytes], thing: Any) -> bytes:
-    """Several times, so that what two processes share shows: the first answer that differs, else the answer."""
+    """The answer of several tries, so that what two processes share shows: the first one that differs, else the common
+    one."""
     said = [used.tried(use, thing) for _ in range(20)]
     return next((other for other in said if other != said[0]), said[0])
 
@@ -266,7 +268,7 @@ def test_pickled_it_works_or_says_what_to_do(made: tuple[Kind, Any]) -> None:
 
 
 def test_children_of_a_memory_read_and_write_beside_their_parent(volume: LiveVolume) -> None:
-    """Each in its part: what it wrote is what it reads, and afterwards everybody reads all of it."""
+    """Each child works in its part: it reads what it wrote, and afterwards every process reads all of it."""
     with a_memory(volume) as memory:
         memory.read(0, 1)
         part = used.PAGES // WORKERS
@@ -285,7 +287,7 @@ def test_children_of_a_memory_read_and_write_beside_their_parent(volume: LiveVol
 
 
 def test_a_fork_in_the_middle_of_a_request_fails_it_in_the_child_alone(volume: LiveVolume) -> None:
-    """By a handler of a signal, say: the answer goes to the parent, so the child is never given one."""
+    """The handler of a signal may fork, for example: the answer goes to the parent, so the child never gets one."""
     with a_memory(volume) as memory:
         link, step = memory._link, memory._link.step
         children: list[int] = []
@@ -341,8 +343,8 @@ def test_a_child_that_has_its_parents_pid_is_another_process() -> None:
 
 
 def test_a_child_and_its_parent_are_each_given_their_own_answer(volume: LiveVolume) -> None:
-    """The child's request is answered while the parent asks: over one connection, and from one number of requests on,
-    the parent would take the child's page for its own."""
+    """The child's request is answered while the parent asks: with one shared connection and one count of requests, the
+    parent would take the child's page for its own."""
     with a_memory(volume) as memory:
         asked_read, asked = os.pipe()
         goes_on, go_on = os.pipe()

@@ -1,4 +1,4 @@
-"""What is each rank's own, as all ranks gather it in each step: rows, their sums, and what is made of these."""
+"""Every rank's own state, gathered by all ranks in each step: rows, their sums, and what follows from these."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ SHORT_S = 0.1
 
 
 def total(rows: list[Any]) -> bytes:
-    """As aggregators add them."""
+    """The sum of the rows, added as aggregators add them."""
     found: bytes = reduce(np.add, rows).tobytes()
     return found
 
@@ -36,7 +36,7 @@ def total(rows: list[Any]) -> bytes:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(PRINTABLE, PRINTABLE, st.booleans()), min_size=1, max_size=5), st.data())
 def test_what_each_rank_says_arrives_as_it_left(said: list[tuple[str, str, bool]], data: Any) -> None:
-    """Characters are added as numbers, four in one; a part of what was there before may stay as it is."""
+    """Characters are added as numbers, four in one; a part of the earlier state may stay unchanged."""
     ranks = len(said)
     before, now = [], []
     for old, new, is_given in said:
@@ -52,7 +52,7 @@ def test_what_each_rank_says_arrives_as_it_left(said: list[tuple[str, str, bool]
 
 
 def test_every_ascii_character_passes_through_an_addition_anywhere_in_a_number() -> None:
-    """Minus zero, infinity and what is no number need a character above 127."""
+    """Minus zero, infinity and NaN need a character above 127."""
     each = bytes(range(1, 128))
     for shift in range(4):
         now = b"x" * shift + each + each[::-1]
@@ -92,7 +92,7 @@ def test_what_is_no_such_array_is_refused() -> None:
 
 
 class PlayedSums:
-    """Adds rows of ranks in threads; a result is there once all have pushed."""
+    """A stand-in that adds rows of ranks in threads; a result is there once all have pushed."""
 
     part_bytes = 1 << 16
     order = "tree"
@@ -135,7 +135,7 @@ def ended(gather: OwnGather) -> None:
 
 
 def rows_of(gather: OwnGather) -> Callable[[str], Any]:
-    """Waits for them."""
+    """A function that waits for the rows."""
     sums: Any = gather._sums
     return lambda name: sums.wait(name, None, None)
 
@@ -217,7 +217,7 @@ def test_no_result_is_given_out_before_what_is_every_ranks_own_is_here() -> None
 
 
 def test_a_rank_that_waits_gives_what_is_every_ranks_own_although_it_waits_for_that() -> None:
-    """The thread that hears others must not wait for the one that waits for a sum."""
+    """The thread that receives from other ranks must not wait for the thread that waits for a sum."""
     words, result = Words(), threading.Event()
     _, each = gathers(2)
     healing = healing_of(each[0], words)
@@ -239,7 +239,7 @@ def test_a_rank_that_waits_gives_what_is_every_ranks_own_although_it_waits_for_t
 
 @pytest.mark.parametrize(("gathered_at", "given"), [(5, "[7]"), (4, None)])
 def test_a_successor_takes_what_is_its_own_from_any_rank_that_is_furthest(gathered_at: int, given: str | None) -> None:
-    """Of a step in which nothing was gathered nobody has it."""
+    """No rank has the own state of a step in which nothing was gathered."""
     words = Words()
     _, each = gathers(2)
     healing = healing_of(each[1], words, rank=1, incarnation=1)

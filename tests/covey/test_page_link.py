@@ -22,7 +22,7 @@ LIMITS = RankLimits(epoch=4, idle=0.5, busy=0.25, failsafe=0.1, lease_ns=10**15,
 
 
 class User:
-    """Who goes by the limits."""
+    """A user of the pages that obeys the limits."""
 
     def __init__(self) -> None:
         self.came = self.lost = 0
@@ -111,7 +111,7 @@ async def test_no_descriptor_is_left_behind(agent: Agent) -> None:
 
 
 async def test_a_flag_of_a_rank_that_has_gone_is_not_sent(agent: Agent) -> None:
-    """Its descriptor may be another file by then."""
+    """The number of its descriptor may belong to another file by then."""
     first, _ = await sharing(agent, 0)
     second, other = await sharing(agent, 1)
     gone = pages_of(agent, 0)

@@ -104,7 +104,7 @@ def test_limits_out_of_bounds_are_refused(impossible: RankLimits) -> None:
 
 
 def test_once_the_lease_is_over_the_failsafe_holds_and_memory_stays() -> None:
-    """AntMan's coordinator that dies at a limit of 0 stops its job for ever."""
+    """In AntMan a coordinator that dies at a limit of 0 stops its job for ever."""
     stopped = RankLimits(1, 0.0, -1, 0.0, 1 << 30, 0.1, lease_ns=100)
     assert rates_at(stopped, 99) == stopped
     over = rates_at(stopped, 100)

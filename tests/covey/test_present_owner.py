@@ -1,4 +1,4 @@
-"""Where a rank pushes, and where next, when an owner hands its table over."""
+"""The owner to which a rank pushes, and the next one, when an owner hands its table over."""
 
 from covey.core.ids import HostId, JobId
 from covey.tensors.aggregator.present_owner import HANDOVER_S, PresentOwner
@@ -20,7 +20,7 @@ def connected(*told: AggregatorAt) -> PresentOwner:
 
 
 def after(owner: PresentOwner) -> AggregatorAt | None:
-    """Where it goes when its connection ends."""
+    """The owner to which the rank goes when the connection ends."""
     assert owner.at is not None
     return owner.ended(owner.at)
 

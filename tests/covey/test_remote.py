@@ -46,7 +46,7 @@ CONFIG = VoldConfig(
 
 
 class Agent:
-    """Answers on `jobs.sock` as the memory plugin would; `vold` is the volume's process."""
+    """A stand-in that answers on `jobs.sock` as the memory plugin would; `vold` is the volume's process."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -56,7 +56,7 @@ class Agent:
         self.welcome = wire.Joined(HostId("h1"), protocol=wire.PROTOCOL, version=VERSION)
         self.vold: Any = None
         self.coming: list[str] = []
-        """Why a volume that is attached is not ready yet."""
+        """Reasons why a volume that is attached is not ready yet."""
 
     async def serve(self, stream: ByteStream) -> None:
         first: wire.FrameUnion = await read_frame(stream, wire.decoder)
@@ -175,7 +175,8 @@ async def test_open_waits_for_as_long_as_the_agent_is_at_work_and_says_what_for(
 
 
 async def test_whoever_has_it_open_does_not_make_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was detached, or cannot be opened: requests fail with what the agent says of it, and say what to do."""
+    """The volume was detached, or cannot be opened: requests fail with what the agent says of it, and say what to
+    do."""
     monkeypatch.setattr(volume_link, "PAUSE_S", 0.01)
     monkeypatch.setattr(volume_link, "RECONNECT_S", 0.2)
     async with an_agent() as agent:
@@ -303,7 +304,7 @@ async def test_a_volume_tells_nothing_to_who_lacks_its_token_and_survives_nonsen
 
 
 async def heard(bench: Bench, hello: bytes) -> headers.Welcome:
-    """What a new connection to the volume is told; then it is closed."""
+    """The volume's welcome to a new connection, which is then closed."""
     stream = await bench.env.bytes.connect(f"unix:{bench.env.run_dir}/vol-data.sock")
     await stream.write(hello)
     answer = bytearray(headers.WELCOME_BYTES)
@@ -347,7 +348,7 @@ async def test_another_version_is_told_so_and_the_agent_hears_what_to_do_once_a_
 
 
 class Other:
-    """In the place of a volume's process: hears a hello, gives `answer` and hangs up."""
+    """A stand-in for a volume's process: receives a hello, sends `answer` and hangs up."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""Arrays in remote memory: scripts of their own over a real volume's process, its pager and a lender."""
+"""Arrays in remote memory: scripts in processes of their own over a real volume's process, its pager and a lender."""
 
 import os
 import signal
@@ -143,7 +143,7 @@ print("good", flush=True)
 
 
 def test_pagers_killed_in_the_middle_of_faults_cost_time_and_no_byte() -> None:
-    """Four of them, while chunks are put in place and written back."""
+    """Four pagers are killed while chunks are put in place and written back."""
     with LiveVolume() as volume, scripted(volume, BUSY.format(words=WORDS)) as script:
         assert heard(script) == "begun"
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""Arrays in remote memory whose script, pager or reader ends at the worst moment, or keeps no more than a view."""
+"""Arrays in remote memory whose script, pager or reader ends at the worst moment, or keeps only a view."""
 
 import os
 import random
@@ -37,7 +37,7 @@ with RemoteArray(PATH, {words}, "uint32", local_budget="2 MiB", mode="r") as arr
 
 
 def test_a_script_killed_while_it_waits_to_write_leaves_no_zeros() -> None:
-    """What it touched and what had not come yet is not here, and must not be written back as if it were."""
+    """Chunks that the script touched and that had not come yet are not here, and must not be written back as zeros."""
     rng = random.Random(5)
     with LiveVolume() as volume:
         volume.run(FILLED.format(words=WORDS))
@@ -52,7 +52,7 @@ def test_a_script_killed_while_it_waits_to_write_leaves_no_zeros() -> None:
 
 
 def test_a_readers_pager_that_is_replaced_writes_nothing_back() -> None:
-    """What the reader has may be older by then than what another array wrote."""
+    """By then the reader may have older bytes than another array wrote."""
     reads = """
 array = RemoteArray(PATH, 100_000, "uint32", local_budget="1 MiB", mode="r")
 assert (array.array == 1).all()
@@ -84,7 +84,7 @@ with RemoteArray(PATH, 100_000, "uint32", local_budget="1 MiB") as array:
 
 
 def test_a_script_may_keep_the_array_alone() -> None:
-    """And when it lets go of that too, what it wrote is at the volume and its pager ends."""
+    """When the script drops the view too, what it wrote is at the volume and its pager ends."""
     said = """
 import gc
 x = RemoteArray(PATH, 2_000_000, "uint8", local_budget="1 MiB").array
@@ -114,7 +114,8 @@ print("all there", len(os.listdir("/proc/self/fd")))
 
 @pytest.mark.parametrize("kept", ["array = ", "x = "], ids=["object", "view"])
 def test_nothing_of_a_childs_own_comes_to_lie_where_the_array_was(kept: str) -> None:
-    """Its memory is not there after a fork; whatever came there instead would go with the array, or be read as it."""
+    """The array's memory is not there after a fork; other memory at its place would be unmapped with the array, or read
+    as it."""
     said = f"""
 import ctypes, gc
 {kept}RemoteArray(PATH, 50_000_000 // 4, "uint8", local_budget="1 MiB").array

@@ -34,7 +34,7 @@ EPOCH = (1 << 32) + 1
 
 
 def say(rounds: Rounds, op: TensorOp, name: str = "", **fields: object) -> list[Frame]:
-    """The aggregator says one frame; what the worker answers."""
+    """The aggregator sends one frame; returns the worker's answer."""
     head, payload = frame(op, job_hash(JOB), rounds.epoch, key=key_of(name), **fields)  # type: ignore[arg-type]
     header = parse(head)
     into = rounds.destination(header)
@@ -45,7 +45,7 @@ def say(rounds: Rounds, op: TensorOp, name: str = "", **fields: object) -> list[
 
 
 def told(frames: object) -> list[tuple[TensorOp, int, int, bytes]]:
-    """(operation, round, part, payload) of frames."""
+    """The frames as (operation, round, part, payload)."""
     found = []
     for head, payload in frames:  # type: ignore[attr-defined]
         header = parse(head)

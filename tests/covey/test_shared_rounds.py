@@ -38,7 +38,7 @@ EPOCH = 1 << 32
 
 
 class SharingRanks(PlayedRanks):
-    """The clients of one job, and their memory."""
+    """The clients of one job, and the memory that they share."""
 
     def __init__(self, ranks: int, order: Order = "tree", patience_s: float = 30.0) -> None:
         self.said = [io.StringIO() for _ in range(ranks)]
@@ -138,7 +138,7 @@ def test_names_may_be_waited_for_in_any_order() -> None:
 
 
 def test_a_rank_that_computes_holds_nobody_up() -> None:
-    """It pushed y, then x, and waits for neither: its thread adds its parts of both."""
+    """The rank pushed y, then x, and waits for neither: its thread adds its parts of both."""
     shared, computing = SharingRanks(2), threading.Event()
     shared.share()
     array = np.ones(100_000, np.float32)
@@ -193,7 +193,7 @@ def test_where_there_is_no_memory_all_go_over_tcp_and_say_so(aggd: AggdThread, m
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_rank_that_cannot_share_takes_all_to_tcp(aggd: AggdThread, late: bool) -> None:
-    """Also where the others had begun a round already, one of them without waiting for it."""
+    """The others may have begun a round already, one of them without waiting for it."""
     shared = SharingRanks(3)
     at = aggd.serve("j1", EPOCH + 1, 3)
     for rank, client in enumerate(shared.clients):
@@ -267,7 +267,8 @@ def test_a_page_that_was_overwritten_is_an_error_of_that_tensor() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 200))
 def test_garbage_in_the_memory_is_refused_or_told(seed: int, count: int) -> None:
-    """Words of its head and directory, and of a tensor's head: whatever stands there, a rank gets words or its sum."""
+    """Words of the memory's head and directory, and of a tensor's head, are overwritten: a rank gets an error or its
+    sum."""
     rng = random.Random(seed)
     shared = SharingRanks(2)
     shared.share()
@@ -357,7 +358,8 @@ def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
 def test_a_refusal_while_a_rank_joins_a_tensor_takes_all_the_same_way(
     aggd: AggdThread, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 has mapped the tensor, and not pushed yet; rank 0, which has, hears that another process cannot share."""
+    """Rank 1 has mapped the tensor and not pushed yet; rank 0, which has pushed, hears that another process cannot
+    share."""
     shared = SharingRanks(2)
     shared.share()
     at = aggd.serve("j1", EPOCH + 1, 2)
@@ -385,7 +387,7 @@ def test_a_refusal_while_a_rank_joins_a_tensor_takes_all_the_same_way(
 
 
 def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of this rank's part of a model: nothing is added twice."""
+    """The interrupt is in the middle of this rank's part of a model: nothing is added twice."""
     shared = SharingRanks(1)
     shared.share()
     (client,) = shared.clients
@@ -407,7 +409,7 @@ def test_a_wait_that_was_interrupted_is_gone_on_with(monkeypatch: pytest.MonkeyP
 
 
 def test_no_round_begins_before_the_result_of_the_last_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slot may be read still."""
+    """The slot of the last round may still be read."""
     shared = SharingRanks(2)
     shared.share()
     client, array = shared.clients[0], np.ones(50_000, np.float32)
@@ -491,8 +493,8 @@ client.close()
 
 
 def test_processes_that_begin_tensors_in_any_order_get_places_of_their_own() -> None:
-    """Real processes: threads would keep one another from the directory by locks of Python's. So would a lock of POSIX
-    not, which is gone when any mapping of the file is."""
+    """Real processes are needed: threads would keep one another from the directory by locks of Python. A POSIX lock
+    would not work, since it is gone when any mapping of the file is."""
     memory, ranks = tensor_layout.make(4), 4
     started = [
         subprocess.Popen(

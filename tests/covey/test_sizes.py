@@ -1,4 +1,4 @@
-"""Every size at which something changes on the way of a tensor (docs/design/SIZES.md): listed, walked by ranks."""
+"""Every size at which the handling of a tensor changes (docs/design/SIZES.md): listed, walked by ranks."""
 
 import ast
 import threading
@@ -44,13 +44,13 @@ ON_THE_WAY = [
     *sorted((ROOT / "plugins/aggregator/datapath").rglob("*.py")),
 ]
 UNLIKE = {"PIECE", "ROOM", "AT_A_TIME"}
-"""Sizes that are named otherwise."""
+"""Sizes whose names have no BYTES."""
 NO_SIZES = {"SECRET_BYTES", "SUM_BYTES", "_HEADER_BYTES"}
-"""Of fields, not of what is sent."""
+"""Names with BYTES that are sizes of fields, not of tensors or messages."""
 
 
 def number(node: ast.expr) -> int | None:
-    """Such as `64 << 10`; None: it is of something else, which is listed."""
+    """The value of an expression such as `64 << 10`; None: it depends on something else, which is listed."""
     match node:
         case ast.Constant(value=int(value)):
             return value
@@ -61,7 +61,7 @@ def number(node: ast.expr) -> int | None:
 
 
 def sizes_in(path: Path) -> dict[str, int]:
-    """Module-level numbers whose names say that they are sizes, as they are written down."""
+    """Module-level numbers whose names say that they are sizes, as they are written in the source."""
     module = str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
     assigned = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)]
     named = {target.id: node.value for node in assigned for target in node.targets if isinstance(target, ast.Name)}
@@ -70,7 +70,7 @@ def sizes_in(path: Path) -> dict[str, int]:
 
 
 def test_the_page_lists_every_size_and_says_what_it_is() -> None:
-    """One that is new, or another: a line of docs/design/SIZES.md, and a tensor on both sides of it, here."""
+    """A new or changed size needs a line in docs/design/SIZES.md, and a tensor on both sides of it here."""
     known = {name: size for path in ON_THE_WAY for name, size in sizes_in(path).items()}
     known |= {
         f"covey.tensors.numbers.blocks.Sizes.{name}": getattr(Sizes(), name)
@@ -81,7 +81,7 @@ def test_the_page_lists_every_size_and_says_what_it_is() -> None:
 
 
 def around(*edges: int, element: int = 4) -> list[int]:
-    """Elements of tensors just below each of these sizes, of it, and just above."""
+    """Numbers of elements of tensors just below each of these sizes, equal to it, and just above."""
     return sorted({edge // element + more for edge in edges for more in (-1, 0, 1)})
 
 
@@ -95,7 +95,7 @@ PLACES = np.arange((LENT_BYTES >> 2) + 2, dtype=np.float32) % 251
 
 
 def value(rank: int, step: int, count: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Whole numbers, so that sums are exact in any order."""
+    """An array of whole numbers, so that sums are exact in any order."""
     return PLACES[:count] + np.float32(rank * 37 + step)
 
 
@@ -126,7 +126,7 @@ class Walker(Rank):
 
 @pytest.mark.parametrize("tables", [1, 3])
 def test_a_lost_rank_goes_on_to_the_same_bits_with_tensors_of_every_size(tmp_path: Path, tables: int) -> None:
-    """Its successor has as many tables as the others, on whatever host; its state takes many pieces."""
+    """The successor has the same number of tables as the others, on any host; its state takes many pieces."""
     job = HealingGang(tmp_path / "g", 2, tables=tables, steps=3)
     job.now = {rank: Walker(job, rank, 0) for rank in range(2)}
     for rank in job.now.values():
@@ -153,7 +153,7 @@ HERE = around(4096, SMALL_BYTES, PIECE * 4, 2 << 20)
 def test_ranks_of_one_host_have_the_sums_of_every_size(
     tmp_path: Path, hosts: tuple[int, ...], sizes: list[int], rounds: int
 ) -> None:
-    """In memory that they share; large ones are lent once they came from one place for a while."""
+    """The ranks add in memory that they share; large tensors are lent once they came from one address for a while."""
     ranks = sum(hosts)
     with gang(tmp_path, *hosts) as job:
         job.serve()
@@ -172,7 +172,7 @@ def test_ranks_of_one_host_have_the_sums_of_every_size(
 
 
 def test_an_aggregator_of_the_same_host_has_the_sums_of_every_size(tmp_path: Path) -> None:
-    """By a unix socket, as pages where they are large."""
+    """Ranks use a unix socket, and send large tensors as pages."""
     owner = AggdThread(tmp_path, near="near.sock")
     clients = [TensorClient(JOB, rank, 2, lambda epoch, why, table: None) for rank in range(2)]
     at = owner.serve(JOB, 1 << 32, 2)

@@ -1,4 +1,4 @@
-"""In which order contributions are added: whole, fixed, and the same wherever ranks are."""
+"""The order in which contributions are added: whole, fixed, and the same wherever ranks are."""
 
 import random
 
@@ -10,7 +10,7 @@ from covey.tensors.numbers.sum_order import ORDERS, Node, Order, addition, nodes
 
 
 def expression(ranks: int, order: Order, arrive: list[int]) -> str:
-    """How the sum is made, if contributions arrive so."""
+    """The expression of the sum, when contributions arrive in this order."""
     held: dict[Node, str] = {}
     waiting = [((rank, rank + 1), str(rank)) for rank in reversed(arrive)]
     while waiting:
@@ -53,7 +53,7 @@ def test_by_rank_it_is_a_plain_loop() -> None:
 
 @given(ranks=st.integers(2, 64), seed=st.integers(0, 1000))
 def test_a_host_with_neighbouring_ranks_sends_few_sums(ranks: int, seed: int) -> None:
-    """Wherever the ranks are: what a host can add on its own leaves at most two sums for each doubling of its ranks."""
+    """Wherever the ranks are, what a host can add on its own leaves at most two sums for each doubling of its ranks."""
     rng = random.Random(seed)
     first = rng.randrange(ranks)
     end = rng.randrange(first, ranks) + 1

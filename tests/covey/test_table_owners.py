@@ -1,4 +1,4 @@
-"""What a rank knows of the owners of its job's tables, and says again to an agent that is back."""
+"""The owners of a job's tables as a rank knows them, and tells an agent that is back."""
 
 from covey.core.ids import HostId, JobId
 from covey.job.table_owners import TableOwners

@@ -1,4 +1,5 @@
-"""What a successor makes of what others give it: pieces late, lost, from ranks that are lost; unlike, cut short."""
+"""A successor's handling of what others give it: pieces that are late, lost, or from lost ranks; different or cut
+short."""
 
 import threading
 import time
@@ -86,7 +87,7 @@ class Given:
         self.healing.told(ToldByRank(rank, About.HAVE, have.step, encode_have(have)))
 
     def lose(self, rank: int) -> None:
-        """Its successor asks, too."""
+        """The rank is lost: its successor asks, too."""
         self.healing.told(ToldByRank(rank, About.NEED, 1, b""))
 
     def recover(self, known: State | None = None, has_own: bool = False, within_s: float = 60.0) -> threading.Thread:
@@ -263,7 +264,7 @@ def test_an_answer_of_which_a_frame_is_missing_is_none() -> None:
 
 
 def streams(sizes: list[int]) -> tuple[dict[int, Stream], list[bytearray]]:
-    """What is held, and a place for it."""
+    """A stream of bytes to give, and memory to receive them."""
     held = Stream([memoryview(np.random.default_rng(size).bytes(size)) for size in sizes])
     return {int(Which.STATE): held}, [bytearray(size) for size in sizes]
 

@@ -1,4 +1,4 @@
-"""Frames of one connection of a rank: small ones go out together, and what came is read at once."""
+"""Frames of one connection of a rank: small ones are sent together, and received bytes are read at once."""
 
 import socket
 from collections.abc import Iterator

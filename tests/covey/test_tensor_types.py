@@ -1,4 +1,4 @@
-"""Tensors of other types than float32: how they are rounded, and that both ways of a tensor add them alike."""
+"""Tensors with other types than float32: their rounding, and that shared memory and aggregators add them alike."""
 
 import struct
 import threading
@@ -35,7 +35,7 @@ from tests.plugins.aggregator.loopback import AggdThread
 
 EPOCH = 1 << 32
 SHAPE = (70, 1001)
-"""More than a small tensor in shared memory, and more than one piece of an addition."""
+"""Shape of a tensor that is larger than a small one in shared memory, and than one piece of an addition."""
 BFLOAT = NUMBERS["bfloat16"]
 Clients = list[TensorClient]
 
@@ -86,7 +86,7 @@ def test_every_bfloat16_is_itself_again(number: int) -> None:
 
 
 def contribution(type: Type, rank: int, round: int) -> np.ndarray:
-    """As it lies in memory."""
+    """A rank's contribution to a round, with the type in which it is stored."""
     rng = np.random.default_rng([rank, round])
     wide = (rng.standard_normal(SHAPE) * 10.0 ** rng.integers(-3, 4, SHAPE)).astype(NUMBERS[type].wide)
     return np.ascontiguousarray(NUMBERS[type].narrow(wide))
@@ -101,7 +101,7 @@ def expected(type: Type, ranks: int, round: int, mean: bool) -> np.ndarray:
 
 @pytest.fixture(params=["shared memory", "an aggregator", "three owners"])
 def clients(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], Clients]]:
-    """Clients of so many ranks, by each way."""
+    """A function that makes clients for so many ranks, for each way of a tensor."""
     made: Clients = []
     running: list[AggdThread] = []
     tables = 3 if request.param == "three owners" else 1

@@ -136,7 +136,7 @@ def test_an_order_that_there_is_not_is_refused() -> None:
 
 
 def test_rounds_of_many_names_are_under_way_at_once_and_end_in_any_order(aggd: AggdThread) -> None:
-    """As gradients come out of a backward pass: large ones and small ones, from two threads, into the same arrays."""
+    """Gradients come out of a backward pass like this: large and small ones, from two threads, into the same arrays."""
     shapes = [(300_000,), (3,), (70, 100), (0,), (20_000,), (5,)]
     ranks = Ranks(3)
     results: dict[tuple[int, int], bytes] = {}
@@ -195,7 +195,7 @@ def test_a_round_that_nobody_waited_for_is_not_written_over(aggd: AggdThread) ->
 
 
 def test_an_array_that_is_being_sent_again_is_not_given_back(aggd: AggdThread) -> None:
-    """Its result may come meanwhile: over a new connection, from an aggregator that fetched it from another rank."""
+    """Its result may come meanwhile, over a new connection, from an aggregator that fetched it from another rank."""
     ranks = Ranks(1)
     ranks.moved(aggd.serve("j1", EPOCH + 1, 1))
     (client,) = ranks.clients
@@ -256,7 +256,7 @@ def test_an_array_that_cannot_hold_the_result_is_refused_before_anything_is_sent
 
 
 def test_a_killed_aggregator_is_replaced_in_the_middle_without_changing_a_bit(tmp_path: Path) -> None:
-    """Four ranks, three aggregators one after another, killed while rounds are under way."""
+    """Four ranks use three aggregators one after another, which are killed while rounds are under way."""
     shape, rounds = (40_000,), 24
     first = AggdThread(tmp_path, control="a.sock")
     ranks = Ranks(4)
@@ -450,7 +450,7 @@ def test_lower_and_equal_epochs_are_no_news(aggd: AggdThread) -> None:
 
 
 def hostile(answers: bytes) -> tuple[AggregatorAt, socket.socket]:
-    """A listener that says `answers` to whoever connects, and a word where it is."""
+    """A listener that sends `answers` to each connection, and its address for ranks."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

@@ -15,7 +15,7 @@ SIZES = {"0.weight": 300_000, "0.bias": 3, "1.weight": 20, "1.bias": 5, "2.weigh
 
 
 class Averages:
-    """What is pushed, and averages that are half of it."""
+    """A stand-in that records what is pushed, and returns half of it as the average."""
 
     def __init__(self) -> None:
         self.pushed: dict[str, Any] = {}
@@ -41,7 +41,7 @@ class Averages:
 
 
 def passed(order: list[list[str]]) -> tuple[Averages, list[Any]]:
-    """A backward pass with these buckets; what is in them afterwards."""
+    """The averages after a backward pass with these buckets, and the buckets' contents."""
     import torch
 
     from covey.frameworks.torch.gradients import Gradients

@@ -1,4 +1,4 @@
-"""PyTorch trainings whose ranks are killed go on to the same bits: real processes, a real aggregator."""
+"""PyTorch trainings whose ranks are killed end with the same bits: real processes, a real aggregator."""
 
 import contextlib
 import os
@@ -23,11 +23,11 @@ EPOCH = 1 << 32
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 60.0
 SIZE = 192
-"""Samples of the data set."""
+"""Number of samples in the data set."""
 
 
 class Zygote:
-    """The process that forks all ranks, and what it told."""
+    """The process that forks all ranks, and what it reported."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Zygote:
                 self._changed.notify_all()
 
     def start(self, words: str) -> int:
-        """The process that began."""
+        """Pid of the process that began."""
         assert self._process.stdin is not None
         with self._changed:
             count = len(self._began)
@@ -65,13 +65,13 @@ class Zygote:
             return self._began[-1]
 
     def end_of(self, pid: int, within_s: float = WITHIN_S) -> int | None:
-        """Its exit status; None while it runs on."""
+        """Exit status of a process; None while it still runs."""
         with self._changed:
             self._changed.wait_for(lambda: pid in self._ended, within_s)
             return self._ended.get(pid)
 
     def kill(self, pid: int) -> None:
-        """If it is there; and it is not, after that."""
+        """Kill the process, if it runs, and wait for its end."""
         if self.end_of(pid, 0) is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ class TrainedGang:
         return [line.removeprefix(f"{word} ") for line in whole if line.startswith(f"{word} ")]
 
     def taken(self, rank: int) -> dict[int, set[tuple[int, ...]]]:
-        """Of each step, the samples that processes of this rank took."""
+        """For each step, the samples that processes of this rank took."""
         found: dict[int, set[tuple[int, ...]]] = {}
         for line in self.lines(rank, "takes"):
             step, *samples = map(int, line.split())
@@ -146,7 +146,7 @@ class TrainedGang:
         until(lambda: max(self.taken(rank), default=-1) >= step, self)
 
     def learnt(self) -> str:
-        """The checksum with which all of them end."""
+        """The checksum with which all ranks end."""
         ended = [self._zygote.end_of(self.pids[rank]) for rank in range(self._ranks)]
         assert ended == [0] * self._ranks, [self.text(rank)[-3000:] for rank in range(self._ranks)]
         (found,) = {self.lines(rank, "sha256")[-1] for rank in range(self._ranks)}
@@ -155,7 +155,7 @@ class TrainedGang:
         return found
 
     def check_samples(self) -> None:
-        """Each step has one set of samples whoever computed it, and each epoch each sample once."""
+        """Check that each step has one set of samples whoever computed it, and that each epoch has each sample once."""
         taken = [self.taken(rank) for rank in range(self._ranks)]
         assert all(list(each) == list(range(self._steps)) for each in map(sorted, map(dict, taken)))
         counts: Counter[tuple[int, int]] = Counter()
@@ -166,7 +166,7 @@ class TrainedGang:
         assert len(counts) % SIZE == 0 and set(counts.values()) == {1}
 
     def have_begun(self, ranks: Iterable[int]) -> bool:
-        """Whether the newest processes of these have what they need."""
+        """Whether the newest processes of these ranks have what they need."""
         paths = [self._out(rank, self.incarnations[rank]) for rank in ranks]
         return all(path.exists() and "goes on " in path.read_text() for path in paths)
 
@@ -209,7 +209,7 @@ def calm(gangs: Gangs, ranks: int, kind: str, steps: int) -> str:
 
 
 def disturbed(gang: TrainedGang, draws: random.Random, ranks: int, after: list[int], at_once: int) -> None:
-    """After each of these steps some are killed, somewhere in one of the next steps, and replaced."""
+    """After each of these steps some ranks are killed, somewhere in one of the next steps, and replaced."""
     for step in after:
         lost = draws.sample(range(ranks), draws.randint(1, at_once))
         stays = next(rank for rank in range(ranks) if rank not in lost)
@@ -229,7 +229,7 @@ def disturbed(gang: TrainedGang, draws: random.Random, ranks: int, after: list[i
 def test_a_training_whose_ranks_are_killed_ends_with_the_same_bits(
     gangs: Gangs, kind: str, ranks: int, at_once: int, seed: int
 ) -> None:
-    """Adam, dropout, BatchNorm, a schedule by epochs; two ranks at once, too."""
+    """The training has Adam, dropout, BatchNorm and a schedule by epochs; two ranks are killed at once, too."""
     steps = 96
     gang = gangs(ranks, kind, steps)
     disturbed(gang, random.Random(seed), ranks, list(range(1, 60, 5)), at_once)
@@ -240,7 +240,7 @@ def test_a_training_whose_ranks_are_killed_ends_with_the_same_bits(
 
 @pytest.mark.long
 def test_accumulated_gradients_and_skipped_steps_are_healed_too(gangs: Gangs) -> None:
-    """Momentum, GradScaler, passes under no_sync."""
+    """The training has momentum, a GradScaler, and passes under no_sync."""
     gang = gangs(2, "steps", 48)
     disturbed(gang, random.Random(3), 2, [2, 6, 7, 12, 17, 22], 1)
     assert gang.learnt() == calm(gangs, 2, "steps", 48)

@@ -1,4 +1,4 @@
-"""What a PyTorch training gives to a rank that takes over, part by part, in one process."""
+"""The state that a PyTorch training gives to a rank that takes over, part by part, in one process."""
 
 import json
 import random
@@ -17,7 +17,7 @@ pytestmark = NEEDS_TORCH
 
 
 def trained(seed: int, optimizer: str = "Adam", width: int = 3) -> tuple[Any, Any, Any]:
-    """Two steps of a small model."""
+    """A small model after two steps, its optimizer and its scheduler."""
     import torch
 
     torch.manual_seed(seed)
@@ -62,7 +62,7 @@ def test_arrays_lie_in_the_memory_of_the_model_but_buffers_are_copied() -> None:
 
 def test_what_a_script_sets_in_a_step_is_not_in_the_state_at_its_beginning() -> None:
     """Some scripts set the rate between the beginning of a step and its forward pass, or change buffers in it; arrays
-    are looked at when a rank is lost, in the middle of a step."""
+    are read when a rank is lost, in the middle of a step."""
     from covey.frameworks.torch.state import TrainingState
 
     model, optimizer, scheduler = trained(1)
@@ -166,7 +166,7 @@ def test_random_generators_go_on_where_they_were_kept() -> None:
 
 
 def test_a_normal_number_that_is_left_over_is_a_part_of_a_generators_state() -> None:
-    """Two are made at a time, and the second one is given out without a draw."""
+    """Generators make two normal numbers at a time, and return the second one without a draw."""
     from covey.frameworks.torch.random_state import generators
 
     np.random.seed(1)
@@ -205,7 +205,7 @@ def test_anything_travels_as_halves() -> None:
 
 
 class PlayedSteps:
-    """As much of a training as a sampler sees."""
+    """The part of a training that a sampler uses."""
 
     def __init__(self, step: int) -> None:
         self.next_step, self.said = step, [""]

@@ -1,4 +1,4 @@
-"""A state changes as its table allows, and in no other way."""
+"""A state changes only as its table allows."""
 
 import msgspec
 import pytest

@@ -32,11 +32,12 @@ from tests.plugins.aggregator.test_optimizers import UPDATES
 
 MOMENTUM, ADAM = UPDATES[2], UPDATES[4]
 HOSTS = [(3,), (2, 2), (3, 1, 2), (1, 1, 1)]
-"""One host, which needs no aggregator; hosts whose ranks add first; one rank for each."""
+"""Numbers of ranks by host: one host, which needs no aggregator; hosts whose ranks add first; one rank for each
+host."""
 
 
 def tensors(*updates: Update, type: Type = "float32") -> tuple[Tensor, ...]:
-    """Of many Blocks, and of one."""
+    """For each update, a tensor of many Blocks and one of a single Block."""
     each = [(at, update, size) for at, update in enumerate(updates) for size in (90_001, 5)]
     return tuple(Tensor(f"w{size}.{at}", "model", (size,), update, type=type) for at, update, size in each)
 
@@ -77,7 +78,7 @@ def test_every_way_of_a_tensor_has_the_bits_of_one_process(tmp_path: Path, hosts
     ("hosts", "type"), [((3,), "float16"), ((3,), "bfloat16"), ((2, 2), "bfloat16"), ((1, 1, 1), "float16")]
 )
 def test_sixteen_bits_are_kept_and_rounded_once_a_step(tmp_path: Path, hosts: tuple[int, ...], type: Type) -> None:
-    """Moments and sums are of float32, and go with their Block to an owner after the first one."""
+    """Moments and sums are float32, and move with their Block to the second owner."""
     decoupled = UPDATES[6]
     with gang(tmp_path, *hosts) as job:
         job.serve()
@@ -118,7 +119,7 @@ def test_owners_that_die_take_no_moment_along(tmp_path: Path, hosts: tuple[int, 
 def test_a_keeper_that_ends_with_its_last_result_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has said that it keeps the moments before its script goes on, and may close."""
+    """The keeper has said that it keeps the moments before its script continues, and may close."""
     send = TensorLink.send
 
     def slow(link: TensorLink, frames: Iterable[Frame], careful: bool = True) -> None:
@@ -144,7 +145,7 @@ def test_a_keeper_that_ends_with_its_last_result_keeps_nobody_waiting(
 
 @pytest.mark.parametrize("later", [True, False])
 def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
-    """Such as for want of memory: the tensor begins without state, which its ranks and its keeper have."""
+    """The addition fails for want of memory: the tensor begins without state, which its ranks and its keeper have."""
     failed: list[str] = []
     end = TensorSum.end
 
@@ -166,7 +167,7 @@ def test_an_addition_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytes
 
 
 def _always_later(self: AdditionQueue, job: JobSums, key: int, tensor: TensorSum) -> None:
-    """As where other jobs' additions wait."""
+    """Put off the addition, as when additions of other jobs wait."""
     if tensor.busy and (id(job), key) not in self._queued:
         self._queued.add((id(job), key))
         self._waiting.put(0.0, _Waiting(job, key, tensor))
@@ -208,7 +209,7 @@ def test_the_mean_of_gradients_makes_a_step(tmp_path: Path) -> None:
 
 
 def trained(job: Gang, tensor: Tensor, rounds: range, saved: dict[int, Moments], kept: dict[int, np.ndarray]) -> None:
-    """All ranks go through these rounds, from what was saved to what is saved then."""
+    """All ranks do these rounds, starting from what was saved before, and save again."""
 
     def script(rank: int, client: TensorClient) -> None:
         # only rank 0's parameters and moments count; others must know how many steps were made
@@ -281,7 +282,7 @@ def test_a_scalar_goes_on_from_its_checkpoint_and_numbers_may_be_numpys(tmp_path
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_round_that_was_given_up_is_still_under_way(tmp_path: Path, alone: bool) -> None:
-    """A script that catches Ctrl-C, and saves: what it has is of no one round."""
+    """A script catches Ctrl-C, and saves: its numbers do not belong to a single round."""
     with gang(tmp_path, 1, 1) as job:
         job.serve()
         job.share(but=range(2) if alone else ())
@@ -298,7 +299,7 @@ def test_a_round_that_was_given_up_is_still_under_way(tmp_path: Path, alone: boo
 
 @pytest.mark.parametrize("hosts", [(2,), (2, 1), (1, 1)])
 def test_what_a_script_asks_of_numpy_stops_no_round(tmp_path: Path, hosts: tuple[int, ...]) -> None:
-    """Moments that shrink underflow in the end."""
+    """The script makes numpy raise, and moments that shrink underflow in the end."""
 
     def script(rank: int, client: TensorClient) -> None:
         with np.errstate(all="raise"):

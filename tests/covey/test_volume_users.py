@@ -1,4 +1,4 @@
-"""Whose a volume is, where the agent is no root: three users, of whom one runs the agent and one has the volume."""
+"""The user of a volume, where the agent is not root: of three users one runs the agent and one owns the volume."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ AGENT, OWNER, THIRD = STRANGER - 1, STRANGER, STRANGER + 1
 
 
 def as_user(uid: int, work: Callable[[], object]) -> str:
-    """What that user gets, in a process of his own: the text of the result, or the name of the error."""
+    """The answer that this user gets, in a process of their own: the text of the result, or the name of the error."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -47,7 +47,8 @@ def connected(path: str) -> str:
 def test_a_socket_is_handed_over_by_an_agent_that_is_no_root(
     tmp_path: Path, lists: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an entry for that user where the file system has lists; else everybody gets there, and is asked who he is."""
+    """The agent adds an access list entry for that user where the file system has lists; otherwise anyone can connect,
+    and is asked who they are."""
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
     os.chown(run, AGENT, AGENT)
@@ -97,7 +98,8 @@ for door in (lambda: RemoteMemory.at(PATH), lambda: RemoteArray(PATH, 1000, loca
 
 @pytest.mark.skipif(python_of(AGENT) is None, reason="no interpreter that another user may execute")
 def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
-    """Volume, lender, writer of the log and pager are the agent's user's; a third user gets in by no door."""
+    """Volume, lender, writer of the log and pager run as the agent's user; a third user cannot connect to any
+    socket."""
     with LiveVolume(uid=OWNER, agent_uid=AGENT) as volume:
         assert volume.run(OWN, uid=OWNER) == f"{OWNER} b'\\x07\\x07\\x07'\n"
         assert {os.stat(f"/proc/{pid}").st_uid for pid in volume.pagers()} <= {AGENT}
@@ -114,7 +116,8 @@ def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
 
 
 def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) -> None:
-    """`agentctl memory export --socket` takes any path: in his folder, where all may write, or through a link."""
+    """`agentctl memory export --socket` takes any path: in another user's folder, where all may write, or through a
+    link."""
     his, open_to_all, ours = tmp_path / "his", tmp_path / "open", tmp_path / "ours"
     for folder in (his, open_to_all, ours):
         folder.mkdir(mode=0o700)

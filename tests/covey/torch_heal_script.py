@@ -1,10 +1,10 @@
-"""Ranks of a training for `test_torch_heal`: what a user's script does, with a client made by hand.
+"""Ranks of a training for `test_torch_heal`: they do what a user's script does, with a client made by hand.
 
-It imports PyTorch once, and forks a process for each line on stdin:
+The process imports PyTorch once, and forks a process for each line on stdin:
 
     RANK RANKS INCARNATION KIND STEPS EPOCH ADDRESS OUT        EPOCH, ADDRESS: of the aggregator; OUT: a file
 
-It tells `began PID` and `ended PID STATUS`. In OUT stand the samples that the process took in each step, and at the end
+It prints `began PID` and `ended PID STATUS`. OUT gets the samples that the process took in each step, and at the end
 the checksum of what was learnt.
 """
 
@@ -41,7 +41,7 @@ class RankOfTest(NamedTuple):
 
 
 class PlayedJob:
-    """As much of a JobClient as `attach` uses."""
+    """The part of a JobClient that `attach` uses."""
 
     def __init__(self, of: RankOfTest, at: AggregatorAt) -> None:
         self.rank, self.world_size, self._incarnation = of.rank, of.ranks, of.incarnation
@@ -54,7 +54,7 @@ class PlayedJob:
 
 
 class Samples(Dataset):  # type: ignore[misc]
-    """Each is noise of its own, its number beside it; and what augments it is drawn anew each time."""
+    """A data set whose samples are noise, each with its number; the noise that augments it is drawn anew each time."""
 
     def __len__(self) -> int:
         return SIZE
@@ -65,7 +65,7 @@ class Samples(Dataset):  # type: ignore[misc]
 
 
 def model_of(of: RankOfTest) -> Any:
-    """`unlike`: each rank begins with another one, and takes rank 0's."""
+    """The model of a rank. `unlike`: each rank begins with another one, and takes rank 0's."""
     torch.manual_seed(of.rank if of.kind == "unlike" else 7)
     layers = [torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3)]
     more = [torch.nn.Linear(16, 16) for _ in range(3)]
@@ -96,7 +96,7 @@ def sampler_of(of: RankOfTest, samples: Samples) -> covey.torch.StepSampler:
 
 
 def by_epochs(of: RankOfTest, job: Any) -> Any:
-    """Adam, dropout, a schedule by epochs, a stock loop over epochs and a DataLoader."""
+    """A training with Adam, dropout, a schedule by epochs, and a stock loop over epochs and a DataLoader."""
     model, samples = model_of(of), Samples()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.002)
     optimizer: Any = torch.optim.Adam(ddp.parameters(), 0.01)
@@ -125,7 +125,8 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
 
 
 def by_steps(of: RankOfTest, job: Any) -> Any:
-    """Momentum, several batches a step, all but the last under no_sync; a scaler that skips some steps."""
+    """A training with momentum, several batches a step, all but the last under no_sync, and a scaler that skips some
+    steps."""
     model, samples = model_of(of), Samples()
     ddp = DistributedDataParallel(model)
     optimizer: Any = torch.optim.SGD(ddp.parameters(), 0.02, momentum=0.9)
@@ -163,7 +164,7 @@ def train(of: RankOfTest, at: AggregatorAt) -> None:
 
 
 def forked(line: str) -> None:
-    """Returns in the parent only."""
+    """Fork a rank; returns only in the parent."""
     rank, ranks, incarnation, kind, steps, epoch, address, out = line.split()
     pid = os.fork()
     if pid:

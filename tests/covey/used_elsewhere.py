@@ -1,5 +1,5 @@
-"""What a script does with each of our objects, in whatever process it is: the bytes that it got, or the error. Imported
-by interpreters that a test starts, so it imports little."""
+"""What a script does with each of Covey's objects, in any process; each function returns the bytes that it got, or the
+error. Interpreters that a test starts import this module, so it imports little."""
 
 import os
 import pickle  # noqa: TID251 - as multiprocessing and PyTorch do
@@ -16,8 +16,8 @@ def page(number: int) -> bytes:
 
 
 def of_memory(memory: Any) -> bytes:
-    """Every page, in runs of one size, and in each process in an order of its own: whoever is given the answer to
-    another process' request gets other pages."""
+    """Read every page, in runs of one size, in an order that differs by process: a process that gets the answer to
+    another process's request sees wrong pages."""
     runs = {at: b"".join(map(page, range(at, at + RUN))) for at in range(0, PAGES, RUN)}
     for at in random.Random(os.getpid()).sample(sorted(runs), len(runs)):
         if memory.read(at * PAGE, RUN * PAGE) != runs[at]:
@@ -55,7 +55,7 @@ def of_error(error: Any) -> bytes:
 
 
 def tried(use: Callable[[Any], bytes], given: Any) -> bytes:
-    """What came of it, or what a person would read."""
+    """The result, or the error as a person would read it."""
     try:
         return use(given)
     except Exception as error:

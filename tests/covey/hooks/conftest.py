@@ -1,4 +1,4 @@
-"""Shared by the tests of `covey.hooks`."""
+"""Fixtures of the tests of `covey.hooks`."""
 
 from collections.abc import Iterator
 from typing import Any

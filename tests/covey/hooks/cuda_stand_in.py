@@ -1,9 +1,10 @@
-"""`torch.cuda` without a GPU: what PyTorch's CUDACachingAllocator (2.13) does with limits and pools, by its source.
+"""`torch.cuda` without a GPU: it does what PyTorch's CUDACachingAllocator (2.13) does with limits and pools, by its
+source.
 
-Modelled: rounding, large and small segments, best fit by stream, splitting and merging, the allowed maximum (none at a
+It models rounding, large and small segments, best fit by stream, splitting and merging, the allowed maximum (none at a
 fraction of 1.0), pools with an allocator of their own, the order in which an allocation is tried (free block, device,
-pools for want of memory, release of what is cached, error), what a graph that is being recorded forbids. Host memory of
-pools is that of `spill.cpp`, compiled, over a runtime that is played here.
+pools for want of memory, release of cached blocks, error), and what a graph that is being recorded forbids. Host memory
+of pools comes from the compiled `spill.cpp`, over a played runtime.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ SMALL, SMALL_SEGMENT, LARGE, LARGE_SEGMENT, ROUND = MIB, 2 * MIB, 10 * MIB, 20 *
 
 @functools.cache
 def native() -> Path | None:
-    """The native half without PyTorch's; None without a compiler."""
+    """The native half without PyTorch's part; None without a compiler."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         return None
@@ -56,7 +57,7 @@ def native() -> Path | None:
 
 
 class OutOfMemory(RuntimeError):
-    """As torch.OutOfMemoryError."""
+    """The counterpart of torch.OutOfMemoryError."""
 
 
 @dataclass
@@ -85,7 +86,7 @@ class PlayedPool:
 
 
 class PoolHandle:
-    """torch.cuda.MemPool. It gives back what is free in it when it goes."""
+    """The counterpart of torch.cuda.MemPool. It gives back its free blocks when it is collected."""
 
     def __init__(self, cuda: "PlayedCuda", pool: PlayedPool) -> None:
         self.cuda, self.pool = cuda, pool
@@ -98,7 +99,8 @@ class PoolHandle:
 
 @dataclass
 class Runtime:
-    """Of libcudart what `spill.cpp` calls. It refuses beyond `most`, and memory that kernels may still use."""
+    """The functions of libcudart that `spill.cpp` calls. It refuses more than `most` bytes, and to free memory that
+    kernels may still use."""
 
     most: int = 1 << 50
     held: dict[int, Any] = field(default_factory=dict)
@@ -136,7 +138,7 @@ class Runtime:
 
 
 class PlayedCuda:
-    """`torch.cuda`, one device, one thread."""
+    """The counterpart of `torch.cuda`, with one device and one thread."""
 
     def __init__(self, runtime: Runtime, total: int = 8192 * MIB, split_max: int = -1) -> None:
         self.runtime, self.total, self.split_max = runtime, total, split_max
@@ -213,7 +215,7 @@ class PlayedCuda:
     # ---- CUDACachingAllocator ----
 
     def malloc(self, asked: int) -> int:
-        """DeviceCachingAllocator::malloc"""
+        """Do what DeviceCachingAllocator::malloc does."""
         size = max(512, -(-asked // 512) * 512)
         found = self._free_block(size, self.active) or self._from_device(size)
         if found is None and self.active is None:
@@ -296,7 +298,7 @@ class PlayedCuda:
             segment.blocks.insert(at + 1, Block(block.address + size, left))
 
     def release(self) -> None:
-        """release_cached_blocks: of the default pool, and of pools that are gone."""
+        """Do what release_cached_blocks does, for the default pool and pools that are gone."""
         for segment in list(self.segments):
             whole = len(segment.blocks) == 1 and not segment.blocks[0].taken
             if whole and (segment.pool is None or segment.pool not in self.pools):

@@ -1,4 +1,5 @@
-"""How late the flag of a real script says what the script does: it tells the moments, a neighbour reads the flag."""
+"""The lag of a real script's flag behind what the script does: the script tells the moments, a neighbour reads the
+flag."""
 
 import ast
 import asyncio
@@ -12,7 +13,7 @@ from tests.covey.hooks.torch_jobs import HEAD, running
 
 TRIES = 3
 PHASE_MS = 14.0
-"""A script waits for 15 ms in each phase: what the flag says later belongs to the next one."""
+"""Ms after which a flag is too late. A script waits for 15 ms in each phase: a later flag belongs to the next one."""
 TELLS = """
 with open(os.environ["TOLD"] + ".part", "w") as file: file.write(repr(phases))
 os.rename(os.environ["TOLD"] + ".part", os.environ["TOLD"])
@@ -23,9 +24,10 @@ time.sleep(60)
 async def flag_follows(
     agent: Agent, script: str, folder: Path, within_ms: float, head: str = HEAD, **environ: str
 ) -> list[tuple[float, float]]:
-    """Whether it is lowered when the script begins to wait, and raised when it goes on: in a quarter of the phases,
-    for a busy machine delays script, flag and who reads it. Lags of the tries, in ms: the last one is good, or none.
-    The script leaves `phases`: whether it goes on (True) or waits from then on, and when, ns."""
+    """Whether the flag is lowered when the script begins to wait, and raised when it continues: in a quarter of the
+    phases, since a busy machine delays script, flag and reader. Returns the lags of the tries, in ms: either the last
+    one is good, or none. The script leaves `phases`: whether it continues (True) or waits from then on, and when, in
+    ns."""
     tries: list[tuple[float, float]] = []
     while len(tries) < TRIES and not (tries and max(tries[-1]) < within_ms):
         told = folder / f"told{len(tries)}"
@@ -39,7 +41,7 @@ async def flag_follows(
 
 
 def changes(flag: FlagReader, told: Path) -> list[tuple[bool, int]]:
-    """What the flag became, and since when by its own words, until the script has told its phases."""
+    """Each value of the flag, and since when by its own words, until the script has told its phases."""
     seen: list[tuple[bool, int]] = []
     looks, end_s = 0, time.monotonic() + 60
     while (looks := looks + 1) % 100 or (time.monotonic() < end_s and not told.exists()):
@@ -51,6 +53,6 @@ def changes(flag: FlagReader, told: Path) -> list[tuple[bool, int]]:
 
 
 def lag_ms(seen: list[tuple[bool, int]], busy: bool, at_ns: int) -> float:
-    """How long after `at_ns` the flag said so; all of the phase when it did not within it."""
+    """Ms after `at_ns` until the flag had this value; the whole phase when it did not within it."""
     after = [(since - at_ns) / 1e6 for said, since in seen if said == busy]
     return next((lag for lag in after if -0.1 < lag < PHASE_MS), PHASE_MS)

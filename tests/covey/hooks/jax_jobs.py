@@ -1,4 +1,4 @@
-"""What the JAX scripts of tests train: six layers of `size` by `size`, of which the script says how large they are."""
+"""The model of the tests' JAX scripts: six layers of `size` by `size`; the script sets `size`."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""A native gate for tests of what is told to it; it stops nobody."""
+"""A native gate that records what it is told and stops no script."""
 
 import time
 
@@ -28,7 +28,7 @@ class Native:
         self.fetches.append(begins)
 
     def look(self) -> None:
-        """It reads its page itself."""
+        """Does nothing: the real gate reads its page itself."""
 
     changes = (0,)
 

@@ -1,4 +1,4 @@
-"""Training scripts that never heard of Covey, run to their end beneath an agent's socket."""
+"""Training scripts without a line about Covey, run to their end under an agent's socket."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from tests.covey.agents import J1, Agent
 
 
 async def trained(agent: Agent, script: str, *options: str, **environ: str) -> list[StepTimed]:
-    """Steps that the agent heard of until the script ended well. `options` are of Python."""
+    """Steps that the agent heard of until the script ended well. `options` are options of Python."""
     ours = {"PATH": os.environ["PATH"], "PYTHONPATH": SITE, "HOME": "/tmp", "JAX_PLATFORMS": "cpu"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, *options, "-c", script, env={**ours, **agent.environ(), **environ}
@@ -23,7 +23,7 @@ async def trained(agent: Agent, script: str, *options: str, **environ: str) -> l
 
 
 async def printed(agent: Agent, script: str, attached: bool) -> bytes:
-    """What it wrote, attached or left alone, until it ended well."""
+    """Output of the script, attached or left alone, until it ended well."""
     environ = {"PATH": os.environ["PATH"], **agent.environ(), **({"PYTHONPATH": SITE} if attached else {})}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", script, env=environ, stdout=asyncio.subprocess.PIPE

@@ -1,4 +1,5 @@
-"""A stream of a GPU, played: what `device_queue.cpp` calls of libcudart. Work is done when the test says so."""
+"""A played GPU stream with the functions of libcudart that `device_queue.cpp` calls. Work is done when the test says
+so."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,15 +15,15 @@ class PlayedStream:
     def __init__(self, address: int = 0x5000) -> None:
         self.address = address
         self.queue: list[Any] = []
-        """What is not done yet: "operator", an event, a host function."""
+        """Items that are not done yet: "operator", an event, a host function."""
         self.newest: dict[int, int] = {}
-        """By event: its newest record, of which alone it tells."""
+        """By event: its newest record, the only one of which it tells."""
         self.done: set[int] = set()
-        """Records that the device has come to."""
+        """Records that the device has reached."""
         self.events = self.records = self.host_functions = 0
         self.recording = False
         self.spoiled = 0
-        """Calls that a graph which is recorded does not survive."""
+        """Number of calls that a graph does not survive while it is recorded."""
         self.error = 0
         self.cudaEventCreateWithFlags = _call([ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint], self._create)
         self.cudaEventRecord = _call([ctypes.c_void_p, ctypes.c_void_p], self._record)
@@ -35,7 +36,7 @@ class PlayedStream:
         self.queue += ["operator"] * count
 
     def work(self, count: int | None = None) -> None:
-        """The device does so many operators, and what is between them; None: all."""
+        """The device does so many operators, and the items between them; None: all."""
         left = self.queue.count("operator") if count is None else count
         while self.queue and (left or self.queue[0] != "operator"):
             done = self.queue.pop(0)

@@ -1,4 +1,4 @@
-"""The native gate is loaded only from where nobody else could have put it (`covey.hooks.gate.build`)."""
+"""The native gate is loaded only from files that no other user can write (`covey.hooks.gate.build`)."""
 
 import dataclasses
 import os

@@ -48,7 +48,7 @@ class Took:
 
 
 class Calls:
-    """A rank whose share goes by jitted calls."""
+    """A rank that can be stopped after jitted calls."""
 
     def __init__(self, took: int | None = 4000, cores: bool = True) -> None:
         self.pages = [bytearray(PAGE_BYTES) for _ in range(3)]
@@ -69,7 +69,7 @@ class Calls:
 
 
 def test_a_rank_says_what_holds_it_back_before_its_first_mini_batch() -> None:
-    """It may compile for longer than an agent waits for something that holds it back."""
+    """The rank may compile for longer than an agent waits for something that holds it back."""
     rank = Calls(None)
     report = rank.report.fresh()
     assert report is not None and GATES[report.gate] == "jitted call" and not report.fixed
@@ -128,7 +128,7 @@ def test_idle_and_work_add_up_to_what_was_said(said: list[tuple[bool, bool, int]
 
 
 def test_on_a_gpu_a_share_is_one_of_the_time_that_calls_were_at_work() -> None:
-    """This process uses no processor time while its calls are at work there. Reference: §3.1.2."""
+    """This process uses no processor time while its calls run on the GPU. Reference: §3.1.2."""
     rank = Calls(cores=False)
     rank.ends()
     rank.limits.write(RankLimits(1, memory_bytes=4000, idle=0.2, busy=0.2, failsafe=0.2, lease_ns=lease(60)))
@@ -144,7 +144,7 @@ def test_on_a_gpu_a_share_is_one_of_the_time_that_calls_were_at_work() -> None:
 
 
 def test_a_stopped_script_goes_on_as_soon_as_its_neighbour_says_idle() -> None:
-    """The writer of the flag wakes it: of nine times the median is far below its pause between two looks."""
+    """The writer of the flag wakes it: the median of nine lags is far below its pause between two looks."""
     rank, page = Calls(), bytearray(PAGE_BYTES)
     neighbour = Calls()
     neighbour.share = ShareControl(fixed=Took(1))

@@ -1,5 +1,5 @@
-"""Memory limits on a GPU: what is decided (`device_memory`), and what PyTorch's allocator is made to do, over one that
-is played (`cuda_stand_in`). On a real GPU: `test_gpu.py`."""
+"""Memory limits on a GPU: the decisions (`device_memory`), and their effect on PyTorch's allocator, which is played
+(`cuda_stand_in`). `test_gpu.py` has tests on a real GPU."""
 
 import itertools
 import random

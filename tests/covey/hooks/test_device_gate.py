@@ -1,5 +1,5 @@
-"""Real operators of PyTorch under the native gate, whose device is a GPU that is played: its runtime is a small
-library in which an event is done 5 ms after it was recorded (`covey/hooks/gate/gate.cpp` with `device_queue.cpp`)."""
+"""Real operators of PyTorch under the native gate, whose device is a played GPU: its runtime is a small library in
+which an event is done 5 ms after it was recorded (`covey/hooks/gate/gate.cpp` with `device_queue.cpp`)."""
 
 import json
 import shutil
@@ -102,7 +102,7 @@ def tried(runtime: str, script: str) -> Any:
 
 
 def test_operators_wait_for_the_part_before_them_while_limits_hold_and_not_otherwise(runtime: str) -> None:
-    """One event a part; without a limit none at all. Reference: §3.1.2."""
+    """Each part has one event; without a limit there are none at all. Reference: §3.1.2."""
     found = tried(
         runtime,
         "operators(0.2); before = runtime.recorded_so_far()\n"

@@ -1,4 +1,4 @@
-"""The queue of a GPU, for gate and flag (`covey/hooks/gate/device_queue.cpp`), over a stream that is played."""
+"""The queue of a GPU, for gate and flag (`covey/hooks/gate/device_queue.cpp`), over a played stream."""
 
 import ctypes
 import threading
@@ -18,11 +18,11 @@ from tests.covey.hooks import cuda_stand_in
 from tests.covey.hooks.played_stream import PlayedStream
 
 FIRST = 8
-"""Operators of the first part."""
+"""Number of operators in the first part."""
 
 
 class Rig:
-    """The library by itself, and a stream."""
+    """The library by itself, with a stream."""
 
     def __init__(self) -> None:
         path = cuda_stand_in.native()
@@ -72,7 +72,7 @@ def test_a_part_has_so_many_operators_as_take_a_quantum(operators: int, took: in
 
 
 def test_no_more_than_two_parts_are_queued(rig: Rig) -> None:
-    """Before more is launched, the part before the newest one is done; one event a part. Reference: §3.1.2."""
+    """Before more is launched, the part before the newest one is done; each part has one event. Reference: §3.1.2."""
     part, most = 0, 0
     for _ in range(200):
         if rig.full():

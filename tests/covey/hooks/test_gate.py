@@ -1,4 +1,4 @@
-"""The native gate and the flag, on real PyTorch (`covey/hooks/gate/gate.cpp`). Judged by what the kernel counts."""
+"""The native gate and the flag, on real PyTorch (`covey/hooks/gate/gate.cpp`), judged by what the kernel counts."""
 
 import asyncio
 import statistics
@@ -25,7 +25,7 @@ def gate() -> str:
 
 @pytest.mark.parametrize("built", [True, pytest.param(False, marks=pytest.mark.long)], ids=["operators", "modules"])
 async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str, built: bool) -> None:
-    """And all of it once nobody says so any more. Reference: §3.1.2."""
+    """The rank gets the whole time once no limit is in force any more. Reference: §3.1.2."""
     async with running(agent, SATURATED, COVEY_GATE=gate if built else "/nonexistent") as rank:
         told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
         assert told.to.endswith("gate per operator" if built else "gate per module") and told.problem == ""
@@ -49,7 +49,7 @@ async def test_a_rank_gets_the_share_that_its_agent_says(agent: Agent, gate: str
 
 
 async def test_a_rank_that_is_stopped_acknowledges_and_goes_on_at_once(agent: Agent, gate: str) -> None:
-    """In the middle of a mini-batch: the page is read by a thread that nobody stops."""
+    """Limits are acknowledged in the middle of a mini-batch: a thread that is never stopped reads the page."""
     async with running(agent, SATURATED, COVEY_GATE=gate) as rank:
         await rank.obeyed(RankLimits(1, idle=0.0, busy=0.0, lease_ns=lease()))
         assert await rank.used(0.5) < 0.05
@@ -72,7 +72,7 @@ for at in range(60):
 
 @pytest.mark.parametrize("waits", WAITS)
 async def test_the_flag_follows_what_the_script_does(agent: Agent, gate: str, tmp_path: Path, waits: str) -> None:
-    """Lowered when the script waits, for whatever it is, raised when it goes on."""
+    """The flag is lowered when the script waits for anything, and raised when it continues."""
     script = "work(0.5)\n" + TELLS.replace("WAITS", WAITS[waits])
     lags_ms = await flag_follows(agent, script, tmp_path, within_ms=6, COVEY_GATE=gate)
     assert max(lags_ms[-1]) < 6, lags_ms
@@ -100,7 +100,8 @@ PINNED = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
 
 
 async def test_idle_phases_of_a_neighbour_are_used_and_its_work_is_not_delayed(agent: Agent, gate: str) -> None:
-    """Both on one core: what the guaranteed rank waits for the core, against packing them. Reference: §3.1.2."""
+    """Both ranks run on one core: the guaranteed rank's wait for the core is compared with that when both run freely.
+    Reference: §3.1.2."""
     beside: dict[str, list[float]] = {"packed": [], "gated": []}
     shares = []
     async with (
@@ -122,7 +123,7 @@ async def test_idle_phases_of_a_neighbour_are_used_and_its_work_is_not_delayed(a
 
 
 def beside_work(flag: FlagReader, other: TorchRank, seconds: float) -> tuple[float, float]:
-    """How much of the guaranteed rank's busy time the other one computed, and how much of its idle time."""
+    """Share of the guaranteed rank's busy time in which the other rank computed, and share of its idle time."""
     spent, passed = {True: 0, False: 0}, {True: 1, False: 1}
     before, cpu_ns, at_ns = flag.busy(), other.cpu_ns(), time.monotonic_ns()
     end_ns = at_ns + int(seconds * 1e9)
@@ -190,7 +191,7 @@ async def test_several_threads_share_one_share(agent: Agent, gate: str, script: 
 
 
 def all_cpu_ns(rank: TorchRank) -> int:
-    """Of all its threads."""
+    """Processor time of all threads of the rank, in ns."""
     tasks = Path(f"/proc/{rank.process.pid}/task").glob("*/schedstat")
     return sum(int(task.read_text().split()[0]) for task in tasks)
 
@@ -224,7 +225,7 @@ work(600)
 
 
 async def test_whatever_trains_trains_the_same_under_a_limit(agent: Agent, gate: str, tmp_path: Path) -> None:
-    """A closure, a loss scaler, a compiled model: the same bits."""
+    """A closure, a loss scaler and a compiled model give the same bits."""
     async with running(agent, MANY, COVEY_GATE=gate, TOLD=f"{tmp_path}/") as rank:
         rank.obey(RankLimits(1, idle=0.4, busy=0.4, lease_ns=lease(200)))
         (tmp_path / "limited").touch()

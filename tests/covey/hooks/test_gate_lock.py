@@ -1,4 +1,4 @@
-"""Who wakes because of the flag does not hold up who writes it (`covey/hooks/gate/gate.cpp`)."""
+"""A thread that the flag wakes does not hold up the thread that writes it (`covey/hooks/gate/gate.cpp`)."""
 
 import os
 import subprocess
@@ -50,8 +50,9 @@ print(len(blocked), sum(blocked))
 
 
 def test_who_is_woken_by_the_flag_finds_its_lock_free() -> None:
-    """On one core, the woken one before the writer: it takes the core at once, within the call that woke it. With the
-    lock held there the script's thread, which says that it works again, would wait until that one has had its time."""
+    """On one core, the woken thread has a higher priority than the writer: it takes the core at once, within the call
+    that woke it. If that call held the lock, the script's thread, which says that it works again, would wait until the
+    woken one has had its time."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

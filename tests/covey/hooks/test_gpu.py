@@ -1,5 +1,5 @@
-"""What holds on a real GPU (`make gpu-check`): limits of memory with the same bits, the flag at the end of the stream,
-a queue that ends soon after its rank is stopped, suspension by the driver. Skipped where there is none."""
+"""Tests on a real GPU (`make gpu-check`): memory limits with the same bits, the flag at the end of the stream, a queue
+that ends soon after its rank is stopped, suspension by the driver. Skipped where there is no GPU."""
 
 import asyncio
 import json
@@ -66,7 +66,7 @@ def trained(limits, steps=12):
 
 
 def tried(script: str) -> Any:
-    """Of a process of its own: the JSON that it prints."""
+    """The JSON that the script prints in a process of its own."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     gate_folder()
     done = subprocess.run(
@@ -77,7 +77,8 @@ def tried(script: str) -> Any:
 
 
 def test_losses_are_the_same_bits_under_limits_that_change() -> None:
-    """At 90, 60 and 45 % of what is wanted, and back; parameters and gradients stay. Reference: §3.1.1, table 2."""
+    """The limits are 90, 60 and 45 % of the memory that the script wants, and 90 % again; parameters and gradients
+    stay. Reference: §3.1.1, table 2."""
     found = tried(
         "free, *_ = trained({})\n"
         "limits = {3: .9, 5: .6, 7: .45, 9: .9}\n"
@@ -92,7 +93,7 @@ def test_losses_are_the_same_bits_under_limits_that_change() -> None:
 
 
 def test_more_than_the_limit_within_a_step_lands_in_host_memory_and_does_not_fail() -> None:
-    """Tensors that nobody saves cannot be moved: the allocator finds them a place. Reference: §3.1.1."""
+    """Tensors that are not saved cannot be moved: the allocator finds them a place. Reference: §3.1.1."""
     found = tried(
         "gpu, memory = rank()\n"
         "def step():\n"
@@ -160,7 +161,7 @@ def idle_share(flag: FlagReader) -> float:
 
 
 async def test_a_stopped_rank_leaves_the_device_within_a_tenth_of_a_second(agent: Agent) -> None:
-    """What it had queued is bounded. Reference: §3.1.2."""
+    """The rank's queue is bounded. Reference: §3.1.2."""
     async with running(agent, BUSY, COVEY_GATE=str(gate_folder()), MS="1") as rank:
         await asyncio.sleep(5)
         await rank.obeyed(RankLimits(1, idle=0.5, busy=0.5, failsafe=0.1, lease_ns=time.monotonic_ns() + 60 * 10**9))

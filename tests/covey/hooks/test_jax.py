@@ -1,4 +1,4 @@
-"""Real JAX scripts that never heard of Covey, seen by an agent's socket (`make check TORCH=1`)."""
+"""Real JAX scripts without a line about Covey, seen by an agent's socket (`make check TORCH=1`)."""
 
 from statistics import median
 
@@ -163,7 +163,7 @@ async def test_a_loop_that_joins_by_hand_is_seen_too(agent: Agent) -> None:
 
 
 async def test_a_jax_without_its_hooks_trains_and_it_is_said(agent: Agent) -> None:
-    """Another version, in which the names that are not public are others."""
+    """Another version of JAX may have other names where they are not public."""
     hide = "import sys, jax._src.api\n"
     lacking = "del jax._src.api._post_hook_state\nimport covey\ncovey.join()\n"
     await trained(agent, HEAD + hide + lacking + PLAIN, PYTHONPATH="")

@@ -1,4 +1,4 @@
-"""Real JAX scripts by the pages of a shared device, with PyTorch in the same process and without. Judged by what the
+"""Real JAX scripts under the pages of a shared device, with PyTorch in the same process and without, judged by what the
 kernel counts."""
 
 import asyncio
@@ -33,14 +33,14 @@ RUNS_AHEAD = "while True: call()"
 
 
 async def used(rank: TorchRank, seconds: float) -> float:
-    """Processor time of all its threads, of all time."""
+    """Processor time of all threads of the rank, as a share of the time."""
     cpu_ns, began_ns = all_cpu_ns(rank), time.monotonic_ns()
     await asyncio.sleep(seconds)
     return (all_cpu_ns(rank) - cpu_ns) / (time.monotonic_ns() - began_ns)
 
 
 async def ran(rank: TorchRank, seconds: float) -> float:
-    """The same, of the time in which its busiest thread did not wait for a core: what it is not stopped for."""
+    """Processor time of all its threads, as a share of the time in which its busiest thread did not wait for a core."""
     before, began_ns = schedule(rank), time.monotonic_ns()
     await asyncio.sleep(seconds)
     took_ns, found = time.monotonic_ns() - began_ns, []
@@ -56,7 +56,7 @@ def all_cpu_ns(rank: TorchRank) -> int:
 
 
 def schedule(rank: TorchRank) -> dict[str, tuple[int, int]]:
-    """Of each thread: how long it ran, and how long it waited for a core; ns."""
+    """For each thread: how long it ran, and how long it waited for a core, in ns."""
     tasks = Path(f"/proc/{rank.process.pid}/task").glob("*/schedstat")
     told = {task.parent.name: task.read_text().split() for task in tasks}
     return {id: (int(words[0]), int(words[1])) for id, words in told.items()}
@@ -69,8 +69,8 @@ PINNED = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\n"
     "script", [pytest.param(WAITS, id="waits", marks=pytest.mark.long), pytest.param(RUNS_AHEAD, id="runs-ahead")]
 )
 async def test_a_jax_rank_gets_the_share_that_its_agent_says(agent: Agent, script: str) -> None:
-    """By stops between its calls, also where it queues many of them; all of it once nobody says so any more.
-    Reference: §3.1.2."""
+    """The rank is stopped between its calls, also when it queues many of them; it gets the whole time once no limit is
+    in force any more. Reference: §3.1.2."""
     async with running(agent, script, head=PINNED + JAX) as rank:
         told = next(fact for fact in agent.facts if isinstance(fact, JobAttached))
         assert told.to.endswith("gate per jitted call, memory limit at start only") and told.problem == ""
@@ -111,7 +111,7 @@ for at in range(90):
 
 
 async def test_the_flag_follows_what_the_device_has_of_jitted_calls(agent: Agent, tmp_path: Path) -> None:
-    """Lowered when the newest result is there and the script sleeps, raised after that."""
+    """The flag is lowered when the newest result is there and the script sleeps, and raised after that."""
     lags_ms = await flag_follows(agent, "time.sleep(1)\n" + TELLS, tmp_path, within_ms=6, head=JAX)
     assert max(lags_ms[-1]) < 6, lags_ms
 

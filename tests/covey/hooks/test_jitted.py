@@ -1,4 +1,4 @@
-"""Which jitted function is the training step, told by what it is handed of its own results."""
+"""The jitted function that is the training step is recognised by how much of its own results it is handed."""
 
 from covey.hooks.jitted import CALLS_LOOKED_AT, FUNCTIONS_MAX, RETURNED_ENOUGH, SILENT_AFTER, JittedCalls
 from covey.hooks.reports.steps import JITTED_CALL, OPTIMIZER, StepCounter
@@ -12,7 +12,7 @@ def test_the_function_that_takes_its_own_result_counts_from_its_second_call() ->
 
 
 def test_an_evaluation_counts_nothing_however_often_it_runs() -> None:
-    """Not even one that hands on its sums."""
+    """An evaluation that hands on its sums does not count either."""
     calls = JittedCalls()
     for taken in (0, 100):
         calls.called(TRAIN, taken, 100)
@@ -55,7 +55,7 @@ def test_a_second_phase_with_a_function_of_its_own_counts_on() -> None:
 
 
 def test_without_any_the_largest_result_counts() -> None:
-    """Only the gradients are jitted."""
+    """In this script only the gradients are jitted."""
     calls = JittedCalls()
     ended = [(calls.called(TRAIN, 0, 100), calls.called(EVALUATE, 0, 4)) for _ in range(RETURNED_ENOUGH + 2)]
     assert [train for train, _ in ended] == [0] * (RETURNED_ENOUGH - 1) + [8, 9, 10]

@@ -1,4 +1,5 @@
-"""Who may go on, by the rates of a page (`covey.hooks.reports.pace`, and the same rules in gate.cpp)."""
+"""Whether a script may continue, by the rates of a page (`covey.hooks.reports.pace`, and the same rules in
+gate.cpp)."""
 
 import pytest
 
@@ -10,8 +11,8 @@ LEASE = 10**15
 
 
 def worked_ms(rates: RankLimits, operator_ms: float, ms: int, busy_ms: int = 0, idle_ms: int = 0) -> tuple[float, int]:
-    """Of so many ms the script worked, and its longest stop in ms. The neighbour is busy always, or by turns;
-    whoever is stopped looks again after 0.4 ms."""
+    """How long of `ms` the script worked, and its longest stop, both in ms. The neighbour is always busy, or busy and
+    idle by turns; a stopped script looks again after 0.4 ms."""
     pace = GatePace()
     pace.set(rates, 0, 0)
     now_ns = cpu_ns = stopped_ns = longest_ns = 0
@@ -41,7 +42,7 @@ def test_a_share_of_time_is_what_it_says_for_short_and_long_operators(operator_m
 
 @pytest.mark.parametrize("share", [1e-3, 1e-5, 1e-11])
 def test_the_smallest_share_stops_the_script_for_nearly_all_of_the_time(share: float) -> None:
-    """A law that halves its rate again and again arrives there."""
+    """An agent that halves the rate again and again arrives at such a share."""
     assert worked_ms(RankLimits(1, 0, busy=share, lease_ns=LEASE), 0.1, 4000)[0] < 20
 
 
@@ -56,7 +57,7 @@ def test_only_the_head_of_an_idle_phase_is_used() -> None:
 
 
 def test_what_is_owed_in_busy_time_is_not_paid_in_idle_time() -> None:
-    """Else an operator that runs into a busy phase would cost the idle phase after it."""
+    """Otherwise an operator that runs into a busy phase would cost the idle phase after it."""
     worked, _ = worked_ms(RankLimits(1, 0.5, busy=0.5, lease_ns=LEASE), 5, 2200, busy_ms=10, idle_ms=12)
     assert worked == pytest.approx(1100, rel=0.1)
 

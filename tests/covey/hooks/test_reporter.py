@@ -1,4 +1,5 @@
-"""Between the hooks of a framework and the agent (`covey.hooks.reporter`): what is no news is counted later."""
+"""The reporter between a framework's hooks and the agent (`covey.hooks.reporter`): events that are no news are counted
+later."""
 
 import itertools
 from random import Random
@@ -22,7 +23,7 @@ class Clock:
 
 
 def test_steps_are_counted_the_same_now_and_later() -> None:
-    """Whatever the hooks see, in whatever order, and whoever asks to catch up: the times are those of the events."""
+    """The times are those of the events, whatever the hooks see, in whatever order, and whoever asks to catch up."""
     for seed in range(50):
         random, clock, expected = Random(seed), Clock(), StepCounter()
         reporter = Reporter(now_s=clock)
@@ -51,7 +52,7 @@ def test_steps_are_counted_the_same_now_and_later() -> None:
 
 
 def test_every_mini_batch_of_a_lone_rank_reaches_its_agent() -> None:
-    """Noted when it ends and counted before a report, though nobody is told of it."""
+    """Each mini-batch is noted when it ends and counted before a report, though the agent is not told of each."""
     rank, clock = Rank(), Clock()
     reporter = Reporter(now_s=clock)
     reporter.attach("a stand-in", share=rank.share)
@@ -70,7 +71,7 @@ def test_every_mini_batch_of_a_lone_rank_reaches_its_agent() -> None:
 
 
 def test_what_ended_before_there_were_pages_is_not_reported() -> None:
-    """Nobody knows what of it was idle."""
+    """It is not known how much of those mini-batches was idle."""
     share, clock = ShareControl(), Clock()
     reporter = Reporter(now_s=clock)
     reporter.attach("a stand-in", share=share)

@@ -22,7 +22,7 @@ def test_a_report_says_when_each_mini_batch_ended() -> None:
 
 
 def test_no_mini_batch_is_lost_however_many_end_between_two_reports() -> None:
-    """Some wait with news of their own, some without; a page has places for 64."""
+    """Some mini-batches wait with news of their own, some without; a page has places for 64."""
     for seed in range(20):
         random = Random(seed)
         page = bytearray(PAGE_BYTES)

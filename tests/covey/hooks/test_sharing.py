@@ -42,7 +42,7 @@ class Remembers:
 
 
 class Modules:
-    """A script of modules."""
+    """The modules of a script."""
 
     def __init__(self) -> None:
         self.before: Callable[[], None] | None = None
@@ -82,14 +82,15 @@ def test_each_mini_batch_is_reported_with_memory_and_waits() -> None:
 
 
 async def test_an_epoch_is_acknowledged_once_its_memory_is_applied() -> None:
-    """Memory changes between two mini-batches; what leaves memory as it is need not wait for one. Reference: §3.1.1."""
+    """The memory limit changes between two mini-batches; an epoch that leaves it as it is need not wait for one.
+    Reference: §3.1.1."""
     rank = Rank()
     rank.limits.write(RankLimits(1, memory_bytes=5000))
     assert rank.ends().acked == 1 and rank.memory.applied == [5000]
     rank.limits.write(RankLimits(2, memory_bytes=4000))
     await until(lambda: rank.share._limits.epoch == 2)
     with rank.share._lock:
-        """What it does about them is done."""
+        """The share control has finished its reaction to these limits."""
     assert rank.report.fresh() is None and rank.memory.applied == [5000], "in the middle of a mini-batch"
     report = rank.ends()
     assert (report.acked, report.memory_limit_bytes, rank.memory.applied) == (2, 4000, [5000, 4000])
@@ -202,7 +203,8 @@ def test_a_forked_child_writes_no_page_of_its_parent() -> None:
 
 
 def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_thread() -> None:
-    """Whether it sleeps is seen soon after; that it computes again is said by itself, before the next operator."""
+    """The native gate sees soon after whether the thread sleeps; that it computes again is reported before the next
+    operator."""
     native = Native()
     share = ShareControl(native=native)  # type: ignore[arg-type]
     share.fetches(True)
@@ -216,7 +218,7 @@ def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_threa
 
 
 def test_mini_batches_of_a_moment_are_one_report_and_none_is_lost() -> None:
-    """A report costs some 20 us, of a mini-batch of 5 ms: agents read one each 50 ms."""
+    """A report costs some 20 us of a mini-batch of 5 ms: agents read one every 50 ms."""
     rank = Rank()
     rank.ends()
     for _ in range(5):

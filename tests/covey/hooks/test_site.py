@@ -1,4 +1,4 @@
-"""The `sitecustomize` of ranks: what a script sees of it, which is nothing."""
+"""The `sitecustomize` of ranks: a script notices nothing of it."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ RANK = {"COVEY_SOCKET": "/nowhere/jobs.sock", "COVEY_TOKEN": "t", "COVEY_RANK": 
 
 
 def run(code: str, *behind: Path, **environ: str) -> str:
-    """What a script prints in a rank's environment; nothing may be written to stderr."""
+    """Output of a script in a rank's environment; nothing may be written to stderr."""
     path = os.pathsep.join([SITE, *map(str, behind)])
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -47,7 +47,7 @@ def test_the_sitecustomize_behind_ours_runs_too(tmp_path: Path) -> None:
 
 
 def test_the_usercustomize_of_the_user_runs_as_ever(tmp_path: Path) -> None:
-    """Not in a virtual environment, where Python runs none: so with the Python beneath it."""
+    """Python runs no usercustomize in a virtual environment, so this uses the Python beneath it."""
     (tmp_path / "usercustomize.py").write_text("import builtins; builtins.mine = 8\n")
     path = os.pathsep.join([SITE, str(tmp_path)])
     code = "import builtins, site; print(getattr(builtins, 'mine', None) if site.ENABLE_USER_SITE else 8)"
@@ -58,7 +58,7 @@ def test_the_usercustomize_of_the_user_runs_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_torch_that_cannot_be_hooked_trains_all_the_same(tmp_path: Path) -> None:
-    """An optimizer module with nothing in it: the hooks fail, the import does not."""
+    """The optimizer module has nothing in it: the hooks fail, but the import does not."""
     for folder in (tmp_path / "torch", tmp_path / "torch/optim"):
         folder.mkdir()
         (folder / "__init__.py").write_text("")

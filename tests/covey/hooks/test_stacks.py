@@ -1,4 +1,4 @@
-"""Stacks of a rank are written when its host asks, also where Python is stuck, and nobody ends of being asked."""
+"""Stacks of a rank are written when its host asks, also where Python is stuck, and no process ends by being asked."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ waits_for_ever()
 
 
 class Asked:
-    """A script, and a child of it that catches nothing."""
+    """A script, and its child, which catches no signal."""
 
     def __init__(self, before: str, errors: Path) -> None:
         self.errors = errors
@@ -46,7 +46,7 @@ class Asked:
         assert self.process.stdout.readline() == b"up\n"
 
     def ask(self) -> str:
-        """What it wrote."""
+        """The text that the script wrote when asked."""
         started = procfs.start_ticks(self.process.pid)
         assert started is not None
         signal_catchers(ProcessId(self.process.pid, started), SIGNAL)

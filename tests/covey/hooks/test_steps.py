@@ -1,4 +1,4 @@
-"""What a mini-batch is when the script does not say: every way in which scripts step their optimizers."""
+"""Mini-batches of scripts that do not report them, for every way in which scripts step their optimizers."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from covey.hooks.reports.steps import BATCHES_ENOUGH, DATA_LOADER, OPTIMIZER, RE
 
 
 def test_one_optimizer_ends_a_step_each_time_and_waiting_for_input_is_told_apart() -> None:
-    """Reference: AntMan §3.3, a report for each mini-batch."""
+    """There is a report for each mini-batch. Reference: AntMan §3.3."""
     counter = StepCounter()
     found = []
     for number in range(4):
@@ -24,7 +24,7 @@ def test_the_first_step_has_no_time_if_nobody_saw_it_begin() -> None:
 
 
 def test_of_several_optimizers_in_a_mini_batch_the_first_counts() -> None:
-    """Two networks, or one optimizer for each parameter."""
+    """A script may train two networks, or have one optimizer for each parameter."""
     counter = StepCounter()
     ended = [counter.optimizer_stepped(optimizer, 1.0) for _ in range(5) for optimizer in range(200)]
     assert sum(step is not None for step in ended) == counter.count == 5

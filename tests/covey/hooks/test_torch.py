@@ -1,4 +1,4 @@
-"""Real PyTorch scripts that never heard of Covey, seen by an agent's socket (`make check TORCH=1`)."""
+"""Real PyTorch scripts without a line about Covey, seen by an agent's socket (`make check TORCH=1`)."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Memory limits on real PyTorch: the same bits, whatever lies in host memory
+"""Memory limits on real PyTorch: the same bits, whatever is in host memory
 (`covey/hooks/frameworks/torch_memory.py`)."""
 
 import json
@@ -62,7 +62,7 @@ def tell(**found):
 
 
 def script(code: str) -> Any:
-    """What a script tells."""
+    """The JSON that a script tells."""
     path = {"PATH": os.environ["PATH"], "HOME": "/tmp", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", TRAINS + code], env=path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -90,7 +90,7 @@ tell(bits=bits, used=used, demand=demand, limited=limited, turns=trained(turns, 
     ],
 )
 def test_losses_and_parameters_are_the_same_bits_under_any_limit(model: str, compiled: bool) -> None:
-    """Also of a limit that changes between mini-batches, and of one that a single tensor exceeds. Reference: §3.1.1."""
+    """The limit also changes between mini-batches, and may be less than a single tensor. Reference: §3.1.1."""
     told = under_limits(model, compiled)
     assert {bits for bits, _ in told["limited"].values()} | {told["turns"][0]} == {told["bits"]}
 
@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_counted_in_host_memory(model: str) -> None:
 
 
 def test_a_tensor_larger_than_the_limit_is_moved_at_each_mini_batch() -> None:
-    """What stays is far below the limit then; what is needed is not."""
+    """The memory that stays on the device is then far below the limit, but not the memory that is needed."""
     told = script("""
 conv = lambda: (torch.nn.Sequential(torch.nn.Linear(1, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)), (5000, 1))
 bits, used = trained({}, steps=20)
@@ -173,7 +173,7 @@ for at in range(100000): step(); time.sleep(0.002)
 
 
 async def test_an_agent_changes_the_memory_of_a_running_rank(agent: Agent) -> None:
-    """Acknowledged once it holds, at the end of a mini-batch. Reference: §3.1.1."""
+    """The limit is acknowledged once it is in force, at the end of a mini-batch. Reference: §3.1.1."""
     async with running(agent, "o = torch.optim.Adam(model.parameters())\n" + LIMITED) as rank:
         await until(lambda: (rank.acked() == 0) and newest(rank.pages).peak_bytes > 0, 60)
         demand_bytes = newest(rank.pages).peak_bytes
@@ -191,7 +191,7 @@ def newest(pages: Any) -> Any:
 
 
 class Allocator:
-    """The memory of a GPU, as a script's limits use it."""
+    """The memory of a GPU, as the limits of a script use it."""
 
     wanted_bytes, retries = 4000, 3
 

@@ -1,4 +1,4 @@
-"""The flag of a rank whose device works on what was queued before (`covey.hooks.waits`)."""
+"""The flag of a rank whose device still works on its queue (`covey.hooks.waits`)."""
 
 import threading
 
@@ -16,7 +16,7 @@ def sharing() -> tuple[ShareControl, FlagReader]:
 
 
 def rests(waits: QueuedWaits) -> None:
-    """Its thread, if it has one, has done all that there was to do."""
+    """Wait until the thread of `waits`, if there is one, has done all its work."""
     if waits._thread is not None:
         until_blocked(waits._thread, threading.Event.wait)
 
@@ -54,7 +54,7 @@ async def test_input_that_comes_before_the_queue_is_done_leaves_the_flag_up() ->
 
 
 async def test_a_wait_of_which_nothing_is_known_leaves_the_flag_up() -> None:
-    """A stream that is being recorded into a graph; another thread that fetches ahead."""
+    """Nothing is known while a stream is recorded into a graph, or when another thread fetches ahead."""
     share, flag = sharing()
     unknown = QueuedWaits(share, lambda: None)
     unknown.waits(True)

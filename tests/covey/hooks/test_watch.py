@@ -1,4 +1,4 @@
-"""Being told of an import: nobody who imports may notice."""
+"""A callback for an import: the importing code must not notice it."""
 
 import builtins
 import importlib

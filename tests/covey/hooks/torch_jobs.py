@@ -51,12 +51,12 @@ while True:
 
 @cache
 def gate_folder() -> Path:
-    """Where the gate of this Python's PyTorch lies."""
+    """Folder of the gate of this Python's PyTorch."""
     return gate_library().parent
 
 
 def gate_library() -> Path:
-    """The gate of this Python's PyTorch, built now if it is not. Skips where there is no compiler."""
+    """The gate of this Python's PyTorch, built now if it does not exist. Skips where there is no compiler."""
     done = subprocess.run([sys.executable, "-m", "covey.hooks.gate.build"], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(done.stdout)
@@ -64,7 +64,7 @@ def gate_library() -> Path:
 
 
 class TorchRank:
-    """One script that runs."""
+    """One running script."""
 
     def __init__(self, process: asyncio.subprocess.Process, pages: RankPages) -> None:
         self.process, self.pages = process, pages
@@ -73,7 +73,7 @@ class TorchRank:
         self.pages.limits.write(limits)
 
     async def obeyed(self, limits: RankLimits) -> None:
-        """Written, and acknowledged by it."""
+        """Write limits, and wait until the rank has acknowledged them."""
         self.obey(limits)
         await until(lambda: self.acked() == limits.epoch)
 
@@ -87,7 +87,7 @@ class TorchRank:
         return report
 
     def flag(self) -> FlagReader:
-        """As a neighbour reads it."""
+        """The rank's flag, as a neighbour reads it."""
         held = self.pages
         assert isinstance(held, HeldPages)
         return FlagReader(held.flag.view)
@@ -97,26 +97,26 @@ class TorchRank:
         return 0 if self.pages.report.newest is None else self.pages.report.newest.acked
 
     def cpu_ns(self) -> int:
-        """Of its main thread."""
+        """Processor time of its main thread, in ns."""
         return int(self._schedstat()[0])
 
     def queued_ns(self) -> int:
-        """How long its main thread waited for a core."""
+        """Ns that its main thread waited for a core."""
         return int(self._schedstat()[1])
 
     def _schedstat(self) -> list[str]:
         return Path(f"/proc/{self.process.pid}/schedstat").read_text().split()
 
     async def used(self, seconds: float) -> float:
-        """Processor time of its main thread, of all time."""
+        """Processor time of its main thread, as a share of the time."""
         return (await self._passed(seconds))[0]
 
     async def ran(self, seconds: float) -> float:
-        """The same, of the time in which it did not wait for a core: what it is not stopped for."""
+        """Processor time of its main thread, as a share of the time in which it did not wait for a core."""
         return (await self._passed(seconds))[1]
 
     async def ran_freely(self) -> float:
-        """The most that it ran of three looks: others that use this machine are nobody's limit."""
+        """The largest share of three looks, since other programs that use this machine are not a limit."""
         return max([await self.ran(0.5) for _ in range(3)])
 
     async def _passed(self, seconds: float) -> tuple[float, float]:
