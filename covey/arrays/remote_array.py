@@ -1,8 +1,9 @@
 """A numpy array in remote memory (`RemoteArray`), of which as many bytes are local as its budget allows.
 
-with RemoteArray("features", (1_000_000, 256), "float32", local_budget="256 MiB") as features: features.array[17] += 1 #
-any numpy call: rows that it touches are fetched, changed rows go back features.prefetch(slice(1000, 2000)) # rows,
-ahead of need features.flush() # on this host's disk
+    with RemoteArray("features", (1_000_000, 256), "float32", local_budget="256 MiB") as features:
+        features.array[17] += 1                 # any numpy call: rows that it touches are fetched, changed rows go back
+        features.prefetch(slice(1000, 2000))    # rows, ahead of need
+        features.flush()                        # on this host's disk
 
 There are two ways. The constructor takes the first that this host permits, and names it in `way`:
 

@@ -14,7 +14,7 @@ and every change of the value goes through it:
     })
 
     class Slab:
-        search = CheckedState(TRANSITIONS)          # unannotated: a field of a dataclass it is not
+        search = CheckedState(TRANSITIONS)          # unannotated: it is no field of a dataclass
         def __init__(self) -> None:
             self.search = Idle()                    # the first kind in the table, or one of `begins`
 

@@ -1,7 +1,7 @@
 """The state of a script's work on the device, by what its hooks report. Pure.
 
-script idles it waits for others (input, other ranks), and has nothing new for the device device works a jitted call was
-given to it and is not done (JAX), or it never said
+    script idles    it waits for others (input, other ranks), and has nothing new for the device
+    device works    a jitted call was given to it and is not done (JAX), or it never said
 
 The rank is idle on the device while the script idles and the device does not work.
 """

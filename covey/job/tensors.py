@@ -1,10 +1,13 @@
 """Push and pull of named tensors: what a training script calls `job.tensors` (the AutoPS Agent, §4.3.1).
 
-with covey.join() as job: w = job.tensors.model("w", w0) # every rank gets rank 0's initial value w =
-job.tensors.push_pull("w", delta) # parameters + sum of all ranks' deltas g = job.tensors.push_pull("grad", g) # a name
-never given to `model`: just the sum w = job.tensors.model("v", v0, update=covey.Adam()) # push gradients: each round is
-an optimizer's step h = job.tensors.push("grad", g, out=g) # the same in two halves: this begins the round ... #
-compute, push other names g = h.wait() # and this ends it
+    with covey.join() as job:
+        w = job.tensors.model("w", w0)              # every rank gets rank 0's initial value
+        w = job.tensors.push_pull("w", delta)       # parameters + sum of all ranks' deltas
+        g = job.tensors.push_pull("grad", g)        # a name never given to `model`: just the sum
+        w = job.tensors.model("v", v0, update=covey.Adam())     # push gradients: each round is an optimizer's step
+        h = job.tensors.push("grad", g, out=g)      # the same in two halves: this begins the round
+        ...                                         # compute, push other names
+        g = h.wait()                                # and this ends it
 
 Every rank calls the same rounds in the same order per tensor; a round's result is the floating point sum of exactly one
 contribution per rank, in a fixed order of additions (`covey.tensors.numbers.sum_order`), in whatever order they arrive

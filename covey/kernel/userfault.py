@@ -1,8 +1,9 @@
 """Page faults that another process answers: Linux' userfaultfd over a memfd, by ioctl (`ioctl_userfaultfd(2)`).
 
-a thread touches a page that is not there -> it waits, and a `Fault` can be read from the descriptor `copy` -> the page
-is there, write-protected or not; the thread continues a thread writes to a protected page -> it waits, and a `Fault`
-with `write` can be read `protect(..., False)` -> it may be written; the thread continues
+    a thread touches a page that is not there  -> it waits, and a `Fault` can be read from the descriptor
+    `copy`                                      -> the page is there, write-protected or not; the thread continues
+    a thread writes to a protected page         -> it waits, and a `Fault` with `write` can be read
+    `protect(..., False)`                       -> it may be written; the thread continues
 
 Another process must answer: numpy touches memory while it holds the interpreter's lock. Missing and write-protected
 pages of shared memory need Linux 5.19.

@@ -1,8 +1,9 @@
 """Messages between a `RemoteArray` and the pager of its volume, on `arr-NAME.sock` (SOCK_SEQPACKET).
 
-array -> pager OpenArray, with four descriptors: the userfaultfd, the memory, the lifeline, standard error pager ->
-array ArrayOpened, or ArrayRefused and the end array -> pager AskArray, answered by ArrayDone with its id, in any order
-pager -> array ArrayResumed: a pager that died was replaced; the array repeats what was not answered
+    array -> pager   OpenArray, with four descriptors: the userfaultfd, the memory, the lifeline, standard error
+    pager -> array   ArrayOpened, or ArrayRefused and the end
+    array -> pager   AskArray, answered by ArrayDone with its id, in any order
+    pager -> array   ArrayResumed: a pager that died was replaced; the array repeats what was not answered
 
 One message is one msgpack Struct. Anything else ends the connection and that array.
 """

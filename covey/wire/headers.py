@@ -1,9 +1,10 @@
 """Headers of requests for pages, from a process to its volume (unix socket) and from a volume to a slab on another host
 (TCP).
 
-client -> server HELLO, once: each protocol has its own (`covey.remote`, `plugins.memory.datapath.wire.slabwire`) server
--> client WELCOME: yes with the sizes, or no client -> server REQUEST, then the pages of its operation, if any server ->
-client REPLY with the request's tag, then the result of its operation
+    client -> server   HELLO, once: each protocol has its own (`covey.remote`, `plugins.memory.datapath.wire.slabwire`)
+    server -> client   WELCOME: yes with the sizes, or no
+    client -> server   REQUEST, then the pages of its operation, if any
+    server -> client   REPLY with the request's tag, then the result of its operation
 
 Headers have a fixed size and are little-endian. A malformed header or a value out of range is a `WireError`: the
 connection is closed.

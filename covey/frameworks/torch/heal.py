@@ -6,10 +6,10 @@ A step is one step of the optimizer, with all passes before it and what the scri
 pass. So the state that a successor takes over includes what a scheduler did. It is asked for while this rank waits for
 sums, when nothing of it has changed since the step began:
 
-before attached, the loop has not begun in step forward, backward: gradients are pushed
-(`covey.frameworks.torch.gradients`), and awaited stepped optimizer.step() was made: scheduler, figures, evaluation of
-this rank alone in step the next forward pass, or the next turn of `steps`, `epochs`: `job.state` is told that the step
-is done
+    before     attached, the loop has not begun
+    in step    forward, backward: gradients are pushed (`covey.frameworks.torch.gradients`), and awaited
+    stepped    optimizer.step() was made: scheduler, figures, evaluation of this rank alone
+    in step    the next forward pass, or the next turn of `steps`, `epochs`: `job.state` is told that the step is done
 
 Once a step is done, all ranks have rank 0's buffers (running means), as a forward pass has with DDP's
 `broadcast_buffers`. DDP's own broadcast is turned off, since it would be a push before this step's random numbers are

@@ -1,9 +1,11 @@
 """The state of a training (model, optimizer, scheduler, scaler) as named arrays, which are equal on all ranks.
 
-parameter/0.weight in the parameter's own memory buffer/1.running_mean a copy: a forward pass changes it before the
-step's sums are here optimizer/state/0/exp_avg in the optimizer's own memory, like parameters: read only when asked for
-also/0/.. tensors of other objects with a state_dict covey/rest everything but tensors, as JSON covey/made which model,
-optimizer, PyTorch; compared before anything is loaded
+parameter/0.weight                 in the parameter's own memory
+buffer/1.running_mean              a copy: a forward pass changes it before the step's sums are here
+optimizer/state/0/exp_avg          in the optimizer's own memory, like parameters: read only when asked for
+also/0/..                          tensors of other objects with a state_dict
+covey/rest                         everything but tensors, as JSON
+covey/made                         which model, optimizer, PyTorch; compared before anything is loaded
 """
 
 import hashlib

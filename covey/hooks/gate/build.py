@@ -1,7 +1,7 @@
 """Build `gate.cpp`, with what it needs on GPUs (`device_queue.cpp`, `spill.cpp`), for one PyTorch, and find the built
 library, which only this user and root may be able to write.
 
-python -m covey.hooks.gate.build [FOLDER] for the PyTorch of this Python; prints its path
+    python -m covey.hooks.gate.build [FOLDER]       for the PyTorch of this Python; prints its path
 
 The library is in `$COVEY_GATE`, else in `$XDG_CACHE_HOME/covey`, under a name made from PyTorch's version, its ABI and
 our source, so that it is never loaded into another PyTorch. Where no library was built, the script is stopped per

@@ -1,7 +1,7 @@
 """A memory limit for a PyTorch script on a GPU, by PyTorch's own allocator; `device_memory.py` has the decisions.
 
-between two mini-batches prepare host memory --> put it into a pool --> empty the cache --> set the fraction within one
-memory that the device has no room for comes from the pool, and nothing fails
+    between two mini-batches    prepare host memory --> put it into a pool --> empty the cache --> set the fraction
+    within one                  memory that the device has no room for comes from the pool, and nothing fails
 
 The fraction counts pools too, so it is (limit + pool) / device. Kernels use memory of the pool in place, over the bus.
 None of this can be done while a graph is recorded; and where graphs were recorded, segments expand, or the allocator is

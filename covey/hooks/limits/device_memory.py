@@ -5,8 +5,10 @@ The allocator (CUDACachingAllocator) takes segments from the device until all of
 `allowed` bytes. Then it looks for a free block in pools that exist for that (`use_on_oom`), and takes one only if it is
 there already. So host memory is prepared between two mini-batches:
 
-wanted without a limit |#####################| limit |############| allowed = limit + pool moved by Covey |#####| saved
-tensors, states of optimizers pool |####|####| the rest, and an eighth of what is wanted, or 512 MiB
+    wanted without a limit |#####################|
+    limit                  |############|                     allowed = limit + pool
+    moved by Covey                       |#####|               saved tensors, states of optimizers
+    pool                                      |####|####|     the rest, and an eighth of what is wanted, or 512 MiB
 
 (AntMan §3.1.1 places in host memory what does not fit, and grows the limit at the end of the mini-batch.)
 """

@@ -1,7 +1,10 @@
 """How numbers of each type are stored in memory, and in which type they are added.
 
-type stored as added in float32 float32 float32 float64 float64 float64 float16 float16 float32, rounded once bfloat16
-uint16 float32, rounded once (numpy has no such type; JAX's `ml_dtypes` has)
+    type       stored as  added in
+    float32    float32    float32
+    float64    float64    float64
+    float16    float16    float32, rounded once
+    bfloat16   uint16     float32, rounded once (numpy has no such type; JAX's `ml_dtypes` has)
 
 Rounded once: contributions are widened, added and divided in float32, and only the result is rounded, to the nearest
 and to even. So a sum of 16-bit numbers does not lose precision in each addition, and does not overflow on its way to an

@@ -1,8 +1,9 @@
 """Declarations of optimizers that run where gradients are summed. `covey.tensors.numbers.update_steps` has the
 arithmetic.
 
-w = job.tensors.model("w", w0, update=covey.Adam(rate=1e-3)) w = job.tensors.push_pull("w", gradient) # the parameters
-after this step, on every rank w = job.tensors.push_pull("w", gradient, rate=1e-4) # the same at another learning rate
+    w = job.tensors.model("w", w0, update=covey.Adam(rate=1e-3))
+    w = job.tensors.push_pull("w", gradient)                # the parameters after this step, on every rank
+    w = job.tensors.push_pull("w", gradient, rate=1e-4)     # the same at another learning rate
 
 So each parameter is updated once, and not by every rank. What the optimizer remembers of it (its *moments*) is stored
 at its owner and, as a second copy from which a new owner continues, at one rank, its *keeper*.
