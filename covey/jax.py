@@ -40,8 +40,7 @@ def psum(tree: Any, *, name: str = "psum", job: "JobClient | None" = None) -> An
 
 
 def pmean(tree: Any, *, name: str = "pmean", job: "JobClient | None" = None) -> Any:
-    """The average of this tree over all ranks: the sum as of `psum`, divided by the number of ranks and rounded
-    once."""
+    """The average of this tree over all ranks: as `psum`, divided by the number of ranks and rounded once."""
     return _summed(tree, name, job, True)
 
 

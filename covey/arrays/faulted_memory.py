@@ -46,8 +46,8 @@ class FaultedMemory:
     def __init__(
         self, memory: RemoteMemory, faults: int, offset: int, size: int, chunk: int, budget: int, writable: bool
     ) -> None:
-        """Map the memory and open it at the pager. `faults`: a userfaultfd of this process, closed here whatever
-        happens."""
+        """Map the memory, and open it at the pager. `faults`: a userfaultfd of this process, which is always closed
+        here."""
         self._volume = memory.volume
         self._lock = threading.Lock()
         self._id = 0
@@ -105,8 +105,8 @@ class FaultedMemory:
         """Stops the SIGBUS before anything here is closed, because the object is collected, or the script ends."""
 
     def ask(self, question: AskArray) -> ArrayDone:
-        """Ask the pager one question at a time; a pager that took over is asked again. RemoteMemoryError without an
-        answer in time."""
+        """Ask one question at a time, and again of a pager that took over. RemoteMemoryError without an answer in
+        time."""
         with self._lock:
             self._id += 1
             sent = arraywire.pack(AskArray(self._id, question.what, question.first, question.end))
@@ -133,8 +133,8 @@ class FaultedMemory:
             )
 
     def close(self) -> None:
-        """Save what was written to the volume and release the memory, which cannot be touched any more while views of
-        it exist."""
+        """Save what was written to the volume, and release the memory: remaining views of it cannot be touched any
+        more."""
         try:
             answer = self.ask(AskArray(0, "save"))
             if answer.why:
@@ -189,7 +189,7 @@ _served: "weakref.WeakSet[FaultedMemory]" = weakref.WeakSet()
 
 
 def _in_the_child() -> None:
-    """Forget all arrays after a fork: their memory is not in the child (MADV_DONTFORK), and the connections are the
+    """Forget all arrays in a forked child: it has no such memory (MADV_DONTFORK), and the connections are the
     parent's."""
     for memory in list(_served):
         memory.forget()

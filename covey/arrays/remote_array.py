@@ -140,8 +140,7 @@ class RemoteArray:
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        """Items, as numpy gives them. On the explicit way only rows: a number, or a slice without a step; the result is
-        a copy."""
+        """Items as in numpy. On the explicit way only rows (a number, or a slice without a step), which are copies."""
         import numpy
 
         if self._faults is not None:

@@ -1,5 +1,4 @@
-"""A volume of remote memory, open in a job, for reads and writes of bytes (`RemoteMemory`). Scripts import
-`covey.remote`.
+"""A volume of remote memory, open in a job, for reads and writes of bytes. Scripts import it from `covey.remote`.
 
 Several requests of one read or write are under way at once, and bytes move directly between the caller's buffer and the
 socket (`covey.arrays.volume_link`). Many threads may call; their calls take turns.
@@ -163,8 +162,7 @@ class RemoteMemory:
                 self._part_of_page(offset + end, view[end:])
 
     def discard(self, offset: int, size: int) -> None:
-        """Give up whole pages that are not needed any more: they read as zeros from now on. ValueError for a part of a
-        page."""
+        """Give up whole pages, which read as zeros from now on. ValueError for a part of a page."""
         self._check(offset, size)
         if offset % self.page or size % self.page:
             raise ValueError(f"discard wants whole pages of {self.page} bytes, not {size} bytes at {offset}")
@@ -181,8 +179,7 @@ class RemoteMemory:
             self._do("flush", Op.FLUSH, 0, 0)
 
     def close(self) -> None:
-        """Close this connection. The volume and its content stay, and `open` finds them again. Other processes that use
-        it continue."""
+        """Close this connection. The volume stays, for other processes too, and `open` finds it again."""
         with self._turn():
             self._closed = True
             self._link.close()
@@ -204,8 +201,7 @@ class RemoteMemory:
         self.close()
 
     def found(self, again: bool) -> tuple[str, bytes]:
-        """Socket and token of the volume now. The agent may have moved it; without an agent the old place is tried
-        again."""
+        """Socket and token of the volume now. The agent may have moved it; without an agent the same ones are given."""
         if again and self._agent_socket:
             wanted = wire.Attach(self.volume, self.size, make="never")  # a detached volume is not made anew
             try:
@@ -225,15 +221,13 @@ class RemoteMemory:
     # ---- in which process ----
 
     def _turn(self) -> threading.RLock:
-        """The lock of this process. In another process than the one that opened the volume, a new connection is made
-        first."""
+        """The lock of this process. In another process than before, a new connection is made first."""
         if self._process != this_process():
             self._begin_here()
         return self._lock
 
     def _begin_here(self) -> None:
-        """Begin anew in another process. Requests that were under way in the old one fail here: their answers go
-        there."""
+        """Begin anew in another process. Requests under way in the old one fail here: their answers go there."""
         self._process = this_process()
         self._lock = threading.RLock()
         old, self._link = self._link, self._link.anew()
@@ -295,8 +289,8 @@ os.register_at_fork(after_in_child=_in_the_child)
 
 
 def _opened_again(volume: str, size_bytes: int, path: str, agent_socket: str) -> RemoteMemory:
-    """Open the volume again, for pickle. It never makes a volume: on another host that would be a different, empty
-    one."""
+    """Open the volume again, for pickle. It never makes one: on another host that would be a different, empty
+    volume."""
     return RemoteMemory.open(volume, size_bytes, agent_socket, create=False) if agent_socket else RemoteMemory.at(path)
 
 

@@ -81,8 +81,7 @@ class VolumeLink:
         self.page_bytes = self.size_bytes = 0
         """Bytes of a page and of the volume, from the volume's welcome; 0 before the first connection."""
         self.heard = ""
-        """What `find` learnt about the volume last, for people: why, and the next step behind `; next: `. Empty:
-        nothing."""
+        """What `find` learnt last, for people: why, and the next step behind `; next: `. Empty: nothing."""
         self._find, self._now_s = find, now_s
         self._stream: socket.socket | None = None
         self._unsent: deque[PageRequest] = deque()
@@ -202,8 +201,8 @@ class VolumeLink:
             self._away_s = None
 
     def _try_once(self, again: bool) -> RemoteMemoryError:
-        """Try to connect once. Returns the error to raise if it does not work in time. RemoteMemoryError when trying
-        again does not help."""
+        """Try to connect once. Returns the error for a later timeout. RemoteMemoryError when trying again does not
+        help."""
         next_step = f"see agentctl why volume/{self.volume}"
         try:
             path, token = self._find(again)
@@ -412,8 +411,7 @@ def _hear_welcome(stream: socket.socket) -> Welcome:
 
 
 PIECE_BYTES = 256 << 10
-"""Bytes of a piece of a long read or write: several pieces are under way, so that the volume reads one while another
-crosses."""
+"""Bytes of a piece of a long read or write. Several are under way: the volume reads one while another crosses."""
 
 
 def transfer(link: VolumeLink, op: Op, page: int, view: memoryview | None, pages: int, failed: list[str]) -> int:

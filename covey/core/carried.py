@@ -23,8 +23,7 @@ ARGUMENTS_MAX, VARIABLES_MAX = 4096, 8192
 ARGV_BYTES_MAX = 192 * KIB
 """Most bytes of all arguments together: they are part of a change of the log, which has 256 KiB at most."""
 ENV_BYTES_MAX = 512 * KIB
-"""Most bytes of all variables together: hosts send them to one another, and to a rank's supervisor, in messages of 1
-MiB at most."""
+"""Most bytes of all variables together: they travel to hosts and supervisors in messages of at most 1 MiB."""
 NAMED_MAX = 3
 
 TEXT = r"(?:[^\x00\ud800-\udfff]|\x00[89a-f][0-9a-f])"
@@ -78,8 +77,7 @@ def argv_excess(argv: Sequence[str]) -> tuple[str, str] | None:
 
 
 def env_excess(env: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why Linux or the hosts cannot carry this environment, as what and why, with names of variables; None when they
-    can."""
+    """Why Linux or the hosts cannot carry this environment, as what and why, naming variables; None when they can."""
     for name in env:
         if len(name) > NAME_CHARACTERS_MAX:
             what = f"the name of variable {_beginning(name)} has {len(name):,} characters"

@@ -45,10 +45,8 @@ class StateLost(CoveyError):
 
 
 class TensorError(RuntimeError):
-    """The tensor cannot be added (shapes differ, no memory, shared memory was overwritten), or the client was
-    closed."""
+    """The tensor cannot be added (shapes differ, no memory, shared memory overwritten), or the client was closed."""
 
 
 class RankLeft(TensorError):
-    """Another rank has left (ended, or waits in `job.tensors.leave()`), and this rank waits for something it would
-    push."""
+    """Another rank ended, or waits in `job.tensors.leave()`, and this rank waits for something it would push."""

@@ -22,7 +22,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """What one plugin publishes to the others on its host, in the past tense (`JobStarted`). All receive facts in one
+    """What one plugin publishes to the others on its host, past tense (`JobStarted`). All receive facts in one
     order."""
 
 
@@ -34,8 +34,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Action: deliver `message` to `to`, at least once until `deadline_s` seconds have passed; it is handled there at
-    most once."""
+    """Action: deliver `message` to `to`, at least once until `deadline_s` has passed; handled at most once there."""
 
     to: HostId
     message: Message

@@ -1,5 +1,4 @@
-"""The wait of a rank for a tensor: it checks whether waiting still makes sense, and says from time to time what it
-waits for."""
+"""A rank's wait for a tensor: it checks whether waiting still makes sense, and tells from time to time why it waits."""
 
 import math
 import time

@@ -1,5 +1,4 @@
-"""How each state looks to people: agentctl and the web page take their colours from this table and keep none of their
-own.
+"""How each state looks to people: agentctl and the web page take their colours from this table alone.
 
 Nothing is decided by it: programs read in `JobView.over` whether a job is over.
 """

@@ -9,13 +9,13 @@ before both have it. So no rank gets a result of a step for which a lost rank's 
 
     lost rank                            each other rank
       MIRROR(step + 1, own) ->             two neighbours keep the newest two; the script may compute meanwhile
-                                        <- MIRRORED(step + 1, of which bytes); only then something is pushed
+                                        <- MIRRORED(step + 1, CRC-32); the lost rank pushed only after both
     successor
       NEED ->                              once its script waits for a tensor; from then on it waits until DONE
-                                        <- HAVE(step, what was the successor's own, and others')
+                                        <- HAVE(step, own states of the successor and of others)
       FETCH(where) ->                      those that are furthest (`covey.healing.taking_over`)
                                         <- PIECE
-      DONE ->                              the script goes on
+      DONE ->                              the script continues
 
 When a job has few ranks, all of them gather every rank's own state, as one more sum that is pushed first and waited for
 first (`covey.healing.owns`). It is then a part of the state: no MIRROR is sent, and no push waits for an answer.
@@ -89,8 +89,8 @@ class Healing:
         return self.machine.step
 
     def begin(self, state: Mapping[str, Array]) -> None:
-        """Begin the first step: `state` must not change until all results of the step are here. CoveyError when a round
-        is under way."""
+        """Begin the first step: `state` must not change until all of its results are here. CoveyError during a
+        round."""
         rounds = self._rounds()
         with self._changed:
             says = self.machine.begin(state, rounds)
@@ -104,8 +104,7 @@ class Healing:
         self._tell(says)
 
     def drawn(self, own: Own) -> None:
-        """This rank's own state is now as it will be when the step ends: neighbours get it while the script
-        computes."""
+        """This rank's own state is as it will be at the step's end: neighbours get it while the script computes."""
         with self._pushing:
             self._run(self.machine.drawn(own), self._people)
 

@@ -133,8 +133,7 @@ class HealingMachine:
         return says
 
     def drawn(self, own: Own) -> Stepwise[None]:
-        """This rank's own state is now as it will be when the step ends: neighbours get it while the script
-        computes."""
+        """This rank's own state is as it will be at the step's end: neighbours get it while the script computes."""
         if own is None or self.gather is not None or self.has_said_own:
             return
         data = yield Pause(work=partial(_json, own))
@@ -155,8 +154,7 @@ class HealingMachine:
         self.has_said_own = True
 
     def waits(self) -> Says:
-        """The script waits for a tensor, and then as long as a successor needs what this rank holds: until `waited` or
-        `gave_up`."""
+        """The script waits for a tensor, and longer while a successor needs its state: until `waited` or `gave_up`."""
         self._waiting += 1
         asked, self._asked = self._asked, {}
         return tuple(said for rank in asked for said in self._hold(rank))
@@ -327,8 +325,7 @@ class HealingMachine:
     # ---- who waits for a successor ----
 
     def saying(self) -> Stepwise[None]:
-        """Repeat the offer of the state until no successor is waited for: the offer and the answer may have been
-        lost."""
+        """Repeat the offer of the state, which may be lost as its answer may, until no successor is waited for."""
         summed: HeldState | None = None
         while True:
             yield Pause(until=partial(self._gives_other_than, summed), most_s=SAY_S)
@@ -365,8 +362,7 @@ class HealingMachine:
         return "" if self._beside is None else self._beside.host
 
     def _is_at(self, rank: int, host: str) -> None:
-        """Learn the host of a rank: a rank that has come to this host keeps none of this rank's own state from now
-        on."""
+        """Learn the host of a rank: one that has come to this host keeps none of this rank's own state any more."""
         if self._beside is not None:
             self._beside.is_at(rank, host)
             self._neighbours = self._beside.neighbours

@@ -1,5 +1,5 @@
-"""The two ranks that keep a rank's own state (`covey.healing.healing`), and where each rank is, as far as this one
-knows.
+"""The two ranks that keep a rank's own state (`covey.healing.healing`), and the hosts of all ranks as one rank knows
+them.
 
 A gang starts with consecutive ranks on each host, and the environment says which. From then on only successors change
 hosts: a successor names its host to all others when it asks for the state, and each answers with its own host. So every

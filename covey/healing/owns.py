@@ -5,7 +5,7 @@ row for every rank, of which only its own is not zero, before it pushes anything
 script gets no other result of the step before that one. So a rank that has a result of a step also has every rank's own
 state at its end, and gives it to a successor as a part of the state.
 
-    row   in decimal digits: bytes as before at its beginning, and at its end, how many differ between | these | zeros
+    row   in digits: unchanged bytes at the beginning, and at the end, number of changed bytes | changed bytes | zeros
 
 Rows are added as float32, four characters in each. ASCII characters are below 128, so no four of them are infinity, NaN
 or minus zero, and only zeros are added to them: they arrive unchanged.

@@ -98,8 +98,7 @@ class Have(msgspec.Struct, frozen=True):
     first: int = 0
     """The step with which the job began."""
     others: dict[int, dict[int, bytes]] = {}
-    """The own states of this rank and of others that it keeps, by rank and step: the successor may be the only other
-    rank that keeps them."""
+    """Own states of this rank and those it keeps, by rank and step: the successor may be the only other keeper."""
     part: int = 0
     parts: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
     """Number of frames that carry `others`."""
@@ -184,8 +183,7 @@ class PieceFetch:
         return len(self._into) - self.came_bytes
 
     def asks(self, sources: Sequence[int], now_s: float) -> list[tuple[bytes, int]]:
-        """The pieces to ask for now, and the rank to ask for each. A silent rank is asked only when all ranks are
-        silent."""
+        """The pieces to ask for now, and the rank to ask. A silent rank is asked only when all are silent."""
         again, under_way = [], Counter[int]()
         for first, asked in self._asked.items():
             if asked.until_s <= now_s:
@@ -254,8 +252,7 @@ def why_too_slow(came_bytes: int, all_bytes: int, took_s: float, allowed_s: floa
 
 
 def array_of(item: Item, known: Array | None) -> Array:
-    """An array for this item: the one that is `known` here, if type and shape are equal. StateLost when none can be
-    made."""
+    """An array for this item: the one `known` here, if type and shape are equal. StateLost when none can be made."""
     if known is not None and (known.dtype.str, known.shape) == (item.type, item.shape) and _is_plain(known):
         return known
     try:

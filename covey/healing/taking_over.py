@@ -38,8 +38,7 @@ from covey.tensors.numbers.arrays import Array
 from covey.tensors.numbers.tensor_wire import Payload
 
 ASK_S = 0.5
-"""Seconds after which a question without an answer is repeated; the first repeats come sooner, since there may be no
-connection yet."""
+"""Seconds until a question is repeated; the first repeats come sooner, since there may be no connection yet."""
 FIRST_ASK_S = 0.02
 PATIENCE_S = 30.0
 """Seconds after which people are told what it waits for."""
@@ -92,8 +91,7 @@ class TakingOver:
         self._rank, self._incarnation, self._now_s = rank, incarnation, now_s
         self._is_closed, self._keep, self._host = is_closed, keep, host
         self._others = [*range(rank + 1, world_size), *range(rank)]
-        """The other ranks in the order in which this one asks them; each successor begins with the ranks after its
-        own."""
+        """The other ranks, in the order in which they are asked: each successor begins with those after its own."""
         self.gone: dict[int, str] = {}
         """Ranks that have left and answer nothing, with a sentence for people on each."""
         self._haves: dict[int, Have] = {}

@@ -5,8 +5,8 @@ not, or only a few sums. So the function counts that is handed most bytes of its
 such a function (only gradients are jitted) the function with the largest result counts. Only the first calls of a
 function are examined; after that a call costs one look into a table.
 
-    the one that counts is silent for three times as long as its periods take another with at least half of its bytes
-    -> that one counts; so does one with equal bytes that is called half as often (an update after accumulations)
+    the one that counts is silent for three of its periods, and another has at least half of its bytes
+    -> the other counts; so does one with equal bytes that is called half as often (an update after accumulations)
 """
 
 from dataclasses import dataclass

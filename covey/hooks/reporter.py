@@ -1,5 +1,4 @@
-"""The reporter between the hooks of a framework and the agent: counts steps, and reports the newest a few times per
-second."""
+"""The reporter between framework hooks and the agent: counts steps, and reports the newest a few times a second."""
 
 import os
 import threading
@@ -21,8 +20,7 @@ SEND_S, SEND_LATER_S, EARLY = 0.1, 0.5, 20
 """Seconds between two steps that are told, for the first `EARLY` ones and after them: each wakes another thread, for
 which the script waits some 0.4 ms (that thread needs the interpreter)."""
 LATER_MAX = 96
-"""Most events that are noted and counted later. A hook runs with cold caches: one that only notes the time takes a
-third of the time."""
+"""Most events that are noted and counted later. With cold caches, noting the time takes a third of counting."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

@@ -14,8 +14,7 @@ import os
 import sys
 
 SPARE, MODULES = "COVEY_SPARE", "COVEY_SPARE_MODULES"
-"""Variables of a spare: the descriptors by which it hears and says (`agent/ports/processes/shim.py`), and the modules
-that it imports."""
+"""Variables of a spare: its descriptors for commands and answers (`agent/ports/processes/shim.py`); its modules."""
 MODULES_MAX, NAMES_BYTES_MAX = 256, 8192
 LENGTH_BYTES = 8
 UNFIT = 70

@@ -1,2 +1,1 @@
-"""The parts of `JobClient`, a script's object for its job: `job.tensors`, `job.state`, and the connection to its
-agent."""
+"""The parts of `JobClient`, a script's object for its job: `job.tensors`, `job.state`, and the agent's connection."""

@@ -376,8 +376,8 @@ class JobClient(OfOneProcess):
             self._wakes.wait(left_s)
 
     def _talk(self, connection: socket.socket) -> None:
-        """Exchange frames until the connection or the script ends. OSError (FrameError is one) when the connection is
-        of no use."""
+        """Exchange frames until the connection or the script ends. OSError (a FrameError is one) for a bad
+        connection."""
         incoming, outgoing = bytearray(), bytearray(pack(self._hello()))
         goodbye_s = float("inf")
         while True:
@@ -454,8 +454,7 @@ class JobClient(OfOneProcess):
         self._answered.set()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Handle a refusal. Before Joined it means that this process is not admitted; after it, it answers a request of
-        ours."""
+        """Handle a refusal: before Joined this process is not admitted; later it answers a request."""
         if self._joined:
             if refusal.what == GRACE_KEPT:
                 self._stop.refused(refusal)

@@ -4,7 +4,7 @@ A round needs all ranks. A rank that has left pushes nothing more: its script ca
 `with covey.join()`), or its process ended with 0. Others would wait for ever for a round that it has not pushed, so
 they are told:
 
-    in leave()       it says so to whoever adds, on each connection (`TensorOp.LEAVES`), and in memory that ranks share
+    in leave()       it says so to all that add, on each connection (`TensorOp.LEAVES`), and in memory that ranks share
     ended with 0     its host says so in the log; the agents tell the other ranks, and the processes that add
 
 The process that adds knows whose part of a round is missing, so a rank that has pushed is not named while its result is

@@ -1,5 +1,4 @@
-"""What a rank knows of the end that its agent asked for: whether it was asked, how long is left, whether more was
-granted."""
+"""The end that an agent asked of a rank: whether it was asked, how long is left, whether more was granted."""
 
 import os
 import signal

@@ -30,8 +30,7 @@ class TableOwners:
         return True
 
     def lost(self, epoch: int, why: str, table: int) -> AggregatorLost | None:
-        """The owner of that epoch cannot be used. Returns the frame for the agent; None when a newer owner is known
-        already."""
+        """That epoch's owner cannot be used. Returns the frame for the agent; None when a newer owner is known."""
         known = self._named.get(table)
         if known is not None and known.epoch > epoch:
             return None

@@ -228,8 +228,7 @@ class TensorClient(OfOneProcess):
     def heal(
         self, make: Callable[[BlockRounds], Healing], own: Callable[[], object] | None
     ) -> tuple[Healing, BlockRounds]:
-        """Set up `job.state`: this rank may be lost, or took over from a lost one. ValueError when there are tensors
-        already."""
+        """Set up `job.state`: this rank may be lost, or took over. ValueError when there are tensors already."""
         self._check_process("job.state was not begun")
         with self._changed:
             if self._ways:
@@ -358,8 +357,8 @@ class TensorClient(OfOneProcess):
         return TensorHandle(self, name, given.array, out)
 
     def _begin(self, name: str, given: GivenRound, blocks: bool, give_up_s: float | None = None) -> None:
-        """Begin the next round of a tensor; for a new model, the round of its initial value. TimeoutError after
-        `give_up_s` seconds."""
+        """Begin a tensor's next round; a new model's is about its initial value. TimeoutError after `give_up_s`
+        seconds."""
         self._check_process(f"tensor {name!r} was not pushed")
         data = given.array.data
         with self._changed:

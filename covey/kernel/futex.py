@@ -1,5 +1,4 @@
-"""Sleep until a word of shared memory changes, and wake whoever sleeps on it: the flag of `covey.kernel.pages`, from
-Python.
+"""Sleep until a word of shared memory changes, or wake its sleepers: the flag of `covey.kernel.pages`, from Python.
 
 `gate.cpp` does the same. Where the system call's number is not known (neither x86-64 nor ARM64), sleepers sleep their
 whole time.

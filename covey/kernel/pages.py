@@ -1,5 +1,4 @@
-"""Pages of memory that a rank and its agent share: limits for the rank, reports for the agent, and a flag for
-neighbours.
+"""Pages that a rank and its agent share: limits for the rank, reports for the agent, and a flag for neighbours.
 
     page      writer   read by                            what
     limits    agent    this rank                          epoch, rates, memory, lease   (AntMan §3.1: changes at once)
@@ -31,15 +30,13 @@ class RankLimits(msgspec.Struct, frozen=True):
     """What a rank may do from now on. The default allows everything."""
 
     epoch: int = 0
-    """Number of these limits, higher with every change; the rank acknowledges it once memory is limited accordingly
-    too."""
+    """Number of these limits, higher with each change; acknowledged once memory is limited accordingly."""
     idle: float = 1.0
     """Share of the neighbour's idle time on the device that this rank may use, 0..1."""
     head_ns: int = -1
     """How much of the beginning of each idle phase the rank may use, in ns; -1: the whole phase."""
     busy: float = 1.0
-    """Share of the time that the rank may use while the neighbour is busy, or while it is not known whether it is,
-    0..1."""
+    """Share of the time that the rank may use while its neighbour is busy, or not known to be idle, 0..1."""
     memory_bytes: int = 0
     """Most device memory in bytes, from the next mini-batch on; 0: no limit."""
     failsafe: float = 1.0
@@ -49,8 +46,7 @@ class RankLimits(msgspec.Struct, frozen=True):
     guaranteed: bool = False
     """Whether the rank is guaranteed now: then it has no limits but that of memory."""
     alone: bool = False
-    """Whether no rank reads its flag now. Then the flag need not be exact: watching the rank's threads costs processor
-    time."""
+    """Whether no rank reads its flag, which then need not be exact: watching threads costs processor time."""
 
     @property
     def free(self) -> bool:
@@ -107,8 +103,7 @@ _REPORT = struct.Struct("<qqqqqqq??Q")
 """Fields of a report; the last counts mini-batches: number n is in place n of the ring behind them."""
 _BATCH = struct.Struct("<qqqqq")
 _FLAG = struct.Struct("<8sIIqq")
-"""Fields of a flag: magic, version, busy, since when, when the rank was last sure. Each is written as one machine
-word."""
+"""Fields of a flag: magic, version, busy, since when, when last sure. Each is written as one machine word."""
 _COPY_BYTES = PAGE_BYTES // 2
 _AFTER = 16
 """Offset of the sequence number in a copy: the checksum covers the copy from there on."""
@@ -123,8 +118,7 @@ Page = Any
 
 
 class _Copies:
-    """The writer's side of a page of two copies: the older copy is overwritten, and its number makes it the newer
-    one."""
+    """The writer's side of a page of two copies: it overwrites the older copy, whose number makes it the newer one."""
 
     def __init__(self, page: Page, kind: str) -> None:
         self._page, self._magic, self._version, self._sequence = page, _NAMES[kind], _VERSIONS[kind], 0
@@ -185,8 +179,7 @@ class ReportWriter(_Copies):
 
 
 class _Reader(Generic[R]):
-    """The reader's side of a page of two copies. `garbage` counts looks that found no valid copy, or impossible
-    values."""
+    """The reader's side of a page of two copies. `garbage` counts looks without a valid copy or possible values."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -265,8 +258,7 @@ class ReportReader(_Reader[RankReport]):
 
 
 class FlagWriter:
-    """The rank's side of its flag for neighbours. Native code writes the same words, and wakes who sleeps on
-    `BUSY_AT`."""
+    """The rank's side of its flag for neighbours. Native code writes the same words, and wakes sleepers (`BUSY_AT`)."""
 
     def __init__(self, page: Page) -> None:
         self._page = page

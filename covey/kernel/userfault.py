@@ -153,8 +153,7 @@ def copy(descriptor: int, address: int, source: int, size: int, protected: bool)
 
 
 def protect(descriptor: int, address: int, size: int, on: bool) -> None:
-    """Writes to these pages cause faults from now on; with `on` False writes are allowed, and waiting threads
-    continue."""
+    """From now on writes to these pages cause faults; with `on` False they do not, and waiting threads continue."""
     while True:
         try:
             fcntl.ioctl(descriptor, WRITEPROTECT, bytearray(_protect.pack(address, size, 1 if on else 0)))
@@ -170,6 +169,5 @@ def wake(descriptor: int, address: int, size: int) -> None:
 
 
 def poison(descriptor: int, address: int, size: int) -> None:
-    """A thread that touches a page that is not there gets SIGBUS, or EFAULT in a system call. OSError before Linux
-    6.6."""
+    """Touching a page that is not there is now a SIGBUS, in a system call EFAULT. OSError before Linux 6.6."""
     fcntl.ioctl(descriptor, POISON, bytearray(_poison.pack(address, size, 0, 0)))

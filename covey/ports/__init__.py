@@ -111,8 +111,7 @@ class SharedPage(Handed, Protocol):
         """The page itself; writable where this process is the writer."""
 
     def seal(self) -> None:
-        """Seal the page once its writer has mapped it: no other process can write it from now on. OSError when the
-        kernel cannot."""
+        """Seal the page, once its writer has mapped it, against all other writers. OSError when the kernel cannot."""
 
 
 class HeldMemory(Protocol):
@@ -134,8 +133,7 @@ class SharedRing(HeldMemory, Protocol):
     """All of the memory, writable; begins at a page of the machine."""
 
     def empty(self) -> None:
-        """Give its memory back to the kernel, whoever else maps it: all then read zeros. OSError when the kernel
-        refuses."""
+        """Give the memory back to the kernel: all who map it read zeros then. OSError when the kernel refuses."""
 
 
 class Pages(Protocol):
@@ -174,8 +172,7 @@ class ByteStream(Protocol):
         """Whether both ends are on this host, by their addresses."""
 
     async def read_into(self, view: memoryview) -> None:
-        """Fill all of `view`, without an extra copy. ConnectionError when the stream ends before that, also before the
-        first byte."""
+        """Fill all of `view`, without an extra copy. ConnectionError when the stream ends before it is full."""
 
     async def write(self, *parts: bytes | bytearray | memoryview) -> None:
         """Queue all parts as one unit (never interleaved with another write); waits while the outbox is full. The
@@ -207,8 +204,7 @@ class HeldPort(Protocol):
 
 Accept = Callable[[ByteStream], Coroutine[Any, Any, None]]
 UNKNOWN_USER = -3
-"""The uid when it is not known who is at the other end. Two other negative numbers exist: -1 (a volume without an
-owner) and `ANYBODY`."""
+"""The uid of an unknown user. Two more negative numbers exist: -1 (a volume without an owner) and `ANYBODY`."""
 ANYBODY = -2
 """The uid for `listen` when any user may connect: who connects is asked for a secret."""
 
@@ -231,16 +227,14 @@ class Bytes(Protocol):
 
 
 class Disk(Protocol):
-    """Durable files in this host's state directory. Names are relative, of `a-z0-9._-` and `/`. OSError when the disk
-    fails."""
+    """Durable files in this host's state directory. Names are relative, of `a-z0-9._-` and `/`. OSError on failure."""
 
     async def read(self, name: str) -> bytes | None: ...
     async def replace(self, name: str, data: bytes) -> None:
         """Replace the file: after a crash it is the old one or the new one, whole; durable on return."""
 
     async def append(self, name: str, data: bytes) -> None:
-        """Append to the file, durable on return. A crash may leave a torn tail: records carry their own length and
-        checksum."""
+        """Append, durable on return. A crash may leave a torn tail: records carry their own length and checksum."""
 
     async def truncate(self, name: str, size: int) -> None: ...
     async def write_at(self, name: str, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -274,8 +268,7 @@ class Process(Protocol):
         """False until one of Covey's programs that was started here has reported that its code is loaded."""
 
     async def wait(self) -> int | None:
-        """Wait for the end. Returns the exit status: 0..255, -N when killed by signal N, None when it was not our child
-        (unknown)."""
+        """Exit status once it ended: 0..255, -N when killed by signal N, None when it was not our child (unknown)."""
 
     def signal(self, number: int) -> None:
         """Send a signal to this process alone, not to its children. Does nothing when it is gone."""
@@ -297,8 +290,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """How to start a process of a user: no shell, its own session and process group."""
 
     argv: tuple[str, ...]
-    """Program and arguments. Here, in `cwd` and in `env`, text is as `covey.core.carried` writes it: a process gets the
-    same bytes."""
+    """Program and arguments. Here, in `cwd` and in `env`, text is as in `covey.core.carried`: the same bytes arrive."""
     cwd: str
     env: dict[str, str]
     """The whole environment; nothing is inherited."""
@@ -308,15 +300,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Absolute path without ending: a shim, which outlives this process, writes the process's id and its end there, so
     that `Processes.resume` finds it again. Empty: it cannot be resumed."""
     output_bytes_max: int = 0
-    """Most bytes of output, for a process with `run`: the first quarter is kept, then the newest of the rest. 0: no
-    limit."""
+    """Most bytes of output, with `run`: the first quarter is kept, then the newest of the rest. 0: no limit."""
     output_keep_free: int = 0
     """Bytes of the disk that the output leaves free, whatever it may hold; for a process with `run`."""
     cores: tuple[int, ...] = ()
     """Cores on which the process and all that it starts run, for a process with `run`; empty: any."""
     held_back: bool = False
-    """Whether the process begins with what others leave of the cores, until `LetsGo.let_go`; for a process with
-    `run`."""
+    """Whether the process begins with cores that others leave idle, until `LetsGo.let_go`; with `run` only."""
 
 
 class WaitingProcess(Protocol):
@@ -463,6 +453,5 @@ class Env:
     probes: Probes
     pages: Pages
     run_dir: str
-    """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short, since a socket path has 107 bytes at
-    most."""
+    """Directory of this host's unix sockets: `unix:{run_dir}/NAME.sock`. Short: a socket path has 107 bytes at most."""
     verbs: Verbs = NO_VERBS_HERE

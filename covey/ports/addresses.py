@@ -37,8 +37,7 @@ def is_v6(address: Address) -> bool:
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether a socket bound to `host` listens on all addresses, so that peers cannot connect to that address
-    itself."""
+    """Whether a socket bound to `host` listens on all addresses, so that peers cannot use `host` to connect."""
     return is_ip(host) and ipaddress.ip_address(host).is_unspecified
 
 
@@ -49,8 +48,7 @@ def reached_at(bound: Address, advertise: str) -> Address:
 
 
 def hears_others(bind: Address) -> bool:
-    """Whether a socket bound to this address hears other machines. Empty: there is none. True for text that is no
-    address."""
+    """Whether a socket bound here hears other machines. Empty: no socket. True for text that is no address."""
     if not bind:
         return False
     try:

@@ -107,8 +107,7 @@ class Devices(Protocol):
     async def sample(self, uuid: str) -> DeviceSample: ...
     async def health(self, uuid: str) -> DeviceHealth: ...
     async def events(self) -> Sequence[tuple[str, DeviceHealth]]:
-        """What happened to devices since the last call, as (uuid, new condition); waits up to a second for the first
-        event."""
+        """What happened to devices since the last call, (uuid, new condition); waits up to a second for the first."""
 
     async def set_hard_limit(self, uuid: str, pid: int, limit_bytes: int | None) -> bool:
         """Let the driver limit this process to `limit_bytes` from now on (None: no limit). Returns whether it does."""

@@ -71,12 +71,11 @@ class Pair(Protocol):
     def where(self) -> PairPlace: ...
 
     def connect(self, peer: PairPlace) -> None:
-        """Connect to the peer's pair. NoVerbs when the device refuses it. The first step shows whether the peer can be
-        reached."""
+        """Connect to the peer's pair. NoVerbs when the device refuses; the first step shows if the peer is
+        reachable."""
 
     def post(self, steps: Sequence[VerbStep]) -> None:
-        """Perform the steps in order; the post is done when its last step is. There are never more than `STEPS_MAX`
-        steps under way."""
+        """Perform the steps in order; done when the last is. Never more than `STEPS_MAX` steps are under way."""
 
     def close(self) -> None:
         """Close the pair. Idempotent. Once it returns, neither the peer's steps here nor our own are performed any
@@ -94,8 +93,7 @@ class VerbsDevice(Protocol):
         the key may read and write it. NoVerbs when the device or a limit refuses."""
 
     def pair(self, done: Callable[[str], None]) -> Pair:
-        """A new pair. `done` is called on this loop for each post, in order: with an empty text, or why the post
-        failed. NoVerbs."""
+        """A new pair. `done` is called on this loop for each post, in order: empty, or why it failed. NoVerbs."""
 
     def close(self) -> None:
         """Close the device; everything made of it must be closed already."""
@@ -106,8 +104,7 @@ STEPS_MAX = 256
 
 
 class VerbsFound(NamedTuple):
-    """What a look for RDMA found. `why` there is none, and what is next; empty: `device` names the one that there
-    is."""
+    """What a look for RDMA found: the `device`; or `why` there is none and what is next, else empty."""
 
     device: str
     why: str
@@ -115,8 +112,7 @@ class VerbsFound(NamedTuple):
 
 class Verbs(Protocol):
     def look(self, needs_bytes: int) -> VerbsFound:
-        """Look for RDMA without loading or opening anything. `needs_bytes`: bytes that one registration must be able to
-        lock."""
+        """Look for RDMA without loading or opening anything. `needs_bytes`: bytes that must be lockable at once."""
 
     def open(self) -> VerbsDevice:
         """The device that this host has, with a protection domain of its own; loads what is needed for it. NoVerbs says

@@ -67,8 +67,7 @@ class BlockStreams:
         self._blocks: dict[str, tuple[Block, ...]] = {}
 
     async def model(self, name: str, initial: bytes, shape: tuple[int, ...], update: Update | None = None) -> bytes:
-        """Rank 0's initial parameters, on every rank. `update`: the optimizer that updates them with pushed
-        gradients."""
+        """Rank 0's initial parameters, on every rank. `update`: their optimizer, which gets the pushed gradients."""
         given = await self._given(name, initial)
         self._declare(Declared(name, "model", shape, update=update), given[min(given)])
         return await self._whole(name, lambda at, block: self._at[block.table].agreed(block_label(name, at)))
@@ -160,8 +159,7 @@ class BlockStreams:
         return await self._together.give(self._rank, name, data)
 
     async def _whole(self, name: str, get: Callable[[int, Block], Coroutine[Any, Any, bytes]]) -> bytes:
-        """The results of all Blocks, one after the other; `get` returns the result of one for which this rank
-        speaks."""
+        """The results of all Blocks, one after the other; `get` returns that of one for which this rank speaks."""
         blocks = self._blocks[name]
         mine = [at for at in range(len(blocks)) if self._speaks(name, at)]
         found = dict(zip(mine, await asyncio.gather(*(get(at, blocks[at]) for at in mine)), strict=True))

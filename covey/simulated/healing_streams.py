@@ -72,8 +72,7 @@ class HealingStreams:
     # ---- as `covey.job.tensors` ----
 
     async def push(self, name: str, data: Array) -> None:
-        """Begin a tensor's next round. `data` has the same shape each time, and must not change until its result is
-        here."""
+        """Begin a tensor's next round. `data` always has one shape, and must not change until its result is here."""
         far = self._far
         if not far.is_declared(name):
             far.declare(Declared(name, "grad", data.shape, far.part_bytes, far.order), data)
@@ -159,8 +158,7 @@ async def begun_on(
     gathers_max: int = RANKS_MAX,
     host: str = "",
 ) -> tuple[JobState, HealingStreams]:
-    """The state, which begins at step 0 as `covey.job.job_state.begun` does it. StateLost where that ends the
-    process."""
+    """The state from step 0 on, as of `covey.job.job_state.begun`. StateLost where that ends the process."""
     beside = Beside(rank, world_size, here, host)
     gather = OwnGather(rank, world_size, 0, far) if 1 < world_size <= gathers_max else None
     of = far, spawn, now_s, rank, world_size, beside.neighbours, 0, incarnation

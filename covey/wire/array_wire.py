@@ -20,8 +20,7 @@ DESCRIPTORS = 4
 CHUNK_MIN, CHUNK_MAX = 4096, 1 << 20
 """Least and most bytes of a chunk; its size is a power of two."""
 CHUNKS_MAX = 1 << 22
-"""Most chunks of one array: 256 GiB in chunks of 64 KiB. Each chunk costs the pager a byte, and some more while it is
-local."""
+"""Most chunks of one array: 256 GiB in chunks of 64 KiB. Each costs the pager a byte, and more while it is local."""
 
 Size = Annotated[int, Meta(ge=0, le=1 << 47)]
 Id = Annotated[int, Meta(ge=0, le=(1 << 62))]

@@ -85,8 +85,7 @@ def _crc(version: int, body: bytes | memoryview) -> int:
 
 
 async def load(disk: Disk, name: str, decoder: "msgspec.msgpack.Decoder[S]", version: int = 1) -> S | None:
-    """The value that the file holds; None when there is no file. Damaged and OtherFormat (which name the file),
-    OSError."""
+    """The value in the file; None when there is none. Damaged and OtherFormat (which name the file), OSError."""
     data = await disk.read(name)
     if data is None:
         return None

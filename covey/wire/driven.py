@@ -1,5 +1,4 @@
-"""How the byte path reads and writes: a machine says where bytes go, without a task, future or timeout for each
-request.
+"""How the byte path reads and writes: a machine says where bytes go, without a task, future or timeout per request.
 
 `ByteStream` is for the handshake. After it both ends of a connection hand it over to a `Driven`, which is asked where
 the next bytes belong and told when they have arrived; what it sends is queued and never waited for. The same machines

@@ -52,8 +52,7 @@ def unpack(body: bytes | bytearray | memoryview, decoder: msgspec.msgpack.Decode
 
 
 def whole(incoming: bytearray, decoder: msgspec.msgpack.Decoder[T]) -> Iterator[T]:
-    """Each Struct whose frame has arrived whole; the frame's bytes are removed from `incoming`. FrameError when one is
-    malformed."""
+    """Each Struct whose frame arrived whole; its bytes are removed from `incoming`. FrameError when malformed."""
     while len(incoming) >= _LENGTH.size:
         end = _LENGTH.size + body_size(incoming[: _LENGTH.size])
         if len(incoming) < end:

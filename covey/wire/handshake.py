@@ -25,8 +25,7 @@ CHALLENGE_BYTES = NONCE_BYTES + PROOF_BYTES
 HANDSHAKE_S = 5.0
 """Seconds that a connection may take until it has proven the key."""
 PER_ADDRESS_MAX = 64
-"""Most strangers of one address at once: about as many as a host has whose volumes all open their slabs again at
-once."""
+"""Most strangers of one address at once: a host whose volumes all open their slabs again makes about so many."""
 STRANGERS_MAX = 256
 """Most strangers at once in all."""
 

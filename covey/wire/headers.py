@@ -1,5 +1,4 @@
-"""Headers of requests for pages, from a process to its volume (unix socket) and from a volume to a slab on another host
-(TCP).
+"""Headers of requests for pages: process to volume (unix socket), and volume to a slab on another host (TCP).
 
     client -> server   HELLO, once: each protocol has its own (`covey.remote`, `plugins.memory.datapath.wire.slabwire`)
     server -> client   WELCOME: yes with the sizes, or no

@@ -41,8 +41,7 @@ class Join(Frame, frozen=True):
     version: str = ""
     """Version of the covey-job that the process uses."""
     tensor_memory: int = 0
-    """Whether this rank can share memory for tensors with the other ranks of its job: 0 no, 1 yes, 2 it does
-    already."""
+    """Whether this rank can share memory for tensors with the job's other ranks: 0 no, 1 yes, 2 it does already."""
 
 
 class Joined(Frame, frozen=True):
@@ -92,8 +91,7 @@ class AggregatorAt(Frame, frozen=True):
 
 
 class AggregatorLost(Frame, frozen=True):
-    """Rank -> agent: the address of `epoch` does not serve; the agent answers with `AggregatorAt` once it knows
-    another."""
+    """Rank -> agent: the address of `epoch` does not serve; `AggregatorAt` answers once the agent knows another."""
 
     epoch: int
     why: str
@@ -120,8 +118,7 @@ class Stepped(Frame, frozen=True):
     memory_bytes: int = 0
     """Highest use of device memory in bytes; for a process without a device, its resident memory; 0: not known."""
     boundary: str = "script"
-    """What a mini-batch is here: what the script says, or the event that `covey.hooks` counts; at most 32
-    characters."""
+    """What a mini-batch is here: as the script says, or what `covey.hooks` counts; at most 32 characters."""
 
 
 class Attached(Frame, frozen=True):
@@ -196,8 +193,7 @@ def heartbeat_s(hang_s: float | None) -> float:
 
 
 class TensorsShared(Frame, frozen=True):
-    """Rank 0 -> agent: the tensors that go through shared memory, sent again with each new one. Aggregators know of
-    other tensors."""
+    """Rank 0 -> agent: tensors in shared memory, sent again with each new one. Aggregators know of others."""
 
     largest_bytes: int
     total_bytes: int
@@ -268,8 +264,7 @@ class Attach(Frame, frozen=True):
     parity: str = ""
     """`K+1`: without a disk, each slab is divided among K other hosts, with its parity on one more."""
     job: JobId | None = None
-    """Job that the volume belongs to and counts against, when the process did not join as one of its ranks; None: no
-    job."""
+    """Job that the volume belongs to and counts against, if the process did not join as its rank; None: no job."""
     epoch: int = 0
     token: str = ""
     """COVEY_TOKEN of the job's ranks on this host."""

@@ -46,8 +46,7 @@ class PagePipe:
             pass  # this user has many pipes: it stays a small one
 
     def fill(self, view: memoryview) -> int:
-        """Put the beginning of `view` into the empty pipe, as far as it has room. Returns the number of bytes, at least
-        one. OSError."""
+        """Put the beginning of `view` into the empty pipe. Returns how many bytes it took, at least one. OSError."""
         from numpy import frombuffer, uint8  # processes that send nothing load this module too
 
         assert _give is not None
@@ -59,8 +58,8 @@ class PagePipe:
         return count
 
     def drain(self, to: int, count: int, waits: bool) -> int:
-        """Move at most `count` bytes of the pipe to the socket `to`. Returns how many. BlockingIOError when it takes
-        nothing now."""
+        """Move at most `count` bytes to the socket `to`. Returns how many. BlockingIOError when it takes nothing
+        now."""
         return os.splice(self._out, to, count, flags=0 if waits else _NONBLOCK)
 
     def close(self) -> None:

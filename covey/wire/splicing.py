@@ -11,5 +11,4 @@ class PageStream(Protocol):
     """A `covey.ports.ByteStream` that can send pages without a copy."""
 
     async def lend(self, head: bytes, pages: memoryview) -> None:
-        """Do as `write` does, for the only writer of the stream; but `pages` must not change until the peer has read
-        them."""
+        """Write, as the stream's only writer; `pages` must not change until the peer has read them."""

@@ -38,8 +38,7 @@ class ConnectSwap(SwapFrame, frozen=True):
     size_bytes: Size
     block_bytes: Annotated[int, Meta(ge=512, le=1 << 16)]
     timeout_s: Annotated[int, Meta(ge=1, le=3600)] = 5
-    """Seconds without an answer after which the kernel takes the socket for dead, and sends the request over another
-    one."""
+    """Seconds until the kernel takes a silent socket for dead, and sends the request over another one."""
     resume: bool = False
     """The device must exist already: a new one would be an empty disk in the place of a swap area."""
 

@@ -50,8 +50,7 @@ ANYONES = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *site.getsite
 
 
 def python_of(uid: int) -> str | None:
-    """An interpreter that this user may execute and that has what we need; root's own may be where other users cannot
-    go."""
+    """An interpreter with what we need that this user may execute; root's own may be where other users cannot go."""
     for python in (sys.executable, f"/usr/bin/python3.{sys.version_info.minor}"):
         try:
             argv = (python, "-c", "import numpy, uvloop, msgspec")
@@ -78,8 +77,7 @@ def until(what: Callable[[], bool], within_s: float = 20.0) -> None:
 
 
 class LiveVolume:
-    """A running volume; a context manager. `lent`: its slabs are at a lender. `agent_uid`: user of the processes, if
-    not ours."""
+    """A running volume; a context manager. `lent`: its slabs are at a lender. `agent_uid`: the processes' user."""
 
     def __init__(
         self,

@@ -187,8 +187,7 @@ time.sleep(30)
     "data", ["b'nonsense'", "arraywire.pack(arraywire.OpenArray(1, 0, 4096, 4096, 4096, 0, True))"]
 )
 def test_a_job_that_lies_loses_its_array_and_no_other(volume: LiveVolume, data: str) -> None:
-    """The job's lifeline ends with the array, so SIGBUS ends the job: it must not wait for faults that nobody
-    answers."""
+    """Its lifeline ends with the array, so SIGBUS ends the job: it must not wait for faults without an answer."""
     other = volume.script(
         'array = RemoteArray(PATH, 100_000, "uint8", offset=4 * 2**20, local_budget="1 MiB")\n'
         'print("open", flush=True); sys.stdin.readline(); array.array[:] = 3; array.close(); print("good", flush=True)'

@@ -121,8 +121,7 @@ def aggd(tmp_path: Path) -> Iterator[AggdThread]:
 
 
 class Script:
-    """The processes of one run. `env` returns more variables for each rank; then Covey attaches to it, as to ranks of
-    agents."""
+    """The processes of one run. `env` gives more variables to each rank, by which Covey attaches to it."""
 
     def __init__(
         self,
@@ -233,8 +232,7 @@ def test_gradients_that_cannot_be_averaged_are_named(tmp_path: Path) -> None:
 async def test_a_stock_script_is_averaged_by_covey_if_it_is_asked_for(
     agent: Agent, tmp_path: Path, kind: str, by: str
 ) -> None:
-    """With `submit --aggregate` nothing in the script mentions Covey. Both ranks are on one host, so there is no
-    aggregator."""
+    """With `submit --aggregate` the script has no line about Covey. Both ranks are on one host: no aggregator."""
     root = str(Path(__file__).parents[2])
 
     def env(rank: int) -> Mapping[str, str]:

@@ -158,8 +158,7 @@ def test_an_owner_that_dies_while_it_hands_over_is_left_at_once(aggds: list[Aggd
 
 
 def test_a_rank_that_leaves_early_takes_the_others_with_it(aggds: list[AggdThread], ranks: TrainingRanks) -> None:
-    """A rank with an older version of `covey` goes to the new owner at once; the others would wait for it at the old
-    one."""
+    """A rank with an older `covey` goes to the new owner at once; the others would wait for it at the old one."""
     threads, former = training(ranks, aggds[0])
     _, handed = served(aggds[1], EPOCH + 2, handed_over=True)
     _, lost = served(aggds[1], EPOCH + 2)

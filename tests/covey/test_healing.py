@@ -74,8 +74,7 @@ class Rank:
             raise Lost(f"rank {self.rank} in step {step} {where}")
 
     def _train(self) -> bytes:
-        """The training: momentum over the mean of what ranks draw, with a tensor that is used only in every third
-        step."""
+        """The training: momentum over the mean of ranks' draws, and a tensor that is used in every third step only."""
         draws = np.random.default_rng(self.rank)
         w = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}
         m = {name: np.zeros(size, np.float32) for name, size in SIZES.items()}

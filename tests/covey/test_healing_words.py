@@ -46,8 +46,7 @@ class Words:
         return [said for said in self.said if said.about is about]
 
     def has(self, rank: int, to: int, step: int, state: dict[str, Any] | None = None, **more: object) -> None:
-        """A rank answers that it has this state, at the beginning of that step; `to`: incarnation of the process that
-        asked."""
+        """A rank answers that it has this state at the beginning of that step; `to`: which process asked."""
         held = HeldState({"w": np.arange(3, dtype=np.float32)} if state is None else state, b"rounds")
         held.make_sum()
         self.holds.setdefault(rank, held)
@@ -380,8 +379,7 @@ def test_neighbours_are_on_other_hosts_where_there_are_some() -> None:
 
 
 def test_who_has_come_to_a_ranks_host_keeps_nothing_of_it_any_more() -> None:
-    """The rank would be lost together with it. A rank that moves away again may keep it; one that does not name its
-    host changes nothing."""
+    """It would be lost with that rank. One that moves away may keep it again; one without a host changes nothing."""
     beside = Beside(0, 4, range(1), "h0")
     assert beside.neighbours == (1, 3)
     for rank, host, then in ((3, "h0", (1, 2)), (1, "h0", (2,)), (2, "", (2,)), (3, "h3", (2, 3)), (0, "h9", (2, 3))):

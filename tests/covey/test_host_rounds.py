@@ -126,8 +126,7 @@ def gang(folder: Path, *hosts: int, order: Order = "tree", tables: int = 0, lane
 
 
 def check(tensors: Sequence[Tensor], ranks: int, rounds: int, order: Order = "tree") -> Script:
-    """A script for all rounds of these tensors, each begun by all ranks before it is waited for, with the bits of one
-    process."""
+    """All rounds of these tensors, each begun by all ranks before it is waited for, with the bits of one process."""
     wanted = {tensor: reference(tensor, ranks, rounds, order) for tensor in tensors}
 
     def script(rank: int, client: TensorClient) -> None:

@@ -64,8 +64,7 @@ def asked(job: Gang) -> Iterator[Asked]:
 
 
 def steps(job: Gang, counts: dict[int, int], last: Callable[[TensorClient], object]) -> dict[int, BaseException]:
-    """Each rank makes so many steps, then calls `last`. Returns the errors by rank. Rank 0 stays until all others have
-    ended."""
+    """Each rank makes so many steps, then calls `last`. Returns the errors. Rank 0 stays until all others ended."""
     raised: dict[int, BaseException] = {}
 
     def run(rank: int, client: TensorClient) -> None:

@@ -1,5 +1,4 @@
-"""Contributions that ranks read in the scripts' memory: threads as ranks, real processes, and memory that cannot be
-read."""
+"""Contributions that ranks read in scripts' memory: threads as ranks, real processes, and unreadable memory."""
 
 import ctypes
 import mmap

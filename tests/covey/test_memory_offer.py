@@ -112,8 +112,7 @@ async def test_an_agent_that_begins_anew_leaves_the_memory_to_those_who_have_it(
 async def test_ranks_that_meet_a_new_agent_before_all_have_the_memory_use_none(
     agent: Agent, aggd: AggdThread, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Rank 0 was given the memory, then the agent began anew; it tells rank 1 that there is none, and then rank 0
-    too."""
+    """Rank 0 got the memory, then the agent began anew; it tells rank 1 that there is none, and then rank 0 too."""
     clients = await both(agent)
     await until(lambda: clients[0]._memory.now == clients[1]._memory.now == 2)
     await end(clients[1])

@@ -191,8 +191,7 @@ def test_random_and_mutated_bytes_at_the_unix_socket_never_stop_it(
 
 @pytest.mark.parametrize("proven", [False, True])
 def test_descriptors_that_come_along_are_kept_by_nobody(aggd: AggdThread, tmp_path: Path, proven: bool) -> None:
-    """The descriptors are of files, sockets and pipes, also of the connection itself, and as many as a message
-    takes."""
+    """The descriptors are files, sockets, pipes, the connection itself, and as many as a message takes."""
     still_works(aggd)
     before = open_files()
     ours, theirs = socket.socketpair()
@@ -267,8 +266,7 @@ class FalseAggregator:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_survives_whatever_an_aggregator_of_its_host_says(tmp_path: Path, seed: int) -> None:
-    """The rank reports each connection that is of no use, writes no result that was not whole, and goes to the next
-    owner."""
+    """The rank reports each useless connection, writes no result that was not whole, and goes to the next owner."""
     chance, before = random.Random(seed), open_files()
     result = b"".join(
         say(TensorOp.RESULT, np.full(COUNT, 9, np.float32).tobytes()[slice(*DECLARED.span(part))], part=part, round=1)

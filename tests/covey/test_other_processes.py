@@ -195,7 +195,7 @@ def _public(name: str) -> Any:
 
 
 def test_whatever_holds_something_of_the_system_is_known_here() -> None:
-    """A class that begins to hold a thread, a socket or mapped memory must be listed with its behaviour after a
+    """A class that begins to hold a thread, a socket or mapped memory must be listed, with its behaviour after a
     fork."""
     holding = {
         "Thread",
@@ -243,8 +243,7 @@ def test_forked_children_have_right_contents_or_are_told(made: tuple[Kind, Any])
 
 
 def _many(use: Callable[[Any], bytes], thing: Any) -> bytes:
-    """The answer of several tries, so that what two processes share shows: the first one that differs, else the common
-    one."""
+    """The answer of several tries, to show what two processes share: the first one that differs, else the first."""
     said = [used.tried(use, thing) for _ in range(20)]
     return next((other for other in said if other != said[0]), said[0])
 

@@ -175,8 +175,7 @@ async def test_open_waits_for_as_long_as_the_agent_is_at_work_and_says_what_for(
 
 
 async def test_whoever_has_it_open_does_not_make_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The volume was detached, or cannot be opened: requests fail with what the agent says of it, and say what to
-    do."""
+    """The volume was detached, or cannot be opened: requests fail with the agent's words, and say what to do."""
     monkeypatch.setattr(volume_link, "PAUSE_S", 0.01)
     monkeypatch.setattr(volume_link, "RECONNECT_S", 0.2)
     async with an_agent() as agent:

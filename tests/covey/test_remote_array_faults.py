@@ -114,8 +114,7 @@ print("all there", len(os.listdir("/proc/self/fd")))
 
 @pytest.mark.parametrize("kept", ["array = ", "x = "], ids=["object", "view"])
 def test_nothing_of_a_childs_own_comes_to_lie_where_the_array_was(kept: str) -> None:
-    """The array's memory is not there after a fork; other memory at its place would be unmapped with the array, or read
-    as it."""
+    """A fork leaves the array's memory out; other memory there would be unmapped with the array, or read as it."""
     said = f"""
 import ctypes, gc
 {kept}RemoteArray(PATH, 50_000_000 // 4, "uint8", local_budget="1 MiB").array

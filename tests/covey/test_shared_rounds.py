@@ -267,8 +267,7 @@ def test_a_page_that_was_overwritten_is_an_error_of_that_tensor() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.integers(1, 200))
 def test_garbage_in_the_memory_is_refused_or_told(seed: int, count: int) -> None:
-    """Words of the memory's head and directory, and of a tensor's head, are overwritten: a rank gets an error or its
-    sum."""
+    """Words of head, directory and a tensor's head are overwritten: a rank gets an error or its sum."""
     rng = random.Random(seed)
     shared = SharingRanks(2)
     shared.share()
@@ -358,8 +357,7 @@ def test_memory_for_another_number_of_ranks_or_of_another_kind_is_refused(
 def test_a_refusal_while_a_rank_joins_a_tensor_takes_all_the_same_way(
     aggd: AggdThread, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 has mapped the tensor and not pushed yet; rank 0, which has pushed, hears that another process cannot
-    share."""
+    """Rank 1 has mapped the tensor and not pushed yet; rank 0 has, and hears that another process cannot share."""
     shared = SharingRanks(2)
     shared.share()
     at = aggd.serve("j1", EPOCH + 1, 2)

@@ -1,5 +1,4 @@
-"""A successor's handling of what others give it: pieces that are late, lost, or from lost ranks; different or cut
-short."""
+"""How a successor handles what others give: pieces that are late, lost, from lost ranks, different, or cut short."""
 
 import threading
 import time

@@ -32,8 +32,7 @@ from tests.plugins.aggregator.test_optimizers import UPDATES
 
 MOMENTUM, ADAM = UPDATES[2], UPDATES[4]
 HOSTS = [(3,), (2, 2), (3, 1, 2), (1, 1, 1)]
-"""Numbers of ranks by host: one host, which needs no aggregator; hosts whose ranks add first; one rank for each
-host."""
+"""Ranks by host: one host, which needs no aggregator; hosts whose ranks add first; one rank for each host."""
 
 
 def tensors(*updates: Update, type: Type = "float32") -> tuple[Tensor, ...]:

@@ -98,8 +98,7 @@ for door in (lambda: RemoteMemory.at(PATH), lambda: RemoteArray(PATH, 1000, loca
 
 @pytest.mark.skipif(python_of(AGENT) is None, reason="no interpreter that another user may execute")
 def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
-    """Volume, lender, writer of the log and pager run as the agent's user; a third user cannot connect to any
-    socket."""
+    """Volume, lender, writer of the log and pager run as the agent's user; a third user can connect to none."""
     with LiveVolume(uid=OWNER, agent_uid=AGENT) as volume:
         assert volume.run(OWN, uid=OWNER) == f"{OWNER} b'\\x07\\x07\\x07'\n"
         assert {os.stat(f"/proc/{pid}").st_uid for pid in volume.pagers()} <= {AGENT}
@@ -116,8 +115,7 @@ def test_a_volume_of_another_user_works_where_nothing_runs_as_root() -> None:
 
 
 def test_no_socket_is_made_where_another_user_could_put_his_own(tmp_path: Path) -> None:
-    """`agentctl memory export --socket` takes any path: in another user's folder, where all may write, or through a
-    link."""
+    """`agentctl memory export --socket` takes any path: another user's folder, one open to all, or a link."""
     his, open_to_all, ours = tmp_path / "his", tmp_path / "open", tmp_path / "ours"
     for folder in (his, open_to_all, ours):
         folder.mkdir(mode=0o700)

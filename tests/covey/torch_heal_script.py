@@ -125,8 +125,7 @@ def by_epochs(of: RankOfTest, job: Any) -> Any:
 
 
 def by_steps(of: RankOfTest, job: Any) -> Any:
-    """A training with momentum, several batches a step, all but the last under no_sync, and a scaler that skips some
-    steps."""
+    """A training with momentum, several batches a step (no_sync but for the last), and a scaler that skips steps."""
     model, samples = model_of(of), Samples()
     ddp = DistributedDataParallel(model)
     optimizer: Any = torch.optim.SGD(ddp.parameters(), 0.02, momentum=0.9)

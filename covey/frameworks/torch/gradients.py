@@ -54,8 +54,8 @@ class Cut(NamedTuple):
 
 
 def cut_of(parameters: Sequence[tuple[str, int, int, object]]) -> Cut:
-    """The division of a model. `parameters`: those with a gradient, in the model's order: name, elements, bytes of an
-    element, type."""
+    """The division of a model. `parameters` with a gradient, in its order: name, elements, bytes of an element,
+    type."""
     runs: list[list[tuple[str, int]]] = []
     room, last = 0, None
     for name, count, element_bytes, kind in reversed(parameters):
@@ -123,8 +123,7 @@ class _Round:
         self._handle = tensors.push(name, array, out=array, mean=True, type=type)
 
     def end(self) -> None:
-        """Wait for the average, and put it into the buckets. A second call is harmless. Errors as of
-        `TensorHandle.wait`."""
+        """Wait for the average and put it into the buckets; again is harmless. Errors as of `TensorHandle.wait`."""
         assert self._handle is not None, "buckets end once all of their tensors are pushed"
         found = self._handle.wait()
         copied, self._copied = self._copied, None
@@ -191,8 +190,7 @@ class Gradients:
             self._ends(partial(_end_all, rounds), whole, done)
 
     def _parts_of(self, parameters: Sequence[Any]) -> list[tuple[int, GradientPlace, int]]:
-        """Parts of a bucket with these parameters: tensor, place in it, first element in the bucket. Parts that follow
-        one another are one."""
+        """Parts of such a bucket: tensor, place in it, first element in the bucket. Consecutive parts are joined."""
         key = tuple(map(id, parameters))
         if key not in self._known:
             found, start = list[tuple[int, GradientPlace, int]](), 0

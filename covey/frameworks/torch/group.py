@@ -1,5 +1,4 @@
-"""A process group of PyTorch whose collectives are rounds of `job.tensors`: it has no connections to ranks that may be
-lost.
+"""A process group of PyTorch whose collectives are rounds of `job.tensors`, without connections of its own.
 
     covey.torch.init_process_group()        # instead of torch.distributed.init_process_group("gloo")
 

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 
 def _computed() -> list[Array]:
-    """Results of kernels that most models use (products, a convolution, a norm, activations), to compare two
-    processes."""
+    """Results of kernels that most models use (products, convolution, norm, activations), to compare processes."""
     a, b = (torch.from_numpy(drawn(*shape)) for shape in ((96, 130), (70, 130)))
     images, filters = (torch.from_numpy(drawn(*shape)) for shape in ((2, 3, 19, 19), (8, 3, 3, 3)))
     with torch.no_grad():
@@ -208,8 +207,7 @@ class HealedTraining:
             self._own, self._at = None, Phase.IN_STEP
 
     def after_forward(self, module: Any, *_: Any) -> None:
-        """After the last forward pass nothing is drawn until the step's end: this rank's own state is sent while it
-        computes backward."""
+        """Nothing is drawn after the last forward pass: this rank's own state is sent during the backward pass."""
         if module.training and torch.is_grad_enabled() and module.require_backward_grad_sync:
             self._state.drawn()
 

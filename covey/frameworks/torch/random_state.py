@@ -143,8 +143,7 @@ def _bulk_of_numpy(keys: bytes) -> str:
 
 
 class _BulkOfPython:
-    """The words of Python's newest state as JSON. The state is the same object when nothing was drawn; to hash it would
-    take longer."""
+    """The words of Python's newest state as JSON. An unchanged state is the same object, so it is not hashed."""
 
     def __init__(self) -> None:
         self._words: tuple[int, ...] = ()

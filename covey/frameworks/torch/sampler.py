@@ -71,8 +71,8 @@ class StepSampler:
 
     @classmethod
     def like(cls, sampler: Any, batch: int, *, per_step: int = 1) -> "StepSampler":
-        """A StepSampler in the order of PyTorch's DistributedSampler `sampler`, which shuffles, and pads or drops, as
-        it was made."""
+        """A StepSampler in the order of PyTorch's DistributedSampler `sampler`, with its shuffling, padding or
+        dropping."""
 
         def order(epoch: int) -> list[int]:
             sampler.set_epoch(epoch)
@@ -99,8 +99,7 @@ class StepSampler:
         return self._batches(first, first - first % len(self) + len(self))
 
     def epochs(self, stop: int) -> Iterator[int]:
-        """Each epoch from this one on, up to `stop`, which is left out. An epoch ends when all of its steps are
-        done."""
+        """Each epoch from this one on, up to `stop`, which is left out. It ends when all of its steps are done."""
         while (epoch := self._next_batch() // len(self)) < stop:
             yield epoch
             if self._counts is not None:

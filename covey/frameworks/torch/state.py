@@ -125,8 +125,7 @@ class TrainingState:
             each.load_state_dict(_whole(plain, arrays))
 
     def _load_optimizer(self, state: Any) -> None:
-        """Load the optimizer's state with the types of its moments: `load_state_dict` would convert them to the
-        parameters' type."""
+        """Load the optimizer's state; its moments keep their types, which `load_state_dict` would change."""
         self._optimizer.load_state_dict(state)
         parameters = [each for group in self._optimizer.param_groups for each in group["params"]]
         for at, each in state["state"].items():

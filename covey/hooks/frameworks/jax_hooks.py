@@ -130,8 +130,7 @@ class JaxHooks:
             self._calls.gone(identity)
 
     def _sizes(self, identity: int, arguments: Any, result: Any) -> tuple[int, int]:
-        """Bytes among the arguments that this function returned at its last call; bytes that it returns now. No array
-        is kept alive."""
+        """Bytes of its last result among the arguments; bytes that the function returns now. No array is kept alive."""
         before = {id(array) for known in self._returned.get(identity, ()) if (array := known()) is not None}
         taken = sum(_bytes(leaf) for leaf in jax.tree.leaves(arguments) if id(leaf) in before)
         arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, ArrayImpl)]
@@ -203,8 +202,7 @@ def _both(ours: Hook, theirs: Hook | None) -> Hook:
 
 
 def _is_internal(function: Any) -> bool:
-    """Whether the function belongs to JAX: an operation of jax.numpy is a jitted function too. What `pmap` runs is the
-    script's."""
+    """Whether the function is JAX's own, such as an operation of jax.numpy. What `pmap` runs is the script's."""
     module = getattr(function, "__module__", None)
     return isinstance(module, str) and module.startswith("jax.") and module != "jax._src.pmap"
 

@@ -45,7 +45,7 @@ class JittedWork:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """Reset in a forked child: no thread of the parent exists there to release the lock, and the pages are the
+        """Reset in a forked child: no thread of the parent can release the lock there, and the pages are the
         parent's."""
         self._lock, self._newest, self._thread = threading.Lock(), None, None
 
@@ -101,8 +101,7 @@ class JittedWork:
             self._thread.start()
 
     def _watch(self) -> None:
-        """Watch the device. Never blocks within JAX: a thread that comes back from there when Python ends would crash
-        the process."""
+        """Watch the device. Never blocks within JAX: a thread that returns from there while Python ends would crash."""
         while True:
             self._look.wait()
             self._look.clear()

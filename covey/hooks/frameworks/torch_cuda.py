@@ -85,8 +85,7 @@ def _settings() -> str:
 
 
 class RecordedGraphs:
-    """The script's CUDA graphs. No operator is seen when a graph is replayed, so the script is stopped before the
-    replay."""
+    """The script's CUDA graphs. A replay shows no operators, so the script is stopped before it."""
 
     def __init__(self, gpu: TorchGpu) -> None:
         self._gpu = gpu

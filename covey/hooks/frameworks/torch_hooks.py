@@ -56,8 +56,7 @@ def before_graph(reporter: Reporter, memory: TorchMemory, share: ShareControl) -
 
 
 class Hooks:
-    """Functions of PyTorch are replaced by ones that report; an error in reporting is reported once and never
-    raised."""
+    """Replaces functions of PyTorch by ones that report; an error in reporting is reported once, never raised."""
 
     def __init__(
         self, reporter: Reporter, figures: "DdpFigures", share: ShareControl, memory: TorchMemory, gpu: TorchGpu
@@ -91,8 +90,8 @@ class Hooks:
         self._begun[id(optimizer)] = True
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        """Count a step. Called twice for one step where a script replaced `step` by a function that calls the
-        original."""
+        """Count a step. Called twice for one step where a script replaced `step` by a function that calls the old
+        one."""
         try:
             identity = id(optimizer)
             if not self._begun.get(identity, True):

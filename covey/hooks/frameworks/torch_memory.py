@@ -1,5 +1,4 @@
-"""Keep a PyTorch script within a memory limit: what does not fit is put into host memory, and results have the same
-bits.
+"""Keep a PyTorch script within a memory limit: what does not fit goes to host memory, and results have the same bits.
 
     parameters, gradients           stay: operators use them where they are
     states of optimizers            in host memory between two updates, as far as the limit needs it
@@ -59,7 +58,7 @@ class SavedTensors:
         self._held: weakref.WeakValueDictionary[tuple[int, int], Held] = weakref.WeakValueDictionary()
         self.budget_bytes: int | None = None
         self.now_bytes = self.peak_bytes = self.spilled_bytes = self.wanted_bytes = self.moved = 0
-        """Bytes of the mini-batch: on the device now and at most, moved out, all of it; and number of moves since the
+        """Bytes of the mini-batch: on the device now, at most, moved out, all of it; number of moves since the
         start."""
 
     def pack(self, tensor: Any) -> Any:
@@ -138,8 +137,7 @@ def overlaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def to_device(copy: Any, device: Any) -> Any:
-    """The copy on the device again, with the same strides. Copies of a stream are ordered: operators behind it see all
-    of it."""
+    """The copy on the device again, with the same strides. A stream keeps order: later operators see all of it."""
     tensor = torch.empty_strided(copy.shape, copy.stride(), dtype=copy.dtype, device=device)
     return tensor.copy_(copy, non_blocking=tensor.is_cuda)
 
@@ -342,8 +340,7 @@ class TorchMemory:
         return gpu.hold(limit_bytes, away_bytes)
 
     def _plan(self) -> None:
-        """Divide the room under the limit. States are moved out before saved tensors: they are not used until the
-        update."""
+        """Divide the room under the limit. States are moved out first: they are not used until the update."""
         if self._limit_bytes:
             self._divide()
         else:

@@ -64,8 +64,7 @@ def found(torch: TorchBuild, folder: Path) -> Path | None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether only this user and root can write or replace this regular file: the file itself, and each folder above
-    it."""
+    """Whether only this user and root can write or replace this regular file or any folder above it."""
     try:
         path = path.resolve(strict=True)
         if not stat.S_ISREG(path.stat().st_mode):
@@ -76,8 +75,7 @@ def is_ours(path: Path) -> bool:
 
 
 def _closed(at: os.stat_result) -> bool:
-    """Whether others cannot replace this file or folder. A folder with the sticky bit (/tmp) lets others only add
-    files."""
+    """Whether others cannot replace it. A folder with the sticky bit (/tmp) lets others only add files."""
     others_write = bool(at.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     sticky = stat.S_ISDIR(at.st_mode) and bool(at.st_mode & stat.S_ISVTX)
     return at.st_uid in (0, os.geteuid()) and (not others_write or sticky)

@@ -25,8 +25,7 @@ class GateCounters:
 
 
 class NativeGate:
-    """The native gate of this process. Pages that it was given stay mapped as long as it exists: its thread reads
-    them."""
+    """The native gate of this process. Its thread reads the pages that it was given, so they stay mapped."""
 
     def __init__(self, library: Path) -> None:
         """Load the library. OSError when it cannot be loaded."""
@@ -50,8 +49,7 @@ class NativeGate:
         return ctypes.c_void_p(whole.ctypes.data)
 
     def start(self, limits: Page, flag: Page, meter: bool) -> bool:
-        """Obey this page of limits and keep this flag; called by the client's thread. Whether the gate's thread
-        runs."""
+        """Obey this page of limits and keep this flag; called by the client's thread. Whether its own thread runs."""
         script = threading.main_thread().native_id or 0
         return bool(self._library.covey_start(self._address(limits), self._address(flag), script, int(meter)))
 
@@ -60,8 +58,7 @@ class NativeGate:
         self._library.covey_meter(int(on))
 
     def stop(self) -> None:
-        """Remove the gate and end its thread; the flag says idle. Call it before the process ends: the thread must not
-        outlive PyTorch."""
+        """Remove the gate and end its thread, which must not outlive PyTorch; the flag says idle."""
         self._library.covey_stop()
 
     def neighbour_is(self, page: Page | None) -> None:
@@ -76,8 +73,7 @@ class NativeGate:
         self._library.covey_look()
 
     def await_limits(self, seconds: float) -> None:
-        """Wait until new limits were read, or so many seconds, without the interpreter's lock. Only one thread may call
-        it."""
+        """Wait for new limits, or so many seconds, without the interpreter's lock. For one thread only."""
         self._reads = self._library.covey_await(self._reads, int(seconds * 1e9))
 
     def wait(self, begins: bool) -> None:
@@ -85,8 +81,8 @@ class NativeGate:
         self._library.covey_wait(int(begins))
 
     def fetch(self, begins: bool) -> None:
-        """The script's thread begins to fetch input by itself, when only its sleep counts as idle; or it has the input
-        and computes again."""
+        """The script's thread begins to fetch input, when only its sleep is idle time; or it has it and computes
+        again."""
         self._library.covey_fetch(int(begins))
 
     def counters(self) -> GateCounters:

@@ -39,8 +39,7 @@ class LimitNotHeld(RuntimeError):
 
 
 class CudaMemory:
-    """The memory of the script's device. `cuda` is `torch.cuda`. Called in the script's thread, between two
-    mini-batches."""
+    """The memory of the script's device, for its thread between two mini-batches. `cuda` is `torch.cuda`."""
 
     def __init__(
         self,
@@ -51,8 +50,8 @@ class CudaMemory:
         settings: Callable[[], str] = lambda: "",
         host_bytes: Callable[[], int] = lambda: available_bytes(),
     ) -> None:
-        """`graphs` returns whether the script has recorded graphs; `settings` returns the allocator's settings as it
-        was told them."""
+        """`graphs` returns whether the script has recorded any; `settings` returns the settings given to the
+        allocator."""
         self._cuda, self._spill, self._tell = cuda, spill, tell
         self._graphs, self._settings, self._host_bytes = graphs, settings, host_bytes
         self._allocator: Any = None

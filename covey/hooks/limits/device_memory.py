@@ -1,5 +1,4 @@
-"""A memory limit on a GPU: how much host memory is ready, what PyTorch's allocator is told, how much it then used.
-Pure.
+"""A memory limit on a GPU: the host memory that is ready, what PyTorch's allocator is told, what it then used. Pure.
 
 The allocator (CUDACachingAllocator) takes segments from the device until all of them, including those of pools, have
 `allowed` bytes. Then it looks for a free block in pools that exist for that (`use_on_oom`), and takes one only if it is
@@ -120,14 +119,12 @@ def spilled(used: Used) -> int:
 
 
 def more_pool(used: Used, limit_bytes: int, room: Room) -> int:
-    """Bytes by which the pool should grow for the next mini-batch: half of its size, once more than three quarters were
-    used."""
+    """Bytes by which the pool should grow for the next mini-batch: half of it, once over three quarters were used."""
     if not used.pool or spilled(used) <= used.pool * 3 // 4:
         return 0
     return max(0, min(used.pool // 2, room.device - limit_bytes - used.pool - SEGMENT, room.host // 2))
 
 
 def temporaries(wanted: Wanted, counted_bytes: int) -> int:
-    """Bytes that operators need and autograd does not save: they cannot be moved, so they get room before what can
-    be."""
+    """Bytes that operators need and autograd does not save: they cannot be moved, so they get room first."""
     return max(0, wanted.allocated - counted_bytes) if wanted.allocated else 0

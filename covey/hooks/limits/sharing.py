@@ -1,5 +1,4 @@
-"""A rank's side of a shared device: obeys the page of limits, keeps the flag, reports each mini-batch. Imports no
-torch.
+"""A rank's side of a shared device: obey the page of limits, keep the flag, report each mini-batch. Imports no torch.
 
     agent --limits--> page --+-> gate.cpp, every 2 to 20 ms: rates    (AntMan §3.1.2)
                              +-> boundary(): memory, then the epoch is acknowledged    (AntMan §3.1.1)
@@ -46,8 +45,7 @@ LOOK_S = 0.05
 """Seconds between two looks within a mini-batch, without a native gate: an epoch that leaves the memory limit as it is
 need not wait for the mini-batch's end."""
 LOOK_NATIVE_S = 0.25
-"""Longest wait in seconds with a native gate, whose thread sees new limits at once: a last report is written that
-late."""
+"""Longest delay in seconds of a last report with a native gate, whose thread sees new limits at once."""
 
 
 @dataclass
@@ -89,8 +87,7 @@ class MemoryLimit(Protocol):
         """Whether the mini-batch that begins is counted, without a limit."""
 
     def apply(self, limit_bytes: int) -> bool:
-        """Set the limit in bytes from now on; 0: none. Whether it holds; a limit that does not is applied again after
-        the next mini-batch."""
+        """Set the limit in bytes; 0: none. Whether it holds; otherwise it is set again after the next mini-batch."""
 
 
 class FixedMemory(Protocol):
@@ -275,8 +272,7 @@ class ShareControl:
             self.quiet.until(reports.due_ns / 1e9, native.changes, self._script, reports.left)
 
     def ended_before(self, step: Step) -> None:
-        """Take a mini-batch that was no news when it ended (`quiet`). Called by any thread, in the order of their
-        numbers."""
+        """Take a mini-batch that was no news when it ended (`quiet`); by any thread, in the order of their numbers."""
         if (pages := self._pages) is not None and step.step_s > 0:
             pages.reports.later(step)
 
@@ -295,8 +291,7 @@ class ShareControl:
             self.idles(begins)
 
     def fetches(self, begins: bool) -> None:
-        """The script's thread begins, or ends, to fetch input by itself: that is work or a sleep, which the native gate
-        sees at once."""
+        """The script's thread begins, or ends, to fetch input itself: work or sleep, which the native gate sees."""
         if self._native is not None and self.is_script():
             self._native.fetch(begins)
 
@@ -379,7 +374,7 @@ class ShareControl:
     # ---- memory ----
 
     def _memory_used(self) -> MemoryUsed:
-        """Figures of all frameworks together. Memory that a framework took at its start is not given back between
+        """Figures of all frameworks. Memory that a framework took at its start is not given back between
         mini-batches."""
         used = MemoryUsed() if self._memory is None else self._memory.ended()
         if self._fixed is None or (took := self._fixed.took()) is None:

@@ -1,5 +1,4 @@
-"""When a rank's report is written: agents look at it every 50 ms, and writing one costs the script's thread some 20
-us."""
+"""When a rank's report is written: agents look every 50 ms, and writing one costs the script's thread some 20 us."""
 
 from collections import deque
 
@@ -7,8 +6,7 @@ from covey.hooks.reports.steps import Step
 from covey.kernel.pages import MiniBatch, RankReport, ReportWriter
 
 WRITE_NS, ALONE_WRITE_NS = 40_000_000, 200_000_000
-"""Least ns between two reports whose only news are mini-batches, and the same for a rank that shares the device with no
-other."""
+"""Least ns between two reports with no news but mini-batches; and for a rank that is alone on its device."""
 WAITING_MAX = 48
 """Most mini-batches in one report: it has places for 64 (`covey.kernel.pages.HISTORY`)."""
 

@@ -1,5 +1,4 @@
-"""Whether a script may continue, by the rates of a page: the rules of `gate.cpp`, for a script without a native gate.
-Pure.
+"""Whether a script without a native gate may continue, by the rates of a page: the rules of `gate.cpp`. Pure.
 
 Time is split into phases in which the neighbour is idle or busy on the device. Each kind of phase has a share, and a
 credit that grows by this share of the time and shrinks by the work of this process. Work comes in quanta: once the

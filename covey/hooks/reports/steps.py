@@ -1,5 +1,4 @@
-"""Decide what one mini-batch of a script is, when the script does not report it. Pure: times and identities are
-arguments.
+"""Decide what a mini-batch is when the script does not report it. Pure: times and identities are arguments.
 
     the first optimizer of a period steps again   -> a step ended      (boundary "optimizer")
     no optimizer ever stepped, a jitted function was called again      (boundary "jitted call": `jitted.py` says which)
@@ -15,8 +14,7 @@ from dataclasses import dataclass, field
 
 OPTIMIZER, JITTED_CALL, DATA_LOADER = "optimizer", "jitted call", "data loader"
 BATCHES_ENOUGH = 8
-"""Number of batches that are fetched without any optimizer before they count as steps: an optimizer may be made
-late."""
+"""Number of batches fetched without an optimizer before they count as steps: an optimizer may be made late."""
 REPLACED_AFTER = 3
 """Number of steps of another optimizer, without one of the first, after which the other counts."""
 

@@ -1,5 +1,4 @@
-"""The first `sitecustomize` on a rank's PYTHONPATH: attaches Covey to the script, then runs the one that would have
-run.
+"""The first `sitecustomize` on a rank's PYTHONPATH: attaches Covey, then runs the one that would have run.
 
 Every Python of the job loads this file, also an old one and one without covey-job: it uses only the standard library,
 imports nothing of Covey until torch or jax is imported, and swallows all of its own errors.
@@ -42,8 +41,7 @@ def _jax_imported(module: object) -> None:
 
 
 def _wait_if_spare() -> None:
-    """Wait if this process is a spare. A spare whose wait fails ends: the script must not begin without being a
-    rank."""
+    """Wait, in a spare. A spare whose wait fails ends: its script must not begin without being a rank."""
     if "COVEY_SPARE" in os.environ:
         waited = False
         try:

@@ -83,11 +83,9 @@ class AggregatorRounds:
         self.fatal: Exception | None = None
         """Why nothing will be added any more; None: it will."""
         self._repeating = False
-        """Whether what was pushed is being sent again over a new connection: it must not change, even if its result
-        comes."""
+        """Whether pushes are being sent again over a new connection: they must not change, even if results come."""
         self._saying = False
-        """Whether the frame that says that this rank keeps a result is still to be sent: until then no thread gets that
-        result."""
+        """Whether a KEPT frame is still to be sent: until then no thread gets the result that this rank keeps."""
         self._closed = False
         self._awaited = Counter[int]()
         """By a tensor's key, number of threads that wait for it: other threads are not woken by its result."""
@@ -123,8 +121,7 @@ class AggregatorRounds:
         self._say_out(lambda: self.rounds.push(label, *map(bytes_of, sums), rate=rate), size)
 
     def push_soon(self, label: str, data: Array) -> None:
-        """Push as `push` does, for one rank, but send the frames only together with the next frames on this
-        connection."""
+        """Push as `push` does, for one rank, but send the frames only with the next ones on this connection."""
         with self._changed:
             if self.fatal is not None:
                 raise self.fatal
@@ -209,7 +206,7 @@ class AggregatorRounds:
         finally:
             with self._changed:  # the script may use `out` for anything from now on
                 del self._copies[tensor.key]
-        # only this Block's next round, which nobody can begin before this ends, would write here
+        # only this Block's next round, which cannot begin before this ends, would write here
         copy.finish(tensor.state)
 
     @property

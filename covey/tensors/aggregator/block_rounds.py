@@ -49,8 +49,7 @@ class CutTensor(NamedTuple):
 
 
 class BlockRounds:
-    """One rank's rounds at all aggregators. Methods may be called from any thread, for one tensor by one thread at a
-    time."""
+    """One rank's rounds at all aggregators. Any thread may call; for one tensor, one thread at a time."""
 
     def __init__(
         self,
@@ -139,8 +138,7 @@ class BlockRounds:
         return cut.declared.steps + (self._at[cut.blocks[0].table].round(name) or 0)
 
     def kept(self, name: str) -> Iterator[tuple[int, list[Array]]]:
-        """The moments of this tensor that this rank keeps: for each Block, its first element and one array for each
-        moment."""
+        """The moments of this tensor that this rank keeps: for each Block, its first element and the arrays."""
         cut = self.known[name]
         for at, block in enumerate(cut.blocks):
             if moments := self._at[block.table].moments(block_label(name, at)):
@@ -267,8 +265,7 @@ class BlockRounds:
     # ---- from the agent ----
 
     def moved(self, at: AggregatorAt) -> None:
-        """Push and pull the Blocks of that table at this owner from now on, unless an owner of a higher epoch is
-        known."""
+        """Push and pull the Blocks of that table there from now on, unless an owner of a higher epoch is known."""
         with self._lock:
             told = self._told.get(at.table)
             if told is None or told.epoch < at.epoch:

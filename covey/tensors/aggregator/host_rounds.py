@@ -1,5 +1,4 @@
-"""Rounds of tensors of a job on several hosts: ranks of one host first add their contributions, in memory that they
-share.
+"""Rounds of tensors of a job on several hosts: ranks of one host first add their contributions in shared memory.
 
 Each Block has a *speaker* on every host, one of the host's ranks, so that all of them share the work. When all ranks of
 the host have pushed, the speaker adds the Block for the host (whole sums of the tree of additions, mostly one:
@@ -59,14 +58,13 @@ class HostTensor(SharedTensor):
         self._far, self._members = far, memory.members
         self._nodes = nodes_of(memory.members, memory.world_size, declared.order)
         if any(end - first == 1 for first, end in self._nodes):
-            self._lent = None  # what one rank pushes for itself lies in its slot until another owner may ask for it
+            self._lent = None  # a rank's own push stays in its slot, since another owner may ask for it
         self._trees = {node: tree_of(node, declared.order, self._first) for node in self._nodes}
         key = key_of(declared.name)
         mine = [at for at in range(len(cut.blocks)) if speaker(key, at, far.tables, memory.ranks) == memory.at]
         self._mine = [self._spoken(cut.block(at), cut.blocks[at]) for at in far.in_turn(cut, mine)]
         self._here = self._said = 0
-        """How many of this rank's Blocks have the result of this round; and the last round of which that was
-        announced."""
+        """Number of this rank's Blocks with the result of this round; the last round that was announced as added."""
 
     def why(self) -> str:
         missing = self.missing()
@@ -101,8 +99,7 @@ class HostTensor(SharedTensor):
         return True
 
     def _push(self, slots: Sequence[Contribution]) -> None:
-        """Add this host's part of each Block, and push it to the Block's owner. After an interruption it can begin
-        again."""
+        """Add this host's part of each Block, and push it to its owner. May begin again after an interruption."""
         rate = self._rate()
         for spoken in self._mine:
             begun = spoken.at.round(spoken.label)
@@ -116,7 +113,7 @@ class HostTensor(SharedTensor):
 
     def _add_node(self, slots: Sequence[Contribution], node: Node, elements: slice, into: Array) -> None:
         if node[1] - node[0] == 1:
-            return  # it is that rank's own contribution, as it lies
+            return  # it is that rank's own contribution, in place
         with np.errstate(all="ignore"):  # whatever a script asks of numpy
             for here in pieces(elements.start, elements.stop):
                 found = into[here.start - elements.start : here.stop - elements.start]

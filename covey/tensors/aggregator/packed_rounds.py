@@ -15,8 +15,7 @@ _tables: msgspec.msgpack.Decoder[dict[int, list[tuple[bytes, int]]]] = msgspec.m
 
 
 def pack_rounds(each: Mapping[int, Versions | None]) -> bytes | None:
-    """The versions of all tables, packed; equal on all ranks that are in the same step. None while a round is under
-    way."""
+    """The versions of all tables, packed; equal on all ranks in the same step. None while a round is under way."""
     if any(versions is None for versions in each.values()):
         return None
     return _encode({table: versions for table, versions in sorted(each.items()) if versions})

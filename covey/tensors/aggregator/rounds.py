@@ -144,8 +144,7 @@ class TensorRounds:
         self._seen.clear()
 
     def slot(self, header: Header) -> memoryview | None:
-        """Memory for a part of the result; None when the part is late. TensorWireError when there can be no such
-        part."""
+        """Memory for a part of the result; None when it is late. TensorWireError when there is no such part."""
         if header.part >= self.result_parts:
             raise TensorWireError(f"part {header.part} of {self.declared.name!r}, which has {self.result_parts}")
         which, start, end = self.declared.state_piece(header.part)
@@ -352,8 +351,7 @@ class Rounds:
         return header.round == self._tensor(header).expected
 
     def heard(self, header: Header, payload: Payload) -> Iterator[Frame]:
-        """Handle a frame with a right checksum, its payload in `destination(header)`. Returns the answers. Stale,
-        Superseded."""
+        """Handle a verified frame, its payload in `destination(header)`. Returns the answers. Stale, Superseded."""
         match header.op:
             case TensorOp.RESULT:
                 tensor = self._tensor(header)

@@ -25,8 +25,7 @@ class GivenArray(NamedTuple):
 
 
 def checked(name: str, array: Array, type: Type | None = None) -> GivenArray:
-    """The array, checked. `type`: the type that the array holds, if its dtype does not say so: the bits of bfloat16.
-    TypeError."""
+    """The array, checked. `type`: what it holds, if its dtype does not say so: bits of bfloat16. TypeError."""
     data = np.asarray(array)
     found = type if type is not None and data.dtype.name in BITS else data.dtype.name
     if found not in TYPES or type not in (None, found) or NUMBERS[found].stored.itemsize != data.itemsize:

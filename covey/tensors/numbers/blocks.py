@@ -78,8 +78,7 @@ def keeper(key: int, block: int, table: int, tables: int, world_size: int) -> in
 
 
 def blocks_of(key: int, elements: int, element_bytes: int, tables: int, sizes: Sizes = Sizes()) -> tuple[Block, ...]:
-    """The Blocks of a tensor, in order; at least one. `key`: the key of its name, which spreads small tensors among the
-    tables."""
+    """The Blocks of a tensor, in order; at least one. `key`: of its name, which spreads small tensors over tables."""
     size = elements * element_bytes
     if tables == 1 or size < sizes.elsewhere_bytes:
         return (Block(0, elements, 0),)

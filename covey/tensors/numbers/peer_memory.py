@@ -77,8 +77,7 @@ class _Reading:
         self._spans = ctypes.byref(self._here), ctypes.byref(self._there)
 
     def read(self, address: int, size: int) -> None:
-        """Fill its first `size` bytes. Other threads of this process continue meanwhile. Unreadable when not all can be
-        read."""
+        """Fill its first `size` bytes. Other threads of this process continue. Unreadable when not all can be read."""
         self._there.address = address
         self._here.size = self._there.size = size
         here, there = self._spans

@@ -35,8 +35,7 @@ class Piece(NamedTuple):
 
 
 class Spoken:
-    """What a rank pushes of one Block. ValueError when its pieces would be too many or too long, or there are no such
-    ranks."""
+    """What a rank pushes of one Block. ValueError for too many or too long pieces, or when there are no such ranks."""
 
     def __init__(self, declared: Declared, ranks: Node, world_size: int) -> None:
         """`ranks`: from the first up to, and without, the second."""

@@ -1,7 +1,7 @@
 """The order in which the contributions of a job's ranks are added. It is fixed, whatever arrives first, since floating
 point addition is not associative: another order gives other bits.
 
-tree    rank 0 with 1, 2 with 3, ..., then these sums two by two, and so on; who has no partner goes up alone. Any
+tree    rank 0 with 1, 2 with 3, ..., then these sums two by two, and so on; one without a partner moves up alone. Any
         contiguous run of ranks is made of few whole sums of this tree, so wherever the ranks of a job are, a host adds
         what it has and sends little, and the bits are the same for every such placement.
 rank    rank 0's, rank 1's added to it, then rank 2's, and so on: what a plain loop does.

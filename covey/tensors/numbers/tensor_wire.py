@@ -342,16 +342,14 @@ class Declared(msgspec.Struct, frozen=True):
         return part * self.part_bytes, min((part + 1) * self.part_bytes, self.size_bytes)
 
     def state_piece(self, part: int) -> tuple[int, int, int]:
-        """For a part of the state: the Block (0) or the number of its moment (from 1 on), and the span of bytes in
-        it."""
+        """For a part of the state: the Block (0) or number of its moment (from 1), and the span of bytes there."""
         if part < self.parts:
             return 0, *self.span(part)
         which, part = divmod(part - self.parts, self.moment_parts)
         return 1 + which, part * self.part_bytes, min((part + 1) * self.part_bytes, self.moment_bytes)
 
     def state_span(self, part: int) -> tuple[int, int]:
-        """First byte of a part in the whole state (the Block, then its moments one after the other), and the byte after
-        its last."""
+        """Span of bytes of a part in the whole state: the Block, then its moments one after the other."""
         which, first, end = self.state_piece(part)
         before = self.size_bytes + (which - 1) * self.moment_bytes if which else 0
         return before + first, before + end
@@ -409,8 +407,7 @@ def unpack_rate(data: Payload) -> float:
 
 
 def pack_opening(packed: bytes, ranks: Node | None) -> bytes:
-    """The payload of OPEN. `packed`: the declaration; `ranks`: those for whom the worker speaks, if not for itself
-    alone."""
+    """The payload of OPEN. `packed`: the declaration; `ranks`: for whom the worker speaks; None: itself alone."""
     return packed if ranks is None else _RANKS.pack(*ranks) + packed
 
 

@@ -1,5 +1,4 @@
-"""Declarations of optimizers that run where gradients are summed. `covey.tensors.numbers.update_steps` has the
-arithmetic.
+"""Declarations of optimizers that run where gradients are summed (arithmetic: `covey.tensors.numbers.update_steps`).
 
     w = job.tensors.model("w", w0, update=covey.Adam(rate=1e-3))
     w = job.tensors.push_pull("w", gradient)                # the parameters after this step, on every rank

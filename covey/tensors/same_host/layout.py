@@ -33,8 +33,7 @@ FORMING, REFUSED = 1, 2
 """States of a tensor: ranks may still join it, or all of them use an aggregator for it."""
 BELLS_AT = PAGE_BYTES
 LEFT_AT, LEFT, LEFT_BEFORE = 128, struct.Struct("<Q"), 2
-"""Eight bytes for each rank: 0, it has not left; 1, it has left and never reported a step; else its newest step plus
-2."""
+"""Eight bytes for each rank: 0, it has not left; 1, it left without reporting a step; else its newest step + 2."""
 
 
 def usable(environ: Mapping[str, str]) -> bool:
@@ -79,8 +78,7 @@ def make(ranks: int, first: int = 0) -> int:
 
 
 def refuse(descriptor: int) -> None:
-    """Mark the memory so that no further tensor is shared: for a rank that cannot use it, also when it has another
-    version."""
+    """Mark the memory so that no further tensor is shared, for a rank that cannot use it (also of another version)."""
     os.pwrite(descriptor, (1).to_bytes(4, "little"), REFUSED_AT)
 
 

@@ -82,8 +82,7 @@ class TensorMemory:
         self._ringing = threading.Lock()
 
     def close(self) -> None:
-        """Take no further tensors. What is mapped stays mapped as long as something refers to it. A second call is
-        harmless."""
+        """Take no further tensors; again is harmless. What is mapped stays so as long as something refers to it."""
         with self._alone:
             for descriptor in (self._descriptor, self._locks):
                 if descriptor >= 0:

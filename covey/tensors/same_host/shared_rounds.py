@@ -81,8 +81,7 @@ class SharedTensor:
         self._small = places.small
         self._slots = [[self._floats(start, count) for start in turns] for turns in places.slots]
         self._results = [self._floats(each[0], count) for each in places.results]
-        """Memory of results. A model has two, used in turn: a rank that is interrupted while it adds can begin
-        again."""
+        """Memory of results. A model has two, used in turn: an interrupted addition can begin again."""
         self._moments = [[self._floats(start, count, True) for start in each[1:]] for each in places.results]
         """For each result, the moments that an optimizer keeps (`covey.tensors.numbers.updates`)."""
         self._words: Words = np.ndarray((ranks, _LINE // 4), np.uint32, range_.mapped, TensorRange.HEAD_BYTES)
@@ -155,8 +154,7 @@ class SharedTensor:
         self._words[self._rank, 0] = 1
 
     def advance(self) -> bool:
-        """Do what can be done now. Whether the result is there. ValueError when a rank's words have impossible
-        values."""
+        """Do what can be done now. Whether the result is there. ValueError for impossible words of a rank."""
         with self._lock:
             if self._whole == self.round:
                 return True
@@ -370,8 +368,8 @@ class SharedRounds:
         self._thread: threading.Thread | None = None
 
     def tensor(self, declared: Declared) -> SharedTensor:
-        """The tensor, mapped by this rank. MemoryRefused when it uses an aggregator, MemoryFault when ranks mean
-        different ones."""
+        """The tensor, mapped by this rank. MemoryRefused: it uses an aggregator; MemoryFault: ranks mean different
+        ones."""
         memory = self.memory
         found = memory.join(declared, _Places(declared, memory.ranks, memory.whole_job).end)
         return self._make(declared, found)

@@ -99,8 +99,7 @@ class PoolHandle:
 
 @dataclass
 class Runtime:
-    """The functions of libcudart that `spill.cpp` calls. It refuses more than `most` bytes, and to free memory that
-    kernels may still use."""
+    """The functions of libcudart that `spill.cpp` calls. It allocates at most `most` bytes and frees none in use."""
 
     most: int = 1 << 50
     held: dict[int, Any] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""The lag of a real script's flag behind what the script does: the script tells the moments, a neighbour reads the
-flag."""
+"""The lag of a real script's flag behind the script, which tells the moments; a neighbour reads the flag."""
 
 import ast
 import asyncio

@@ -1,5 +1,4 @@
-"""A played GPU stream with the functions of libcudart that `device_queue.cpp` calls. Work is done when the test says
-so."""
+"""A played GPU stream: the functions of libcudart that `device_queue.cpp` calls. The test says when work is done."""
 
 import ctypes
 from collections.abc import Callable

@@ -100,8 +100,7 @@ PINNED = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
 
 
 async def test_idle_phases_of_a_neighbour_are_used_and_its_work_is_not_delayed(agent: Agent, gate: str) -> None:
-    """Both ranks run on one core: the guaranteed rank's wait for the core is compared with that when both run freely.
-    Reference: §3.1.2."""
+    """Both run on one core: the guaranteed rank's wait for it, compared with packing them. Reference: §3.1.2."""
     beside: dict[str, list[float]] = {"packed": [], "gated": []}
     shares = []
     async with (

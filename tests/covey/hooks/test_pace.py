@@ -1,5 +1,4 @@
-"""Whether a script may continue, by the rates of a page (`covey.hooks.reports.pace`, and the same rules in
-gate.cpp)."""
+"""Whether a script may continue, by the rates of a page (`covey.hooks.reports.pace`; gate.cpp has the same rules)."""
 
 import pytest
 

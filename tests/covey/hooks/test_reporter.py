@@ -1,5 +1,4 @@
-"""The reporter between a framework's hooks and the agent (`covey.hooks.reporter`): events that are no news are counted
-later."""
+"""The reporter between hooks and agent (`covey.hooks.reporter`): events that are no news are counted later."""
 
 import itertools
 from random import Random

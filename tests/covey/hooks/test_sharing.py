@@ -82,8 +82,7 @@ def test_each_mini_batch_is_reported_with_memory_and_waits() -> None:
 
 
 async def test_an_epoch_is_acknowledged_once_its_memory_is_applied() -> None:
-    """The memory limit changes between two mini-batches; an epoch that leaves it as it is need not wait for one.
-    Reference: §3.1.1."""
+    """Memory limits change between mini-batches; an epoch without such a change need not wait. Reference: §3.1.1."""
     rank = Rank()
     rank.limits.write(RankLimits(1, memory_bytes=5000))
     assert rank.ends().acked == 1 and rank.memory.applied == [5000]
@@ -203,8 +202,7 @@ def test_a_forked_child_writes_no_page_of_its_parent() -> None:
 
 
 def test_a_fetch_in_the_scripts_own_thread_is_told_at_once_and_of_no_other_thread() -> None:
-    """The native gate sees soon after whether the thread sleeps; that it computes again is reported before the next
-    operator."""
+    """The gate sees soon whether the thread sleeps; that it computes again is told before the next operator."""
     native = Native()
     share = ShareControl(native=native)  # type: ignore[arg-type]
     share.fetches(True)
