@@ -293,7 +293,7 @@ class HealingMachine:
                 self._keep(told.rank, told.step, bytes(told.data))
                 says = (Tell(told.rank, About.MIRRORED, told.step, crc32(told.data).to_bytes(4, "little")),)
             case About.MIRRORED:
-                is_ours = not self._is_new and told.step <= self.step + 1  # else for an earlier process
+                is_ours = not self._is_new and told.step <= self.step + 1  # else told by a process before this
                 if is_ours and told.step >= self._mirrored.get(told.rank, (-1, 0))[0]:
                     self._mirrored[told.rank] = told.step, int.from_bytes(told.data, "little")
             case About.NEED:

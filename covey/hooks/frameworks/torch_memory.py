@@ -321,7 +321,7 @@ class TorchMemory:
         if gpu is not None and not gpu.ready(limit_bytes):
             return False
         if gpu is not None and not limit_bytes:
-            gpu.lift()  # must be first, or what comes back has no room
+            gpu.lift()  # first, or what comes back has no room
         self._limit_bytes = limit_bytes
         if limit_bytes:
             if not self._hooked:

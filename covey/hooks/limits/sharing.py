@@ -207,7 +207,7 @@ class ShareControl:
 
     def pages_came(self, limits: Page, report: Page, flag: Page) -> None:
         """Take the pages of an agent, also of one that began anew: from now on these hold."""
-        self._catch_up()  # mini-batches that ended before do not belong to them
+        self._catch_up()  # what ended before is not theirs
         with self._lock:
             pages = self._pages = SharedPages(limits, report, flag)
             self.quiet.end()
