@@ -494,7 +494,7 @@ _process: JobClient | None = None
 
 
 def of_process() -> JobClient:
-    """This process's connection, of `covey.hooks` or a script; the first `join` hands it to the script."""
+    """This process's connection, made if there is none. CoveyError when this process is no rank of a job."""
     global _process
     if _process is None or _process not in at_exit.living or _process.is_elsewhere:
         _process = JobClient(os.environ)

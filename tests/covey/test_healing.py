@@ -163,7 +163,7 @@ class HealingGang:
             rank.start()
 
     def replace(self, rank: int) -> Rank:
-        """Start a successor of a rank whose process is dead."""
+        """Kill the process of a rank, and start its successor."""
         self.now[rank].kill()
         self.now[rank].thread.join(10)
         assert not self.now[rank].thread.is_alive()
