@@ -126,7 +126,7 @@ def route_from(to: str) -> str:
 
 
 def own_addresses(proc: Path = Path("/proc/net")) -> list[str]:
-    """Of all interfaces, IPv4 first."""
+    """The IP addresses of all interfaces, IPv4 first, without loopback and link-local ones."""
     found: list[str] = []
     try:
         words = re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", (proc / "fib_trie").read_text())

@@ -69,7 +69,8 @@ class NotCompiled(Exception):
 
 
 def sources() -> list[Path]:
-    """What the result depends on: these modules, and whatever they import of ours, whose types are compiled in."""
+    """The sources that the result depends on: these modules, and whatever they import of Covey, whose types are
+    compiled in."""
     return sorted(file for part in IMPORTED for file in (ROOT / part).rglob("*.py"))
 
 

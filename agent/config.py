@@ -278,7 +278,7 @@ def open_to_read(binds: Iterable[tuple[HostId, Address]]) -> list[str]:
 
 
 NAME_PATTERN = r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?\Z"
-"""Of a host as resolvers know it (RFC 1123, and underscores, which container networks use)."""
+"""A host's name as resolvers know it (RFC 1123, and underscores, which container networks use)."""
 
 
 def _check_seed(source: str, seed: str) -> None:

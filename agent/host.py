@@ -111,7 +111,7 @@ class HostAgent:
         self.loop_lag_s = 0.0
         """How late the event loop was when last measured, seconds; `agent.main.Daemon` sets it."""
         self.installation = ""
-        """What is wrong with it, for people; likewise."""
+        """What is wrong with this host's installation, for people; `agent.main.Daemon` sets it."""
 
     # ---- life ----
 
@@ -189,8 +189,9 @@ class HostAgent:
         return max(known + 1, int(self.env.clock.wall_s()))
 
     async def _begin_after(self, boot: int) -> None:
-        """Others know this boot of ours: the identity file is an older copy, and the wall clock was ahead when a newer
-        one was written. Nobody hears this life, so it ends, and the next one comes after all of before. OSError."""
+        """Save a higher boot number and end the agent, since other hosts know it under `boot` already: the identity
+        file is an older copy, and the wall clock was ahead when a newer one was written. Other hosts ignore messages
+        with an old boot number. Raises OSError."""
         later = max(boot, self._identity_now.boot)
         await identity.save(self.env.disk, msgspec.structs.replace(self._identity_now, boot=later))
         why = f"an older copy: other hosts know this host under boot number {boot}, and it began under {self.boot}"
@@ -481,7 +482,7 @@ class HostAgent:
         }
 
     def _http_binds(self) -> Iterator[tuple[HostId, Address]]:
-        """Of the hosts that are there, this one included."""
+        """The HTTP addresses of the hosts that are alive or suspect, this one included."""
         yield self.id, self.config.http.bind
         for host, state, said in self.gossip.said("endpoints"):
             endpoints = _endpoints_in(said) if state in ("alive", "suspect") else None

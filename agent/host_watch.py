@@ -53,7 +53,7 @@ class Claimed(msgspec.Struct, frozen=True):
     """Two machines claim one name."""
 
     at: Address
-    """Of the one that is not let in, as far as it is known."""
+    """Address of the machine that is not let in, as far as it is known."""
     told_s: float
     """When gossip told of it last."""
 
@@ -64,7 +64,7 @@ class HostWatch:
     def __init__(self, env: Env, me: HostId, event_log: EventLog) -> None:
         self._env, self._me, self._event_log = env, me, event_log
         self._state: dict[HostId, HostState] = {}
-        """Of each host, as gossip told last."""
+        """The state of each host, as gossip told it last."""
         self._returns: dict[HostId, deque[float]] = {}
         self._claimed: dict[HostId, Claimed] = {}
         self._full: tuple[HostId, float] | None = None

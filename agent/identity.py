@@ -10,7 +10,7 @@ FILE = "identity"
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Of this installation, and of this life of its agent."""
+    """The identity of this installation, and of this life of its agent."""
 
     uuid: bytes
     boot: int

@@ -34,7 +34,7 @@ def find(config: Config, environ: Mapping[str, str]) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Also one that this user may not see: to read it says so."""
+    """Whether the file is there, also where this user may not see it: reading it then says so."""
     try:
         return path.is_file()
     except PermissionError:

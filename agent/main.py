@@ -45,13 +45,13 @@ FORCED_EXIT_S = 5.0
 LOG_RESERVE_BYTES = RESERVE_BYTES_MAX
 """Set aside on disk for the log and records: enough for hours, in which an operator can make room."""
 LEAVE_S = FORCED_EXIT_S - 1
-"""Of that, for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the plugins
-(`agent.runtime.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip. Each has
-a limit of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
+"""The part of `FORCED_EXIT_S` for the orderly end, one after the other: the HTTP listeners (`agent.api.http`), the
+plugins (`agent.runtime.plugin_runtime`), the log (`agent.raft.service`: a successor, then a write under way), gossip.
+Each has a limit of its own, so that gossip tells the other hosts that this host leaves even when a plugin hangs."""
 LAG_PERIOD_S = 0.1
 STATUS_PERIOD_S = 5.0
 COLLECT_AFTER = (50_000, 20, 100)
-"""Of `gc.set_threshold`. Ours: reference counts free nearly everything here, cycles are few."""
+"""The thresholds given to `gc.set_threshold` (chosen): reference counts free nearly everything here, cycles are few."""
 
 
 class Daemon:

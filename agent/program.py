@@ -1,4 +1,4 @@
-"""`covey-program`: the entry point of every process of ours beside the agent.
+"""`covey-program`: the entry point of every process of Covey beside the agent.
 
 The agent hands over a `ProgramStart` on standard input: where this host's files are, and the program's own
 configuration. The program gets ports like the agent's (all but control links), runs until its work is over or SIGTERM
@@ -40,8 +40,8 @@ from covey.ports import Address, Env, Logger
 from plugins.base import Program
 
 COLLECT_AFTER = (20_000, 20, 50)
-"""Of `gc.set_threshold`. Reference counts free nearly everything; with 64 requests under way Python's own numbers had
-it look for cycles at every second one, a tenth of a volume's processor time."""
+"""The thresholds given to `gc.set_threshold`. Reference counts free nearly everything; with 64 requests under way
+Python's own numbers had it look for cycles at every second one, a tenth of a volume's processor time."""
 LEVELS = ("debug", "info", "warning", "error")
 SECRETS = ("key", "secret", "token", "password")
 """A field whose name contains one of these is never written."""

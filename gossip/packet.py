@@ -42,7 +42,7 @@ VERSION = 1
 TAG_BYTES = 16
 SALT_BYTES = 4
 KEYS_MAX = 3
-"""As memberlist: the one that seals, the one before, the one to come."""
+"""The most keys a ring has, like memberlist's: the one that seals, the one before, the one to come."""
 WINDOW = 1024
 """Counters behind the newest that are still accepted once."""
 SENDERS_MAX = 4096
@@ -81,12 +81,12 @@ class Opened(msgspec.Struct, frozen=True):
 class Dropped(msgspec.Struct, frozen=True):
     reason: Reason
     version: int = VERSION
-    """Version in its first byte; another one in a datagram under a key of ours is logged."""
+    """Version in the first byte of the datagram; one that has another version under a known key is logged."""
     earlier: Sender | None = None
-    """Of one that was sealed in an earlier boot than the sender's newest: who sealed it. Late, repeated, or another
-    machine with the same identity."""
+    """Who sealed the datagram, where that was in an earlier boot than the sender's newest: it is late, repeated, or
+    from another machine with the same identity."""
     counter: int = 0
-    """Of that sender and boot: grows with each datagram."""
+    """The datagram's number from `earlier`, that sender and boot; it grows with each datagram."""
 
 
 _body_decoder = msgspec.msgpack.Decoder(Body)

@@ -323,7 +323,7 @@ class GossipService:
     # ---- the file of known hosts ----
 
     async def _remembered(self) -> tuple[MemberRecord, ...]:
-        """Hosts of before the restart; none when the file is missing or cannot be read."""
+        """Hosts that were known before the restart; none when the file is missing or cannot be read."""
         try:
             stored = await checked.load(self._env.disk, PEERS_FILE, _peers_decoder)
         except (OSError, checked.Damaged) as error:

@@ -42,9 +42,10 @@ PeerAddress = Annotated[Address, Meta(pattern=r"\A[0-9A-Za-z.:\[\]_-]{0,80}\Z")]
 """`ip:port`, or empty: the source address of the datagram."""
 
 State = Literal["alive", "suspect", "gone", "left"]
-"""As in messages: of two messages about one boot and incarnation the later in this order counts."""
+"""A host's state in messages: of two messages about one boot and incarnation the one with the later state in this order
+counts."""
 HostState = Literal["alive", "suspect", "away", "gone", "left"]
-"""As in views: a host that left and announced its return is away until then, and gone afterwards."""
+"""A host's state in views: a host that left and announced its return is away until then, and gone afterwards."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,7 +63,7 @@ class Sender(msgspec.Struct, frozen=True):
     uuid: bytes
     boot: int
     identity: int = 0
-    """Of name and uuid; always computed, once."""
+    """The identity number computed from name and uuid, once; the argument is ignored."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "identity", identity(self.host, self.uuid))
@@ -145,7 +146,7 @@ class HostView(msgspec.Struct, frozen=True, kw_only=True):
     values: Mapping[str, bytes] = {}
     """What it published in its present boot, still encoded; read with `value`."""
     away_s: float = 0.0
-    """Of one that is away: seconds within which it announced to be back."""
+    """Seconds within which a host that is away announced to be back."""
 
     def value(self, key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
         """A published value, or None when absent or malformed (a host of another version)."""

@@ -30,7 +30,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def term(self) -> int:
-        """Of the newest election that this host knows; grows."""
+        """The term of the newest election that this host knows; it only grows."""
 
     @property
     def leaderless_s(self) -> float:
@@ -78,7 +78,7 @@ class RankSpec(msgspec.Struct, frozen=True):
     """One rank of those that a host starts."""
 
     rank: int
-    """Of the whole gang, 0..world_size-1."""
+    """The rank's number in the whole gang, 0..world_size-1."""
     local_rank: int
     """Among the ranks on its host."""
     gpus: tuple[str, ...]
@@ -110,9 +110,9 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     """Whose ranks these are."""
     epoch: int
-    """Of the grant: a later one fences these ranks."""
+    """The epoch of the grant: a later one fences these ranks."""
     name: str
-    """Of the job, for people."""
+    """The job's name, for people."""
     tenant: str
     """Whose quota the job counts against."""
     job_class: str
@@ -165,9 +165,10 @@ class LogRead(msgspec.Struct, frozen=True):
     """A part of a rank's output."""
 
     data: bytes
-    """As the rank wrote it: any bytes."""
+    """The output as the rank wrote it: any bytes."""
     offset: int
-    """Of its first byte in all that was written: over the one that was asked for when what lay there was dropped."""
+    """The position of the first byte of `data` in all that was written; higher than the one asked for when what was
+    there has been dropped."""
     size: int
     """All that was ever written."""
     kept: bool = True
@@ -185,8 +186,9 @@ class Runner(Protocol):
         """The port is free for others again. Idempotent."""
 
     async def start(self, spec: RanksSpec) -> None:
-        """Idempotent: the same job and epoch is started once, also across restarts of the agent. Ranks that come back
-        to a host under the same epoch (a larger `since`) start once those of before are over and forgotten."""
+        """Start the ranks. Idempotent: the same job and epoch is started once, also across restarts of the agent. Ranks
+        that come back to a host under the same epoch (a larger `since`) start once the earlier ones are over and
+        forgotten."""
 
     async def stop(self, job: JobId, epoch: int, grace_s: float, why: str) -> None:
         """SIGTERM to the ranks' main processes, SIGKILL to all of them after `grace_s` seconds. Idempotent;
@@ -204,7 +206,7 @@ class Runner(Protocol):
         newer `RanksSpec.since`."""
 
     def spec(self, job: JobId, epoch: int) -> RanksSpec | None:
-        """As it was started, with what joined it since."""
+        """The spec with which these ranks were started, with the ranks that joined them since."""
 
     async def keep_spares(self, spec: RanksSpec, modules: tuple[str, ...]) -> None:
         """`spec.spares` processes are to wait here for ranks of this epoch, which are yet to come; they import
@@ -289,15 +291,16 @@ class JobPeer(Protocol):
 
     @property
     def of_job(self) -> JobId | None:
-        """Of which job it is, by its token, also when it speaks for none of the ranks; None of a tool outside any."""
+        """The job that the peer belongs to, by its token, also when it speaks for none of the ranks; None for a tool
+        outside any job."""
 
     @property
     def rank(self) -> int:
-        """Of the whole gang, 0..world_size-1; without meaning for a tool."""
+        """The rank's number in the whole gang, 0..world_size-1; without meaning for a tool."""
 
     @property
     def epoch(self) -> int:
-        """Of the grant that it was started under."""
+        """The epoch of the grant that the process was started under."""
 
     @property
     def uid(self) -> int:
@@ -373,7 +376,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Program:
-    """A process of ours beside the agent: bytes or supervision, no policy. Runs on the same ports."""
+    """A process of Covey beside the agent: bytes or supervision, no policy. It runs on the same ports."""
 
     name: str
     """Such as `slabd`, unique among all plugins."""
@@ -390,7 +393,7 @@ class Plugin:
     """One folder of `plugins/`, as the registry lists it."""
 
     name: str
-    """Of its folder, of its section of agent.toml, and of its messages' addressee."""
+    """The name of the plugin's folder, of its section of agent.toml, and of the addressee of its messages."""
     paper: str
     """What it is built after."""
     settings: type[msgspec.Struct]

@@ -121,7 +121,7 @@ class RankReplaced(Fact, frozen=True):
     epoch: int
     rank: int
     pid: int
-    """Of the process that takes its place."""
+    """Pid of the process that takes its place."""
     incarnation: int
     """How many processes of this rank were lost."""
 
@@ -138,7 +138,7 @@ class RanksEnded(Fact, frozen=True):
     lost: bool = False
     """They did not end by themselves: the machine restarted, or their supervisor died and took them along."""
     since: int = 0
-    """Of the place that they had (`Place.since`)."""
+    """`Place.since` of the place that these ranks had."""
 
 
 class RankEndedHere(Fact, frozen=True):
@@ -175,7 +175,7 @@ class RanksHeal(Fact, frozen=True):
     job: JobId
     epoch: int
     since: int
-    """Of their place."""
+    """`Place.since` of these ranks' place."""
     may_be_lost: bool
 
 
@@ -240,7 +240,7 @@ class GpuUse(msgspec.Struct, frozen=True):
     utilization: float
     """Mean over the last 10 s, 0..1 (AntMan §3.3: M)."""
     free_bytes: int
-    """Of device memory, promised to nobody."""
+    """Bytes of device memory that are promised to no job."""
     refusal: str = ""
     """Why no job comes here now; empty: one may."""
 
@@ -277,11 +277,11 @@ class StepTiming(msgspec.Struct, frozen=True):
 
     step_s: Annotated[float, Meta(ge=0, le=1e9)]
     input_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Of it, waited for input."""
+    """Seconds of `step_s` spent waiting for input."""
     communicate_s: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
-    """Of it, waited for other ranks."""
+    """Seconds of `step_s` spent waiting for other ranks."""
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 53)] = 0
-    """Of the rank that uses most; 0: not known."""
+    """Device memory of the rank that uses most, bytes; 0: not known."""
     boundary: Annotated[str, Meta(max_length=32)] = "script"
     """What a mini-batch is: as the `script` says, or what `covey.hooks` sees (`optimizer`, `data loader`)."""
 
@@ -298,7 +298,7 @@ class StepTimed(Fact, frozen=True):
     communicate_s: float
     metrics: dict[str, float]
     input_s: float = 0.0
-    """Of `step_s`, waited for input."""
+    """Seconds of `step_s` spent waiting for input."""
     memory_bytes: int = 0
     """Highest use of device memory by this rank; 0: not known."""
     boundary: str = "script"
@@ -353,9 +353,9 @@ class TensorsSeen(Fact, frozen=True):
     job: JobId
     epoch: int
     largest_bytes: int
-    """Of the largest tensor."""
+    """Size of the largest tensor."""
     total_bytes: int
-    """Of all tensors, each counted once however many ranks push it."""
+    """Size of all tensors, each counted once however many ranks push it."""
 
 
 class TensorsAssigned(Fact, frozen=True):
@@ -364,7 +364,7 @@ class TensorsAssigned(Fact, frozen=True):
 
     job: JobId
     epoch: int
-    """Of the grant, as in `JobPlaced`."""
+    """The epoch of the grant, as in `JobPlaced`."""
     assignment: int
     aggregator: HostId
 
@@ -375,7 +375,7 @@ class RanksAwaited(Fact, frozen=True):
 
     job: JobId
     epoch: int
-    """Of the grant, as in `JobPlaced`."""
+    """The epoch of the grant, as in `JobPlaced`."""
     ranks: tuple[int, ...]
     waits_s: float
 
@@ -424,11 +424,11 @@ class GpusNow(msgspec.Struct, frozen=True):
     total: int
     """All that this host has, also those of which its driver tells nothing now."""
     free: int
-    """Of those that take jobs."""
+    """Free GPUs that take jobs."""
     model: str
     simulated: bool
     out: int = 0
-    """Of `total`: those that no job holds and that take none, since they are sick, or nobody knows how they are."""
+    """GPUs among `total` that no job holds and that take none, because they are sick or their state is not known."""
     why: Annotated[str, Meta(max_length=96)] = ""
     """What is wrong with the worst one, or why nobody knows which GPUs are here; empty: all take jobs."""
     known: bool = True

@@ -1,4 +1,4 @@
-"""Starting a program of ours on a machine that has no time for it.
+"""Starting a program of Covey on a machine that has no time for it.
 
 Thirty agents that begin together on two cores need a minute of processor for their programs. Who kills a start after
 10 s and begins another never gets there, and neither does anybody beside him. Therefore:

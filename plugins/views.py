@@ -18,7 +18,7 @@ class PluginHealth(msgspec.Struct, frozen=True):
     restarts: int = 0
     """Since the agent started."""
     again_s: float | None = None
-    """Of a failed plugin: the pause before it is started again; None: it stays as it is."""
+    """The pause before a failed plugin is started again, s; None: it stays as it is."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -56,13 +56,13 @@ class HostRow(msgspec.Struct, frozen=True):
     no_room: str = ""
     """What its full disk keeps it from; empty: nothing."""
     away_s: float = 0.0
-    """Of one that is away: seconds within which it announced to be back."""
+    """Seconds within which a host that is away announced to be back."""
     late: tuple[LateHost, ...] = ()
     """Jobs whose other ranks wait for it again and again."""
     drained_by: str | None = None
     """Who has everything leave it; None: nobody."""
     drained_jobs: int = 0
-    """Of a host that is drained: jobs that still have ranks there."""
+    """Jobs that still have ranks on this host while it is drained."""
     troubles: tuple[Trouble, ...] = ()
     """What is wrong with it, as the answering agent knows: another rack, a name that two machines claim, and so on."""
 
@@ -82,7 +82,7 @@ class GpuRow(msgspec.Struct, frozen=True):
     simulated: bool
     age_s: float
     host_state: HostState = "alive"
-    """As the answering agent sees its host: nobody gets a GPU of a host that is gone."""
+    """The state of the GPU's host as the answering agent sees it: no job gets a GPU of a host that is gone."""
     beside: tuple[JobId, ...] = ()
     """Opportunistic jobs on parts of it."""
     condition: str = "ok"
@@ -158,7 +158,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tenant: str
     job_class: str
-    """As asked for: `guaranteed`, `auto` or `opportunistic`."""
+    """The class that was asked for: `guaranteed`, `auto` or `opportunistic`."""
     state: str
     """One of `plugins.scheduler.machine.log.jobs.STATES`: `queued`, `placing`, `running`, `stopping`, `done`, `failed`,
     `cancelled`."""
@@ -269,7 +269,7 @@ class SlabView(msgspec.Struct, frozen=True):
     epoch: int
     age_s: float = 0.0
     member: int = 0
-    """Of a volume without a disk: which of its places for this slab; the state is that one's."""
+    """Which place of a volume without a disk this is for the slab; the state is that place's."""
     members: int = 1
 
 
@@ -312,7 +312,7 @@ class SwapView(msgspec.Struct, frozen=True):
     """`off`, `on`, `waits` (the kernel keeps requests until the volume's process is back), `ending` or `lost`."""
     device: str = ""
     used_bytes: int = 0
-    """Of it, that hold pages."""
+    """Bytes of the swap device that hold pages."""
     why: str = ""
     """Why it waits, or did not end."""
 
@@ -324,7 +324,7 @@ class AccountView(msgspec.Struct, frozen=True):
     """`tenant` or `job`; empty: only the number under which hosts tell of it is known here."""
     name: str
     tenant: str
-    """Of a job."""
+    """The tenant of a job."""
     budget_bytes: int | None
     """Over the whole rack; None: not limited."""
     used_bytes: int
@@ -354,9 +354,9 @@ class VolumeView(msgspec.Struct, frozen=True):
     trouble: str = ""
     """What its disk refuses now, or which slabs lack a member, in words."""
     members: int = 1
-    """Of each slab; with several there is no disk."""
+    """Members of each slab; with several there is no disk."""
     slabs_whole: int = 0
-    """Of a volume without a disk: slabs whose members all hold everything."""
+    """Slabs of a volume without a disk whose members all hold everything."""
     parity: bool = False
     """One member of each slab has the parity of the others' pages."""
     tenant: str = ""
@@ -368,7 +368,7 @@ class VolumeView(msgspec.Struct, frozen=True):
     job_budget_bytes: int | None = None
     """That of its job; None: not limited."""
     taken_bytes: int = 0
-    """Of other hosts' memory, when all of it is there."""
+    """Bytes of other hosts' memory that the volume takes when all of it is there."""
     latencies: tuple[LatencyView, ...] = ()
     links: LinksView = LinksView()
     swap: SwapView = SwapView()
@@ -398,7 +398,7 @@ class AggregatorJobView(msgspec.Struct, frozen=True):
     loss: float | None = None
     """Part of its speed that the aggregator's cycle takes from it, 0..1: (d - D) / d."""
     loss_measured: float | None = None
-    """The same, measured over its last 100 iterations or so."""
+    """The loss measured over the aggregator's last 100 iterations or so."""
     refused: str = ""
     """Why another aggregator would not take it, last."""
     not_finite: int = 0
@@ -471,7 +471,7 @@ class SharedGpuView(msgspec.Struct, frozen=True):
     memory_bytes: int
     """What jobs may hold."""
     memory_free_bytes: int
-    """Of it, promised to nobody."""
+    """Bytes of `memory_bytes` that are promised to no job."""
     jobs: tuple[GpuJobView, ...]
     age_s: float = 0.0
 

@@ -232,7 +232,7 @@ class RackView:
         )
 
     async def _forget_gpu(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Of this host. What was forgotten, in words."""
+        """Forget what this host knows of a GPU of its own, and say in words what that was."""
         uuid, probes = str(arguments.get("id", "")), self._agent.env.probes
         if not any(gpu.uuid == uuid for gpu in probes.gpus()):
             why = f"{self._agent.id}, which was asked, has no GPU of that name"

@@ -37,7 +37,7 @@ from plugins.memory.machine.arrays.events import PagingAction, PagingEvent
 from plugins.memory.machine.arrays.paging import Paging
 
 STAGING_BYTES = 8 << 20
-"""Of places for chunks on their way; at least 4 of them, at most 64, and at most a quarter of the budget."""
+"""Bytes of the places for chunks on their way; at least 4 places, at most 64, and at most a quarter of the budget."""
 WAIT_S = 90.0
 """Longest that a thread of the job waits for a chunk; then it gets SIGBUS, and its job the reason on standard error."""
 AGAIN_S = 1.0
@@ -264,7 +264,7 @@ class Pager:
             self._do(run[0], len(run))
 
     def _do(self, action: PagingAction, count: int) -> None:
-        """And the same of the next `count` - 1 chunks."""
+        """Perform the action for its chunk and for the next `count` - 1 chunks."""
         match action:
             case paging.FetchChunk():
                 self._fetch(action.chunk, count)

@@ -25,7 +25,7 @@ def there(memory: int, start: int, size: int) -> list[tuple[int, int]]:
 
 
 def whole_pages(memory: int, start: int, size: int, page: int) -> list[tuple[int, int]]:
-    """The same of pages of the volume, those alone that are there from end to end."""
+    """First byte and end of each run of the volume's pages that are there from end to end."""
     parts = ((-(-begin // page) * page, end // page * page) for begin, end in there(memory, start, size))
     return [(begin, end) for begin, end in parts if begin < end]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from plugins.memory.machine.arrays.events import FetchChunk, PagingAction, PunchHole, PutInPlace, SendChunk
 
 RUN_BYTES_MAX = 1 << 20
-"""Of one run, and the longest request to a volume with pages of 4 KiB."""
+"""The most bytes of one run, and the longest request to a volume with pages of 4 KiB."""
 
 
 def together(actions: Sequence[PagingAction], most: int) -> list[list[PagingAction]]:
-    """The same actions in their order; those of one kind about neighbouring chunks in one list, at most so many."""
+    """The actions in their order, with those of one kind about neighbouring chunks in one list of at most `most`."""
     runs: list[list[PagingAction]] = []
     for action in actions:
         if runs and len(runs[-1]) < most and _goes_on(runs[-1][-1], action):

@@ -22,7 +22,7 @@ LAUNCHES_MAX = 3
 
 
 class _Kept(msgspec.Struct, eq=False):
-    """Of one epoch."""
+    """The spares of one epoch."""
 
     record: StartRecord
     modules: tuple[str, ...]
@@ -41,7 +41,7 @@ class KeptSpares:
         self._kept: dict[Key, _Kept] = {}
 
     def token(self, key: Key) -> str | None:
-        """Of the ranks that are to begin in what waits here."""
+        """The token of the ranks that the spares of this epoch are to become."""
         kept = self._kept.get(key)
         return None if kept is None else kept.record.token
 

@@ -32,11 +32,11 @@ class Launching:
         )
 
     def joins(self, record: StartRecord) -> tuple[RankStart, ...]:
-        """Of the ranks that joined others here."""
+        """The starts of the ranks that joined others here."""
         return tuple(RankStart(r.rank, self.command(record, r)) for r in record.spec.ranks if r.rank in record.joined)
 
     def command(self, record: StartRecord, rank: RankSpec) -> Command:
-        """Of one rank."""
+        """The command that starts one rank."""
         spec, devices = record.spec, self._env.probes.devices
         cores = cores_of(rank, devices) if rank.gpus else ()
         door = RankEndpoints(
@@ -58,11 +58,11 @@ class Launching:
         )
 
     def socket(self, key: Key) -> Address:
-        """Of the supervisor."""
+        """The supervisor's socket."""
         return f"unix:{self._env.run_dir}/{instance_of(key)}.sock"
 
     def spares_socket(self, key: Key) -> Address:
-        """Of their keeper."""
+        """The socket of the keeper of the spares."""
         return f"unix:{self._env.run_dir}/{spares_of(key)}.sock"
 
     def spares_config(self, record: StartRecord, modules: tuple[str, ...]) -> SparesConfig:

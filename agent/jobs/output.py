@@ -31,10 +31,10 @@ class JobsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[jobs]: what ranks may leave on this host's disk."""
 
     output_rank_max: str = "256 MiB"
-    """Of one rank's output: its first quarter is kept for good, then the newest of the rest."""
+    """The most output of one rank that is kept: its first quarter for good, then the newest of the rest."""
     output_host_max: str = "16 GiB"
-    """Of all ranks' output on this host. Ranks that start share what others were not promised; output of ended jobs
-    goes, the oldest first, when there is more."""
+    """The most output of all ranks on this host. Ranks that start share what is not promised to others; output of ended
+    jobs goes, the oldest first, when there is more."""
     keep_ended: int = 1000
     """Ended jobs whose output is kept, the newest."""
     keep_ended_for: str = "30 d"
@@ -80,7 +80,7 @@ def _part(name: str, first: int) -> str:
 
 
 async def _parts(disk: Disk, name: str) -> list[tuple[int, int]]:
-    """Of each file its first byte's offset and its size, ascending."""
+    """The offset of the first byte, and the size, of each file of one rank's output, ascending."""
     found: list[tuple[int, int]] = []
     for other in await disk.names(name):
         digits = other[len(name) + 1 :]
@@ -118,8 +118,9 @@ class KeptOutput(msgspec.Struct, frozen=True):
 
 
 def rank_bytes_max(settings: JobsSettings, promised_bytes: int, ranks: int, room_bytes: int) -> int:
-    """What each of `ranks` ranks that start now may keep, when others that run here were promised so much, and so much
-    of the disk may be printed full: half of that for these, so that ranks that start later keep something too."""
+    """What each of `ranks` ranks that start now may keep, in bytes. Others that run here were promised
+    `promised_bytes`, and `room_bytes` of the disk may be printed full: half of that is for these, so that ranks that
+    start later keep something too."""
     left = min(parse_size(settings.output_host_max) - promised_bytes, room_bytes // 2)
     return max(RANK_BYTES_MIN, min(parse_size(settings.output_rank_max), left // max(1, ranks)))
 

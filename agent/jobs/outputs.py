@@ -21,7 +21,7 @@ MESSAGES_S = 600.0
 """A fence stays at least so long after this agent saw it first, whatever the wall clock was set to meanwhile: far
 longer than any message about a job is repeated."""
 FULL_LOOK_S = 0.5
-"""The same while this host refuses ranks for want of room."""
+"""Seconds between two looks at the free room while this host refuses ranks for want of room."""
 SWEEP_EVERY = 12
 """Looks between two sweeps of ended jobs' output."""
 
@@ -31,7 +31,7 @@ class Roomy(Protocol):
     """A disk that knows how much fits on it."""
 
     kept_free_bytes: int
-    """Of its last room, what bulk and ranks' output leave to the log and to records."""
+    """Bytes of the disk's last room, which bulk and ranks' output leave to the log and to records."""
 
     async def free_bytes(self) -> int: ...
 

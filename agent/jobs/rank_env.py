@@ -45,9 +45,9 @@ NEVER_CHOSEN = frozenset({"COVEY_SPARE", "COVEY_SPARE_MODULES", "COVEY_INCARNATI
 """What only its host's agent says to a process of a job, and not to each: a job that is submitted with the environment
 of another one's rank may carry them."""
 UNLESS_SET_BESIDE_OTHERS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""Likewise of an opportunistic job on GPUs: JAX would reserve three quarters of a device's memory when it starts, and
-goes by this at its start only. Where GPUs are shared and a job says what memory it wants, that is what JAX takes at
-most (XLA_PYTHON_CLIENT_MEM_FRACTION), whatever its class."""
+"""What the submitter of an opportunistic job on GPUs may choose otherwise: JAX would reserve three quarters of a
+device's memory when it starts, and reads this at its start only. Where GPUs are shared and a job says what memory it
+wants, that is what JAX takes at most (XLA_PYTHON_CLIENT_MEM_FRACTION), whatever its class."""
 NO_GPUS = {
     "CUDA_VISIBLE_DEVICES": "",
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -94,13 +94,13 @@ def _beside_others(spec: RanksSpec, rank: RankSpec, gpu_bytes: int) -> dict[str,
 
 
 def cores_of(rank: RankSpec, devices: Devices) -> tuple[int, ...]:
-    """Of those of its devices that are made of cores; none: it may run on any."""
+    """The cores of those of the rank's devices that are made of cores; empty: it may run on any."""
     found = (device.cores for device in devices.devices() if device.uuid in rank.gpus)
     return tuple(sorted({core for cores in found for core in cores}))
 
 
 def memory_of(rank: RankSpec, devices: Devices) -> int:
-    """Of the smallest of its devices, bytes; 0: not known."""
+    """The memory of the smallest of the rank's devices, bytes; 0: not known."""
     found = {device.uuid: device.memory_bytes for device in devices.devices()} if rank.gpus else {}
     return min((found.get(gpu, 0) for gpu in rank.gpus), default=0)
 
@@ -126,7 +126,7 @@ def _local_rank(spec: RanksSpec, rank: RankSpec) -> int:
 
 
 def _rank(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
-    """As torchrun sets them for a process that it starts."""
+    """The variables that torchrun sets for a process that it starts."""
     group, groups = (rank.rank, spec.world_size) if spec.bind_gpus else (spec.node_rank, len(spec.nodes))
     return {
         "RANK": rank.rank,

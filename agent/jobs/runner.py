@@ -214,7 +214,8 @@ class SupervisedRunner:
                 await known.stream.write(pack(HealRank(rank, step)))
 
     def _keep_spares_of(self, epoch: Epoch, rank: int, pid: int, modules: tuple[str, ...]) -> None:
-        """Of ranks that run here. A spare of a process that a shell or a launcher had started would run these again."""
+        """Keep spares of the ranks that run here. A spare of a process that a shell or a launcher had started would run
+        these again."""
         spec, process = epoch.record.spec, epoch.state.pids.get(rank)
         if process is not None and process.pid == pid and modules:
             epoch.modules = modules
@@ -315,7 +316,7 @@ class SupervisedRunner:
         return found
 
     def token(self, job: JobId, epoch: int) -> str | None:
-        """What a rank of this epoch must present; None when it is not (or no longer) one of ours."""
+        """The token that a rank of this epoch must present; None when the epoch does not run here (any more)."""
         known = self._epochs.get((job, epoch))
         return None if known is None or known.ended else known.record.token
 

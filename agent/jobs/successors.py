@@ -53,7 +53,7 @@ def stand_still_unconfirmed(ranks: Collection[int], state: SupervisorState) -> b
 
 
 def command_of(start: RankStart, incarnation: int) -> Command:
-    """Of one process of a rank. Each has its own files, by which it is found again."""
+    """The command of one process of a rank. Each process has its own files, by which it is found again."""
     if not incarnation:
         return start.command
     before = int(start.command.env.get(INCARNATION, "0"))

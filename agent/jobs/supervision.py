@@ -21,7 +21,7 @@ UNKNOWN = 255
 """Exit status of a rank whose real one is lost; the reason says so."""
 
 JOINING_BYTES = FRAME_BYTES_MAX - 1024
-"""Of ranks that join, in one frame."""
+"""The most bytes of ranks that join, in one frame."""
 
 INCARNATION = "COVEY_INCARNATION"
 
@@ -71,14 +71,14 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class RankHealing(msgspec.Struct, frozen=True):
-    """Of a rank that may be lost."""
+    """How the loss of a rank that may be lost is made good."""
 
     step: int
     """With which its newest process that had the state began."""
     losses: int = 0
     """Processes that were lost since then."""
     incarnation: int = 0
-    """Of its newest process."""
+    """The number of the rank's newest process."""
     has_had_state: bool = True
     """A process of it had the state here; else all of them took over, and none has said so yet."""
 
@@ -97,7 +97,7 @@ class SupervisorState(msgspec.Struct, frozen=True, kw_only=True):
     lease ran out."""
     ending: Ending | None = None
     healing: dict[int, RankHealing] = {}
-    """Of ranks that may be lost, since the others have what a successor needs."""
+    """The ranks that may be lost, since the others have what a successor needs."""
     signalled: bool = False
     """SIGTERM went out: a supervisor that takes over does not send a second one, which may end a script that saves."""
 

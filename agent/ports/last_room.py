@@ -70,7 +70,8 @@ class DiskReserve:
         self._size = min(size, reserve_of(directory)) if size else 0
 
     def set_aside(self) -> None:
-        """Once there is room for four times as much. On a file system that cannot, there is none."""
+        """Set the reserve aside once four times its size is free. On a file system that cannot allocate ahead there is
+        none."""
         if not self._size or free_in(self._directory) < 4 * self._size:
             return
         with contextlib.suppress(OSError):
@@ -100,8 +101,8 @@ class DiskReserve:
 
 
 class LastingLog(io.StringIO):
-    """The stream of a log of ours. A disk that is full, or fails, loses lines of it and ends nobody who writes them; a
-    line says how many were lost once there is room."""
+    """The stream of one of Covey's logs. A disk that is full, or fails, loses lines of it and ends nobody who writes
+    them; a line says how many were lost once there is room."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class LastingLog(io.StringIO):
         return self._out.isatty()
 
     def _is_short(self) -> bool:
-        """Less is free than a log of ours leaves to others; never of a pipe, or a terminal."""
+        """Whether less is free than one of Covey's logs leaves to others; never for a pipe, or a terminal."""
         try:
             found = os.fstatvfs(self._out.fileno())
         except (OSError, ValueError):

@@ -53,7 +53,7 @@ Name = Annotated[HostId, msgspec.Meta(max_length=64)]
 
 
 class MalformedMessage(Exception):
-    """The bytes are not a message of ours; they are dropped and counted."""
+    """The bytes are not a message of the log; they are dropped and counted."""
 
 
 class Voter(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +85,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def hosts(self) -> tuple[HostId, ...]:
-        """Of the voters."""
+        """The hosts of the voters."""
         return tuple(voter.host for voter in self.voters)
 
     def voter(self, host: HostId) -> Voter | None:
@@ -190,7 +190,7 @@ class InstallSnapshot(Message, frozen=True, array_like=True):
     configuration: Configuration = Configuration()
     """Who votes after `index`."""
     invited: bool = False
-    """The same as in Append."""
+    """The receiver is the learner, as in `Append`."""
 
 
 class SnapshotReply(Message, frozen=True, array_like=True):
@@ -203,7 +203,7 @@ class SnapshotReply(Message, frozen=True, array_like=True):
     identity: Identity = b""
     lost: bool = False
     last_index: Count = 0
-    """The same as in AppendReply."""
+    """Where the log that answers ends, durable; `identity`, `lost` and this are as in `AppendReply`."""
 
 
 class ProposeEntry(Message, frozen=True, array_like=True):
@@ -232,7 +232,7 @@ class ChangeVoters(Message, frozen=True, array_like=True):
     add: Name = HostId("")
     remove: Name = HostId("")
     force: bool = False
-    """Also when `add` is away."""
+    """Change the voters also when `add` is away."""
 
 
 class ChangeReply(Message, frozen=True, array_like=True):

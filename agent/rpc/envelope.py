@@ -28,11 +28,11 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     plugin: Annotated[str, msgspec.Meta(max_length=32)]
     body: bytes
     page: Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)] = 0
-    """Of an answer, and of the question that asks for it."""
+    """The page's number, in an answer and in the question that asks for it."""
     pages: Annotated[int, msgspec.Meta(ge=1, le=PAGES_MAX)] = 1
-    """Of an answer: how many it has."""
+    """The number of pages of an answer."""
     who: Count = 0
-    """Of a `send`: the sender's identity (`gossip.types.identity`): another installation under the same name has
+    """The identity of a `send`'s sender (`gossip.types.identity`): another installation under the same name has
     another, and its boots say nothing of this one's."""
 
 

@@ -47,7 +47,8 @@ class Duplicates:
         self.settled = 0
         self.handled: set[int] = set()
         self.handling: set[int] = set()
-        """Also ids whose handling failed half way: they are neither handled again nor acknowledged."""
+        """Ids being handled, and those whose handling failed half way: they are neither handled again nor
+        acknowledged."""
 
     def settle(self, below: int) -> None:
         if below > self.settled:

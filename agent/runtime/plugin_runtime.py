@@ -177,7 +177,7 @@ class PluginRuntime:
         self.health: dict[str, PluginHealth] = {}
         self.restarts: dict[str, int] = {}
         self._lives: dict[str, PluginInstance] = {}
-        """Of the plugins that are on."""
+        """The running instance of each plugin that is on."""
         self._pauses: dict[str, float] = {}
         """Before the next try of a plugin that failed."""
         self._stopping = False

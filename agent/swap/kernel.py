@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"nbd(\d+)")
 
 class SwapArea(NamedTuple):
     device: str
-    """As the kernel shows it, which is not always where the device is (`area`)."""
+    """The device's path as the kernel shows it, which is not always where the device is (`area`)."""
     size_bytes: int
     used_bytes: int
 

@@ -106,7 +106,7 @@ class MemberRecord(Message, frozen=True, array_like=True, tag=12):
     by: MaybeHostName
     """The host that suspected it first; empty when none did."""
     away_s: AwaySeconds = 0
-    """Of one that left: seconds left of its announced absence."""
+    """Seconds left of the announced absence of a host that left."""
 
 
 class WhoAreYou(Message, frozen=True, array_like=True, tag=13):

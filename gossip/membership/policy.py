@@ -95,8 +95,8 @@ def sync_interval_s(base_s: float, hosts: int) -> float:
 
 
 def checksum(records: Iterable[MemberRecord]) -> int:
-    """Of the live part of a member table, 63 bits. Suspicions come and go, and the dead are known to some only:
-    neither counts."""
+    """The checksum of the live part of a member table, 63 bits. Suspicions come and go, and only some hosts know the
+    dead: neither counts."""
     digest = hashlib.blake2b(digest_size=8, person=b"covey-members")
     for record in sorted(records, key=lambda record: record.host):
         if record.state <= 1:
@@ -118,7 +118,8 @@ class Claimant(NamedTuple):
 
 
 Claim = Literal["same", "later", "earlier", "elsewhere"]
-"""Of a name: by the same identity; by another one at the same address, which began later or earlier; or elsewhere."""
+"""Who claims a name: the same identity; another one at the same address, which began later or earlier; or one
+elsewhere."""
 
 
 def claim(known: Claimant, other: Claimant) -> Claim:

@@ -17,7 +17,7 @@ from plugins.facts import JobKind
 LEASE_S = 2.0
 """How long limits are good for without a word from the agent."""
 Kind = JobKind
-"""As the scheduler tells it."""
+"""A job's class as the scheduler tells it."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Report(msgspec.Struct, frozen=True):
     step: int
     step_s: float
     idle_s: float
-    """Of these, without work on the device."""
+    """Seconds of `step_s` without work on the device."""
     peak_bytes: int
     """The most device memory it held in this mini-batch."""
     stable_bytes: int

@@ -300,7 +300,8 @@ def test_a_host_whose_identity_is_an_older_copy_is_heard_again() -> None:
 
 
 def test_a_host_that_others_know_under_a_later_boot_begins_again_above_it() -> None:
-    """As before, and its wall clock was ahead by ten minutes when the newer identity was written."""
+    """The identity file is an older copy, and the wall clock was ahead by ten minutes when the newer one was
+    written."""
     with SimRack(12, hosts=3) as rack:
         rack.start()
         rack.settle()

@@ -20,8 +20,8 @@ from cli.rack.files import RackHost
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}
-"""Of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the last bits. Ranks
-that happen to be on one host have an aggregator nevertheless."""
+"""The environment of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the
+last bits. Ranks that happen to be on one host have an aggregator nevertheless."""
 
 
 class LivingRack:

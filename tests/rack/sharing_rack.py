@@ -45,7 +45,7 @@ class SharingRack:
         return next(host for host in self.hosts if host.name == name)
 
     def agent(self, name: str | None = None) -> Agent:
-        """Of this host; of whichever answers."""
+        """The agent of this host, or whichever answers."""
         hosts = self.hosts if name is None else [self.host(name)]
         return Agent([host.address for host in hosts], name or "the rack", timeout_s=5.0)
 
@@ -73,12 +73,12 @@ class SharingRack:
         return str(self.agent().post("jobs", body=body).data["id"])
 
     def job(self, job: str, at: str | None = None) -> dict[str, Any]:
-        """As this host's agent sees it."""
+        """The job as this host's agent sees it."""
         found: dict[str, Any] = self.agent(at).get("jobs", job).data
         return found
 
     def listed(self, job: str, at: str) -> dict[str, Any]:
-        """Of this host's own copy of the log; no other host is asked."""
+        """The job's row by this host's own copy of the log; no other host is asked."""
         rows: list[dict[str, Any]] = self.agent(at).get("jobs", all=1).data
         return next(row for row in rows if row["id"] == job)
 

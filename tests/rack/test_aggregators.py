@@ -31,8 +31,8 @@ LONG_STEPS, LONG_S = 250, 0.34
 """A step of 0.34 s divides into none of 0.2 s: in one cycle with it, those would lose 40 % of their speed. Jobs go on
 for more than a minute, or until they are told to hurry."""
 ENV = {"PATH": os.environ["PATH"], "COVEY_SHARED_TENSORS": "0"}
-"""Of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the last bits. Ranks
-that happen to be on one host have an aggregator nevertheless."""
+"""The environment of the ranks and of the reference run: another BLAS kernel (OPENBLAS_CORETYPE) would differ in the
+last bits. Ranks that happen to be on one host have an aggregator nevertheless."""
 SETTINGS = """\
 cycles_max = 1          # the thesis: no cycle is longer than the longest iteration
 scale_s = 5
@@ -140,7 +140,7 @@ def test_two_jobs_share_one_aggregator_and_a_third_is_refused_there(hosts: list[
 
 
 def expected(steps: int) -> str:
-    """Of one process that does the work of both ranks."""
+    """The digest of what one process prints that does the work of both ranks."""
     sequential = [sys.executable, str(DIGITS), f"--steps={steps}", "--sequential=2"]
     return sha256(subprocess.run(sequential, capture_output=True, text=True, check=True, env=ENV).stdout)
 

@@ -89,7 +89,7 @@ def test_however_visitors_of_a_real_agent_leave_nothing_is_changed(rack: AgentRa
 
 
 def connections(host: Host) -> list[str]:
-    """Of others with the agent's TCP address, as its kernel has them."""
+    """Connections of others with the agent's TCP address, as its kernel has them."""
     rows = [row.split() for name in ("tcp", "tcp6") for row in host.shell(f"cat /proc/net/{name}").stdout.splitlines()]
     return [row[2] for row in rows if row[1].endswith(f":{PORT:04X}") and row[3] in HANGING_UP]
 

@@ -20,7 +20,7 @@ PAGES = (
     *(f"docs/guides/{name}.md" for name in ("install", "users", "jobs", "gpus", "tensors", "healing", "memory")),
     *(f"docs/guides/{name}.md" for name in ("failures", "upgrades", "guarantees", "simulate")),
 )
-"""In the order in which a reader comes to them, which is that in which their commands are typed."""
+"""The pages in the order in which a reader meets them, which is that in which their commands are typed."""
 PROGRAMS = ("agentctl", "agentd", "covey-rack", "covey-chaos", "systemctl", "pip", "curl")
 SHELL = ("sh", "bash", "console", "shell")
 """Languages of blocks that are typed."""
@@ -128,7 +128,7 @@ def test_every_page_with_a_block_for_a_shell_is_read() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_line_for_a_shell_is_typed_here_or_checked_elsewhere(page: str) -> None:
-    """Of a program that is not known here: `ELSEWHERE` names what runs it."""
+    """A line for a program that is not known here is in `ELSEWHERE`, which names what runs it."""
     lines = [line for line in typed_lines((ROOT / page).read_text()) if line.split(" ")[0] not in PROGRAMS]
     unknown = [line for line in lines if not line.startswith((".venv/bin/", "make "))]
     assert [line for line in unknown if line not in ELSEWHERE] == []

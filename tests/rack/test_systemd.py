@@ -110,7 +110,8 @@ def test_jobs_in_containers_need_what_the_page_says(hosts: tuple[BootedHost, Boo
 def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
     hosts: tuple[BootedHost, BootedHost],
 ) -> None:
-    """Also over `stop` and `start`: the unit of an older version lets systemd remove the folder of sockets between."""
+    """It is found also over `stop` and `start`: the unit of an older version lets systemd remove the folder of sockets
+    between."""
     borrower, lender = hosts
     typed(borrower, "mkdir -p /etc/systemd/system/covey.service.d")
     written(borrower, "/etc/systemd/system/covey.service.d/older.conf", "[Service]\nRuntimeDirectoryPreserve=restart\n")
@@ -136,7 +137,7 @@ def test_what_lives_on_while_an_agent_is_stopped_is_found_when_it_starts(
 
 
 def running(*hosts: BootedHost) -> dict[str, set[int]]:
-    """Of all processes but the agents: name -> which."""
+    """All processes but the agents: name -> their pids."""
     found: dict[str, set[int]] = {}
     for host in hosts:
         for pid, command in host.processes().items():

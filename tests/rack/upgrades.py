@@ -43,7 +43,7 @@ class Tried:
     log_s: float | None = None
     """After the cancel, when the first agent said that the gang is guaranteed."""
     ranks_s: float | None = None
-    """The same, all ranks of agents that live."""
+    """Seconds after the cancel when all ranks of agents that live were guaranteed."""
     wrong: list[str] = field(default_factory=list)
     """What was seen at a moment and may not be: a rank that is guaranteed where the log does not say so of its gang, an
     agent that takes back that it is, two guaranteed jobs on a device."""

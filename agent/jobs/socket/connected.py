@@ -21,7 +21,7 @@ class ConnectedProcess:
         """To what, and why not to more, as this process said."""
         self.pages: HeldPages | None = None
         self.tensor_memory = join.tensor_memory if join.tensor_memory in (0, 1, 2) else 0
-        """As in `Join`; 2 also once it was sent."""
+        """How the rank shares tensor memory, as in `Join`; 2 also once the memory was sent."""
         self.told_no_memory = False
         self.tables: set[int] = set()
         """In which it has Blocks (`covey.tensors.numbers.blocks`), other than table 0."""

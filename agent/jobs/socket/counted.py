@@ -1,4 +1,4 @@
-"""Of several processes of one rank, the one whose steps count. Pure: time is an argument.
+"""Which of several processes of one rank has its steps counted. Pure: time is an argument.
 
 A script may start processes of its own (fork, `torch.multiprocessing.spawn`, workers of a loader), which carry the
 rank's variables and report as that rank. Steps of two of them, mixed, tell nothing: the first that steps counts until

@@ -202,7 +202,7 @@ class JobSocket:
             raise Refused(3, what, f"that rank runs on another host than {self._env.host}", f"agentctl job {job}")
 
     def _check_token(self, what: str, job: JobId, epoch: int, said: str) -> RanksSpec:
-        """Of the job's ranks here. Refused to whoever is not of the job."""
+        """The spec of the job's ranks here; Refused when the token is not theirs."""
         token, spec = self._runner.token(job, epoch), self._runner.spec(job, epoch)
         if token is None or spec is None:
             why = f"epoch {epoch} of {job} does not run on {self._env.host}"

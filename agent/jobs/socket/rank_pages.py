@@ -23,7 +23,7 @@ class HeldPages:
 
     @property
     def all(self) -> tuple[SharedPage, ...]:
-        """As `PagesHere` names them."""
+        """The three pages in the order in which `PagesHere` names them."""
         return (self._limits, self._report, self.flag)
 
     @property

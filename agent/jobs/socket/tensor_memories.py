@@ -21,7 +21,7 @@ RESTARTED = "the agent began anew before every rank had the memory"
 
 
 class TensorMemories:
-    """Of all jobs here."""
+    """The memories in which ranks of all jobs here exchange tensors."""
 
     def __init__(self, pages: Pages, say: Callable[[JobId, str], None]) -> None:
         """`say` is told why a job shares none."""

@@ -20,7 +20,7 @@ OF_ONE_RANK = frozenset(
 )
 """Variables that a program reads when it begins its work, not when a module is imported. All COVEY_* are such too."""
 KNOWN_EARLIER = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN")
-"""Of these, what a spare has all the same: by them it is found and ended with the ranks of its epoch."""
+"""COVEY_* variables that a spare has all the same: by them it is found and ended with the ranks of its epoch."""
 
 
 class SparesConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class SparesConfig(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     epoch: int
     command: Command
-    """Of any of its ranks: what a spare has in common with them."""
+    """The command of any of the epoch's ranks; what all have in common a spare has too."""
     modules: tuple[str, ...]
     """What it imports."""
     socket: Address
@@ -74,7 +74,7 @@ decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 
 
 def common(env: Mapping[str, str]) -> dict[str, str]:
-    """Of a rank's environment what all of its job have."""
+    """The variables of a rank's environment that all ranks of its job share."""
     return {name: value for name, value in env.items() if name in KNOWN_EARLIER or not _is_of_one_rank(name)}
 
 

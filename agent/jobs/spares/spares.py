@@ -5,7 +5,7 @@
     supervisor --Take(command)--> keeper --become--> a spare is that rank, with its record, output and shim
               <--Taken, or None--   |
 
-A rank whose process is lost, or that comes to this host, is started by its supervisor as ever; one of these is taken
+A rank whose process is lost, or that moves to this host, is started by its supervisor as ever; one of these is taken
 for it if there is one. What it takes to start Python and to import PyTorch has passed then, while the others trained.
 They hold no GPU, and belong to no supervisor, since they wait also where nothing of the job runs yet. The keeper ends,
 with all that wait, once no agent has been there for `ALONE_S`: one that comes back starts another.
@@ -39,7 +39,8 @@ from plugins.base import Outbox, Program
 ALONE_S = 30.0
 """Without an agent, after which nobody wants spares."""
 HERE_S = 10.0
-"""From its start to saying that it waits: whatever has not, is no script of ours."""
+"""From a spare's start until it says that it waits, seconds: a process that has not by then is not one of Covey's
+scripts."""
 WARM_S = 300.0
 """To import everything."""
 PAUSE_S = 2.0

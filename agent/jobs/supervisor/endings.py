@@ -18,7 +18,7 @@ def asked_to_end(known: Ending | None, grace_s: float, now_s: float, firm: bool)
 
 
 def extended(known: Ending | None, seconds: float, now_s: float) -> Ending | None:
-    """Once a rank asked for so much more; None: it may not have it."""
+    """The ending after a rank asked for `seconds` more; None: it may not have them."""
     if known is None or known.extended or known.firm or not known.kill_at_s > now_s or not seconds > 0:
         return None
     return Ending(known.grace_s, known.kill_at_s + min(seconds, EXTENSION_MAX_S), extended=True)

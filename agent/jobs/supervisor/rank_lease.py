@@ -11,7 +11,7 @@ from plugins.base import RankLease
 LOOK_S = 1.0
 """Longest sleep until the lease is looked at again: timers stand still while a machine sleeps, its lease does not."""
 STILL_LOOK_S = 0.2
-"""The same while ranks stand still: somebody else may let them go on."""
+"""Longest sleep between two looks while ranks stand still, seconds: somebody else may let them go on."""
 LEAST_S = 0.001
 
 

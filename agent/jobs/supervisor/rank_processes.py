@@ -18,7 +18,7 @@ class SpareEnded(Exception):
 
 
 class RankProcesses:
-    """Of one epoch."""
+    """The processes of the ranks of one epoch."""
 
     def __init__(self, env: Env, config: SupervisorConfig) -> None:
         self._env, self._config = env, config
@@ -61,7 +61,7 @@ class RankProcesses:
                 self._env.log.info("ended what ranks left behind", processes=strays)
 
     async def end_rest_of(self, lost: ProcessId | None) -> None:
-        """Of what a rank's lost process left running nothing goes on."""
+        """End whatever a rank's lost process left running."""
         if lost is not None and isinstance(self._env.processes, Adopting):
             await self._env.processes.end_rest_of(lost)
 

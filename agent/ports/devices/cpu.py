@@ -156,7 +156,7 @@ class CpuDevices:
         return changed
 
     def _processes(self, pid: int) -> Sequence[ProcessId]:
-        """Of that rank, if it has a device here."""
+        """The processes of the rank with this pid, if it has a device here."""
         with self._lock:
             trees = self._trees.read()
         found = [tree for tree in trees if tree.pid == pid and self._devices.keys() & set(tree.devices)]
@@ -196,5 +196,5 @@ class CpuDevices:
         return bounds.sample(memory, utilization, processes, device.memory_bytes)
 
     def _cores(self, tree: RankTree) -> int:
-        """Of all devices of this rank."""
+        """The number of cores of all devices of this rank."""
         return max(1, sum(len(self._devices[uuid].cores) for uuid in tree.devices if uuid in self._devices))

@@ -19,7 +19,7 @@ FIRST_S = 60.0
 
 
 class DriverCalls:
-    """Of one driver. Used from one event loop."""
+    """Calls of one driver, made from one event loop."""
 
     def __init__(self, driver: str, deadline_s: float = DEADLINE_S, first_s: float = FIRST_S) -> None:
         self._driver, self.deadline_s, self._first_s = driver, deadline_s, first_s

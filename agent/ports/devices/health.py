@@ -54,9 +54,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     remap_failed: bool = False
     """A row of memory could not be remapped: the GPU is to be replaced."""
     unrepairable: bool = False
-    """Of memory: more is broken than can be remapped."""
+    """More memory is broken than can be remapped."""
     recovery: int = 0
-    """Of `ACTIONS`."""
+    """The key in `ACTIONS` of what the driver asks for; 0: nothing."""
     hidden: tuple[str, ...] = ()
     """What this agent may not read, in words."""
 

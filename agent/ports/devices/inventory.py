@@ -28,7 +28,7 @@ class KnownDevice(msgspec.Struct, frozen=True):
     memory_bytes: int
     """0: the driver never told."""
     number: int
-    """Of the GPU; of an instance, that of the GPU it is a part of."""
+    """The GPU's number; for an instance, that of the GPU it is a part of."""
     parent: str = ""
     """UUID of the GPU that it is an instance of."""
 
@@ -37,7 +37,7 @@ class Unread(NamedTuple):
     """Something that the driver lists, and says too little of to be used."""
 
     number: int
-    """Of the GPU."""
+    """The GPU's number."""
     why: str
     condition: Condition = "unknown"
     uuid: str = ""
@@ -61,7 +61,7 @@ class InventoryFile(msgspec.Struct, frozen=True):
     """What is on disk."""
 
     boot: str
-    """Of the machine when it was written: XIDs are of that time."""
+    """The machine's boot id when the file was written: its XIDs are of that time."""
     devices: tuple[KnownDevice, ...] = ()
     xids: dict[str, int] = {}
     """The worst of each device."""
@@ -164,8 +164,8 @@ def _replace(path: str, data: bytes) -> None:
 def shown(
     known: Mapping[str, KnownDevice], listed: Sequence[Listed], unread: Sequence[Unread], silence: str
 ) -> tuple[Gpu, ...]:
-    """Every device that this host has, in the order of their numbers. `silence`: why the driver tells nothing now;
-    then `listed` and `unread` are of before, and count for nothing."""
+    """Every device that this host has, in the order of their numbers. `silence`: why the driver tells nothing now; then
+    `listed` and `unread` are out of date, and are ignored."""
     if silence:
         found = [_unknown(one, silence) for one in known.values()]
         return tuple(sorted(found, key=lambda gpu: (gpu.index, gpu.uuid)))

@@ -54,7 +54,7 @@ class RankTree(NamedTuple):
     """One rank with everything that it started."""
 
     pid: int
-    """Of the rank; of the oldest process left where the rank has ended."""
+    """The rank's pid; that of the oldest process left where the rank has ended."""
     devices: tuple[str, ...]
     rows: tuple[ProcRow, ...]
     cpu_s: float

@@ -28,7 +28,7 @@ STUCK_S = 5.0
 """How long a call waits for a driver that is stuck."""
 LOOK_S = 1.0
 LEASE_S = 10.0
-"""As long a suspension lasts without being said again; of real devices too (suspensions.py)."""
+"""How long a suspension lasts unless it is said again, on real devices too (suspensions.py)."""
 
 
 class DeviceFault(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class SimDevices:
 
     @property
     def uuids(self) -> Sequence[str]:
-        """Of all devices, those that fell off the bus included."""
+        """The UUIDs of all devices, those that fell off the bus included."""
         return tuple(self._devices)
 
     def heal(self) -> None:

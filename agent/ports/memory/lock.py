@@ -16,7 +16,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MMAP_BYTES_MAX = 32 << 20
 """The most that glibc takes."""
 KEPT_BYTES = 64 << 20
-"""Of freed memory, when none is taken ahead: what one connection of a volume may have under way."""
+"""Bytes of freed memory that are kept when none is taken ahead: what one connection of a volume may have under way."""
 HEAP_BLOCK_BYTES = 64 << 10
 NOT_ALLOWED = "without CAP_IPC_LOCK, or LimitMEMLOCK=infinity, it may be swapped out"
 NO_FLUSHER = "without CAP_SYS_RESOURCE it is no IO_FLUSHER: short of memory, it may wait for itself"

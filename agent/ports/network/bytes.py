@@ -94,7 +94,7 @@ class SocketListener:
                 told = False
 
     def _is_lost(self, path: str) -> bool:
-        """And could be made again: a folder that is gone is somebody else's to make."""
+        """Whether the socket's file is gone and can be made again; a folder that is gone is somebody else's to make."""
         try:
             return os.stat(path).st_ino != self._inode
         except OSError:

@@ -7,7 +7,7 @@ from covey.wire.page_pipe import PagePipe
 
 
 class PageLender:
-    """Of a socket whose transport holds nothing back."""
+    """The way of pages into a socket whose transport holds nothing back."""
 
     def __init__(self, descriptor: int) -> None:
         """OSError where that cannot be."""

@@ -32,7 +32,8 @@ from covey.wire.driven import Driven
 SPILL_BYTES: Final = 64 << 10
 """Bytes that one connection may hold received and unread."""
 SPILL_BYTES_FIRST: Final = 4 << 10
-"""The same of a connection of which little was read: one that is not authenticated yet costs little memory."""
+"""Bytes that a connection of which little was read may hold received and unread: one that is not authenticated yet
+costs little memory."""
 DIRECT_BYTES: Final = 16 << 10
 """A read with at least this much missing is filled by the kernel itself."""
 SILENCE_MS = 5000
@@ -48,8 +49,8 @@ _WRITELINES_NEVER_PAUSE: Final = (3, 12) <= sys.version_info < (3, 12, 9) or (3,
 
 
 class Turn:
-    """Of all streams of a process: what waits until the bytes that came over one of them are handled. The loop would do
-    it in its next turn, after another look at all sockets."""
+    """Calls of all streams of a process that wait until the bytes that came over one of them are handled. The loop
+    would make them in its next turn, after another look at all sockets."""
 
     __slots__ = ("_after", "is_on")
 
@@ -427,7 +428,7 @@ def _octets(part: bytes | bytearray | memoryview) -> bytes | bytearray | memoryv
 
 
 def is_same_host(connection: Any) -> bool:
-    """Of a TCP connection, by its addresses."""
+    """Whether a TCP connection stays on this host, by its addresses."""
     try:
         near, far = connection.getsockname()[0], connection.getpeername()[0]
     except OSError:  # already gone

@@ -53,7 +53,7 @@ class PyVerbs:
 
 
 def _load() -> None:
-    """Also from where a virtual environment does not look; nothing else is found there because of it."""
+    """Load pyverbs also from where a virtual environment does not look; nothing else is found there because of it."""
     if "pyverbs" in sys.modules:
         return
     spec = pyverbs_spec()

@@ -28,7 +28,7 @@ class RdmaPort:
     gid: bytes
     lid: int
     mtu: int
-    """As verbs number them."""
+    """The MTU's number in verbs, not its bytes."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def look(
 
 
 def pyverbs_spec(distribution: str = DISTRIBUTION) -> importlib.machinery.ModuleSpec | None:
-    """Of a pyverbs that this Python can load: its own, or the distribution's."""
+    """The import spec of a pyverbs that this Python can load: its own, or the distribution's."""
     for path in (None, [distribution]):
         spec = importlib.machinery.PathFinder.find_spec("pyverbs", path)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -128,7 +128,7 @@ def _mtu(port: Path) -> int:
 
 
 def _text(path: Path) -> str:
-    """Of a file of the kernel; some cannot be read for entries that are not in use."""
+    """The text of a file of the kernel; empty where it cannot be read, as for entries that are not in use."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -46,7 +46,7 @@ NOT_INHERITED = frozenset(
 UMASK = "COVEY_UMASK"
 """In a rank's environment: octal, of whoever submitted it."""
 UMASK_UNLESS_SET = 0o077
-"""Of a job that does not say: what it writes is its user's alone."""
+"""The umask of a job that does not say one: what it writes is its user's alone."""
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 
@@ -63,7 +63,7 @@ def begin_anew() -> None:
 
 
 def unblock_signals() -> None:
-    """In a program of ours or a shim, as it begins."""
+    """Unblock all signals in one of Covey's programs or a shim, as it begins."""
     pthread_sigmask(SIG_SETMASK, ())
 
 

@@ -40,17 +40,18 @@ POLL_S = 0.05
 """How often an end is looked for where the kernel has no pidfd (before Linux 5.3)."""
 REAP_S = 1.0
 SHIM_KEEPS = ("COVEY_JOB_ID", "COVEY_EPOCH", "COVEY_TOKEN", "LD_LIBRARY_PATH")
-"""Of its rank's variables a shim gets those by which it is found, and what an interpreter may need to start."""
+"""The rank's variables that its shim gets: those by which it is found, and what an interpreter may need to start."""
 RACK_MARK = "COVEY_RACK"
 """By which covey-rack finds what it started and whatever that started: a shim has it from us, not from its rank."""
 LOG_BYTES_MAX = 8 << 20
-"""A program that starts begins another log when its last one is longer: one of before is kept, as NAME.log.old."""
+"""A program that starts begins another log when its last one is longer, bytes; one earlier log is kept, as
+NAME.log.old."""
 LOADED_FD = "COVEY_LOADED_FD"
 """File descriptor of a pipe through which a program tells that its code is loaded."""
 
 
 class ProgramBase(msgspec.Struct, frozen=True):
-    """What every program of ours gets beside its own configuration."""
+    """What each of Covey's programs gets beside its own configuration."""
 
     host: str
     state_dir: str

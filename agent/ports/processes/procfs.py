@@ -47,7 +47,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def live_ticks(pid: int) -> int | None:
-    """The same of a process that runs or is stopped; None when it has ended, whether or not it was reaped."""
+    """When a process that runs or is stopped was started, in clock ticks; None when it has ended, whether or not it was
+    reaped."""
     fields = stat(pid)
     return None if fields is None or fields[0] in ("Z", "X") else int(fields[19])
 

@@ -27,7 +27,7 @@ that socket, and from there on it is a rank like any other. Its shim ends it onc
 
     keeper -- marshal: run, output, limit_bytes, cores, given --> shim -- "warm" or why not, then "taken" --> keeper
 
-Run as a script of its own, without site and with one small module of ours, which says what a rank inherits
+Run as a script of its own, without site and with one small module of Covey, which says what a rank inherits
 (`agent/ports/processes/inheritance.py`): it starts in some 20 ms of CPU and 10 MB.
 """
 
@@ -72,7 +72,7 @@ PART_DIGITS = 15
 LINE_BYTES = 200
 """Room for the line at the end of the head."""
 FIRST_BYTES = 1 << 20
-"""How a rank began is of use to everybody: so much of its output need only leave half as much free."""
+"""How a rank began is of use to everybody: its first bytes, this many, need only half the room left free."""
 WRITE_TRIES, RETRY_MS = 30, 1000
 """How often, and how far apart, writing the exit status is tried when the disk fails."""
 EXIT_BYTES = 64
@@ -136,7 +136,7 @@ class Output:
         return f"\n[covey: {self.dropped} bytes of output were lost here: {self.why}]\n".encode()
 
     def _is_short(self, size: int) -> bool:
-        """Whether so much more would leave too little free; one old part goes then, if there is one."""
+        """Whether `size` more bytes would leave too little free; one old part goes then, if there is one."""
         least = self.keep_free if self.end + size > FIRST_BYTES else self.keep_free // 2
         try:
             if not least or free_at(self.file) - size >= least:

@@ -118,7 +118,7 @@ class Store:
         self._generation = 0
         self._salt = 0
         self._size = 0
-        """Of the log file, as far as it is durable."""
+        """Bytes of the log file that are durable."""
         self._torn = False
         """The last append was refused, and may have left a part of itself behind what is durable."""
         self._hard = HardState()
@@ -197,7 +197,7 @@ class Store:
         )
 
     async def _lose(self, saved: Saved, alone: bool) -> Saved:
-        """The same log under a new identity, durable before it is sent to other hosts."""
+        """The saved log under a new identity, durable before it is sent to other hosts."""
         if _alone(saved, alone):
             raise self._nobody_else("holds less than it acknowledged")
         hard = msgspec.structs.replace(saved.hard, identity=self._entropy(IDENTITY_BYTES), lost=True)

@@ -1,9 +1,9 @@
 """When the log is cut: by growth, so that what snapshots write stays in proportion to what commands write, and a
-restart takes no longer than reading a snapshot and about as much again."""
+restart takes no longer than reading a snapshot and about its size again."""
 
 LOG_BYTES = 16 * 1024 * 1024
-"""Of commands applied since the last snapshot: then a new one is taken, however few the entries, unless that snapshot
-was longer."""
+"""Bytes of commands applied since the last snapshot after which a new one is taken, however few the entries, unless
+that snapshot was longer."""
 ENTRIES_SHARE = 4
 """After enough entries a snapshot is taken once they come to one over this of the last snapshot's bytes."""
 ENTRY_BYTES = 512

@@ -271,5 +271,5 @@ class MemberStates:
 
 
 def with_address(alive: m.Alive, address: Address) -> m.Alive:
-    """The same with an address that others can use."""
+    """The message with an address that others can use: its own, or `address` where it gives none."""
     return alive if alive.address else m.Alive(alive.host, alive.uuid, alive.boot, alive.incarnation, address)

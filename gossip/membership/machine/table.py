@@ -60,7 +60,7 @@ class Member:
     remembered: bool = False
     """Known from before a restart of this host only: no message about it since."""
     away_until_s: float | None = None
-    """Of one that left: when it will be back, as it announced; None: never."""
+    """When a host that left announced to be back, on this host's clock, s; None: never."""
     identity: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class Table:
         self._full_s = float("-inf")
         """When it was told last that this table is full."""
         self._later_boot = me.boot
-        """The latest boot of ours that anybody spoke of."""
+        """The latest boot number of this agent that any host spoke of."""
 
     # ---- what is known ----
 

@@ -18,7 +18,7 @@ Text = Annotated[str, Meta(max_length=1000)]
 Epoch = Annotated[int, Meta(ge=0, le=1 << 62)]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Step = Annotated[int, Meta(ge=0, le=1 << 53)]
-"""As large as jobs.sock takes it from a script, which may count samples."""
+"""A step's number, as large as jobs.sock takes it from a script, which may count samples."""
 Wall = Annotated[float, Meta(ge=0, le=1e12)]
 Id = Annotated[str, Meta(max_length=63)]
 Seconds = Annotated[float, Meta(ge=0, le=1e12)]
@@ -50,7 +50,7 @@ class Submitted(CommandBase, frozen=True, kw_only=True):
     """Ids below this number were given out, as far as the host that proposes this has ever seen. In a log that was
     begun anew they are not given out again, since ranks of the former one may still run under them."""
     env: SealedEnv | None = None
-    """Of the submitter; `spec.env` is empty here."""
+    """The submitter's environment; `spec.env` is empty here."""
 
 
 class Granted(CommandBase, frozen=True, kw_only=True):
@@ -99,7 +99,8 @@ class RanksReported(CommandBase, frozen=True, kw_only=True):
     unreachable: Annotated[tuple[HostId, ...], Meta(max_length=UNREACHABLE_MAX)] = ()
     """Other hosts of the gang that did not answer this one when its ranks had failed."""
     since: Count = 0
-    """Of the place that they had: a report of ranks that were replaced is not one of those that took over."""
+    """`Place.since` of the place that these ranks had: a report of ranks that were replaced is not one of those that
+    took over."""
 
 
 class RanksDone(CommandBase, frozen=True, kw_only=True):
@@ -122,8 +123,8 @@ class PlacesLost(CommandBase, frozen=True, kw_only=True):
     coordinator: HostId
     reason: Text
     term: Count = 0
-    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
-    knows."""
+    """The term of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: the word
+    of somebody who knows."""
 
 
 class MoveAsked(CommandBase, frozen=True, kw_only=True):
@@ -177,8 +178,8 @@ class TakenBack(CommandBase, frozen=True, kw_only=True):
     lost: Annotated[tuple[HostId, ...], Meta(max_length=4096)] = ()
     """Hosts that cannot report any more, and where nothing of this grant is left."""
     term: Count = 0
-    """Of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: somebody who
-    knows."""
+    """The term of the leader that judged so by the leases it gave: void once another one leads (`Leads`). 0: the word
+    of somebody who knows."""
     harms: JobId | None = None
     """The guaranteed job beside which it must not be again."""
 
@@ -262,7 +263,7 @@ class JobHeals(msgspec.Struct, frozen=True):
 
     epoch: Epoch
     since: Count
-    """Of their place."""
+    """`Place.since` of these ranks' place."""
     may_be_lost: bool
 
 
@@ -276,7 +277,7 @@ class Attained(CommandBase, frozen=True, kw_only=True):
     tensors: Annotated[dict[JobId, tuple[Bytes, Bytes]], Meta(max_length=4096)] = {}
     """Bytes of the largest tensor and of all, of jobs whose tensors were seen there (the larger model wins)."""
     steps: Annotated[dict[JobId, JobSteps], Meta(max_length=4096)] = {}
-    """Of jobs that run there and report steps."""
+    """Step times of jobs that run there and report steps."""
     heals: Annotated[dict[JobId, JobHeals], Meta(max_length=4096)] = {}
     """What changed of that."""
 

@@ -41,10 +41,10 @@ class Option(NamedTuple):
     """`low` itself is too small."""
     choices: tuple[str, ...] = ()
     words: str = ""
-    """Of `text`: what is expected. Of other kinds: what is to be known beyond kind and bounds, after a comma, a colon
-    or the like."""
+    """What is expected, for kind `text`; for other kinds what is to be known beyond kind and bounds, after a comma, a
+    colon or the like."""
     flag: str = ""
-    """Of `agentctl submit`; empty: it has none, or sets the field in a way of its own."""
+    """The option's flag of `agentctl submit`; empty: it has none, or sets the field in a way of its own."""
     flag_choices: tuple[str, ...] = ()
     """What the flag takes, where that is not `choices`."""
     metavar: str = ""

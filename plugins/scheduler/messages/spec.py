@@ -48,7 +48,7 @@ class SealedEnv(msgspec.Struct, frozen=True):
     The environment itself lies sealed on those hosts and on hosts that ran the job (`service/ranks/envs.py`)."""
 
     digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
-    """Of the sealed bytes, which say nothing of what is in them."""
+    """Digest of the sealed bytes, which says nothing of what is in them."""
     key: Annotated[bytes, Meta(max_length=32)] = b""
     """Empty once the job is over."""
     holders: Annotated[tuple[Annotated[HostId, Meta(max_length=63)], ...], Meta(max_length=16)] = ()
@@ -108,11 +108,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, rename={"job_class": "c
     retries: Annotated[int, within("retries")] = 0
     """Starts that it gets again after a failure of its own."""
     retries_lost: Annotated[int, within("retries_lost")] = 5
-    """The same after a host lost its ranks (chosen: a job that takes its hosts along should not take all)."""
+    """Starts that it gets again after a host lost its ranks (chosen: a job that takes its hosts along should not take
+    all)."""
     retries_again: Annotated[int, within("retries_again")] = 1000
-    """The same after exit 75 (chosen: a job that saves and asks again every hour for weeks)."""
+    """Starts that it gets again after exit 75 (chosen: a job that saves and asks again every hour for weeks)."""
     retries_preempted: Annotated[int, within("retries_preempted")] | None = None
-    """The same after it had to yield; None: always, since that is not its fault."""
+    """Starts that it gets again after it had to yield; None: always, since that is not its fault."""
 
     @property
     def gpus(self) -> int:

@@ -29,7 +29,7 @@ Age = Annotated[float, Meta(ge=0, le=1e9)]
 """Seconds."""
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$", max_length=32)]
 SEALED_BYTES_MAX = ENV_BYTES_MAX + 16 * VARIABLES_MAX
-"""Of an environment as it travels, with what msgpack needs for each variable and the seal."""
+"""The longest environment as it travels, with what msgpack needs for each variable and the seal, bytes."""
 SealedBytes = Annotated[bytes, Meta(max_length=SEALED_BYTES_MAX)]
 
 
@@ -160,7 +160,7 @@ class Leaderless(Message, frozen=True):
     """A voter to `RenewLeases`: I have known no leader for so long that none can have lived on my voice."""
 
     over: Annotated[tuple[tuple[Job, Epoch], ...], Meta(max_length=GRANTS_MAX)] = ()
-    """Of those asked for, what by this log is over on that host, or may be."""
+    """Grants among those asked for that, by this voter's log, are over on that host, or may be."""
 
 
 class KeepEnv(Message, frozen=True):

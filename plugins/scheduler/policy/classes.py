@@ -155,7 +155,7 @@ class QuotaWalk:
         self.debt[tenant] = max(0, self.debt[tenant] - gpus)
 
     def _pay(self, tenant: str, gpus: int) -> None:
-        """So much of the tenant's debt comes from the pool."""
+        """Pay `gpus` of the tenant's debt from the pool."""
         self.pool -= gpus
         self.debt[tenant] -= gpus
 

@@ -37,7 +37,7 @@ RUN_LEAST_S = 300.0
 """For how long a gang that did not run yet is taken to run, at least (a third of those of 2 to 8 GPUs in the Philly
 trace run for less). Otherwise as long again as it has run."""
 STARTS_LATER_S = 5.0
-"""So much later starts a gang that waits for that: moves, and until their end is known everywhere."""
+"""How much later a gang starts when others move first, s: the moves, and until their end is known everywhere."""
 TOGETHER_MAX = 2
 """Places that move for a gang that could start without."""
 
@@ -49,7 +49,7 @@ class Movable(NamedTuple):
     host: HostId
     gpus: int
     width: int
-    """Of the whole gang, which waits."""
+    """GPUs of the whole gang, which waits while the place moves."""
     hosts: frozenset[HostId]
     """Where the gang is, or may not be: it does not move there."""
 
@@ -99,7 +99,7 @@ def departures(shape: GangShape, free: Mapping[HostId, int], movable: Iterable[M
 
 
 def together(workers: int, each: int, free: Mapping[HostId, int], movable: Iterable[Movable]) -> list[Departure] | None:
-    """The same so that a gang, which fits on several hosts, fits on one; None: there are none, or too many."""
+    """Moves after which a gang that fits on several hosts fits on one; None: there are none, or too many."""
     found = departures(GangShape(workers, each, "host"), free, movable)
     return found if found and len(found) <= TOGETHER_MAX else None
 

@@ -22,7 +22,7 @@ class Drain(msgspec.Struct, frozen=True):
 
     by: str
     stop_jobs: bool
-    """Also those of jobs that can only begin again elsewhere."""
+    """Ranks of jobs that can only begin again elsewhere leave the host too."""
     wall_s: float
     """Since when."""
 

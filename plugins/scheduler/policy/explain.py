@@ -33,7 +33,7 @@ class GpusOut(msgspec.Struct, frozen=True):
 
     count: int
     why: str
-    """Of the worst one."""
+    """What is wrong with the worst of these GPUs."""
 
 
 def gpus(count: int) -> str:
@@ -195,8 +195,8 @@ def _when_others_sink(
     free: int,
     order: OrderInForce,
 ) -> str:
-    """Running jobs that this one would stop once they attained so much service that they sink below it: the first few
-    that suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
+    """Running jobs that this one would stop once they attained enough service to sink below it: the first few that
+    suffice. Only jobs of the same order: of its tenant, or, without a quota, of all tenants without one."""
     thresholds, limited = order.thresholds, order.quota(row.tenant) is not None
     mine = [
         other

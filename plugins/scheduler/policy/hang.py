@@ -5,7 +5,7 @@ What shows it, the strongest first:
     a sum waits for the part of rank 3            an aggregator says so (`stuck`)
     rank 3 does not wait, all that wait do so     each rank tells its agent for how long it has waited for others, and
     for others, and rank 3 shows no sign of life  since its last sign of life (`judged`)
-    all stand still, rank 3 a step behind         likewise, where no tensors are summed
+    all stand still, rank 3 a step behind         each rank tells its agent, where no tensors are summed
     all stand still                               nobody can be named: the whole gang ends
 
 A sign of life is a step, a batch that was fetched, also in an evaluation, a call of tensors, or `job.alive()`. A rank
@@ -28,7 +28,7 @@ often on one rank for all."""
 
 
 class RankSeen(Protocol):
-    """As `plugins.scheduler.messages.wire.RankNow`."""
+    """What the judgement needs of one rank, as in `plugins.scheduler.messages.wire.RankNow`."""
 
     @property
     def rank(self) -> int: ...
@@ -137,5 +137,6 @@ def unseen(reported: bool, joined: bool, beside: bool) -> str:
 
 
 def is_late(share: float, next_share: float) -> bool:
-    """Whether one host is to blame: others wait for it so much of a job's time, and for the next host `next_share`."""
+    """Whether one host is to blame: others wait for it for `share` of a job's time, and for the next host for
+    `next_share`."""
     return share >= LATE_SHARE and share >= LATE_BEYOND * next_share

@@ -50,7 +50,8 @@ class Terms(msgspec.Struct, frozen=True):
     """After its answer, on its own clock: no rank of that lease is left anywhere."""
     pause_s: float
     paused_s: float
-    """The same: every rank of that lease that may be lost stands still, or is gone."""
+    """Seconds after the leader's answer, on its own clock, when every rank of that lease that may be lost stands still,
+    or is gone."""
 
 
 def terms(host_lost_after_s: float, heal_pause_s: float = HEAL_PAUSE_S) -> Terms:

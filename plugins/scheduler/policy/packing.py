@@ -23,7 +23,7 @@ def skew(tensor_bytes: Iterable[int]) -> float:
 
 
 def share(largest_bytes: int, total_bytes: int) -> float:
-    """The same from the two sums that matter."""
+    """A model's skew, 0..1, from the bytes of its largest tensor and of all its tensors."""
     return min(1.0, largest_bytes / total_bytes) if total_bytes > 0 else 0.0
 
 

@@ -57,7 +57,8 @@ def place(
 
 
 def consolidate(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
-    """As few hosts as possible: whole freest hosts first, then the tightest one that takes the rest. Slots suffice."""
+    """Choose as few hosts as possible: whole freest hosts first, then the tightest one that takes the rest. There must
+    be slots enough."""
     left = {host: count for host, count in slots.items() if count > 0}
     chosen: dict[HostId, int] = {}
     while workers > 0:

@@ -30,7 +30,7 @@ class QueuePositions:
         self.held = 0
         """Their GPUs."""
         self.holders_of: dict[str, list[Row]] = {}
-        """The same by tenant."""
+        """Tenant -> its jobs that run, in order."""
         self.used: dict[str, int] = {}
         """GPUs of a tenant's holders that count against its quota."""
         newest: dict[int, int] = {}

@@ -21,7 +21,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Attained service at which a job leaves a queue for the next lower one, GPU·s; n thresholds make n + 1 queues
     (NSDI'19 §5.3: 3200 GPU·s; the second one keeps jobs of hours apart from jobs of weeks, see `policy/rules.py`)."""
     narrow_first: bool = COVEY.narrow_first
-    """Of those that wait in a queue, gangs of fewer GPUs go first; by age among equals (measured: `make tables`)."""
+    """Among jobs that wait in one queue gangs of fewer GPUs go first; by age among equals (measured: `make tables`)."""
     packlimit: float = 0.3
     """Skew above which a gang is packed onto few hosts (NSDI'19 §3.4; published models lie at 0.04-0.15 or
     0.61-0.77)."""
@@ -51,7 +51,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Ranks of a job that heals are suspended when no leader has confirmed them for so long, and go on once one does.
     1.7 s after that others may start in their place, if their host is dead to gossip (`policy/leases.py`)."""
     coordinator_lost_after_s: float = 3.0
-    """The same for the host that looks for a gang's GPUs: nothing runs yet, so waiting gains nothing."""
+    """How long the host that looks for a gang's GPUs may be gone before another one does, s: nothing runs yet, so
+    waiting gains nothing."""
     placing_limit_s: float = 60.0
     """A grant that is not placed by then goes to another coordinator."""
     reservation_lease_s: float = 15.0

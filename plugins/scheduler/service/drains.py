@@ -15,7 +15,7 @@ SHOWN_S = 2.0
 """How long this host's own copy of the log is waited for."""
 BY_MAX = 100
 GOSSIP_BYTES_MAX = 48
-"""Of the name of whoever drains a host: all that a host gossips has 960 bytes."""
+"""The longest name of whoever drains a host in gossip, bytes: all that a host gossips has 960 bytes."""
 
 
 class Drains:
@@ -57,5 +57,5 @@ def _by(given: Mapping[str, Any]) -> str:
 
 
 def in_gossip(by: str) -> str:
-    """That name, as much of it as fits."""
+    """The beginning of that name, cut to `GOSSIP_BYTES_MAX` bytes."""
     return by.encode()[:GOSSIP_BYTES_MAX].decode(errors="ignore")

@@ -368,7 +368,7 @@ class SchedulerService(PluginService):
         return after_s is not None and math.isfinite(after_s)
 
     def _standing(self) -> views.QueueSnapshot:
-        """Of this moment. Nothing is sorted again before the log or the rack changes."""
+        """The queue's snapshot now. Nothing is sorted again before the log or the rack changes."""
         shares = self.settings.beside > 0
         rack = views.rack_of(self.host.hosts(), self.env.clock.now_s(), shares)
         drained = self.queue.drained

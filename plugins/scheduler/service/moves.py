@@ -19,7 +19,7 @@ BY_MAX = 100
 
 
 class RunningMoves:
-    """Of the gangs that the log knows here."""
+    """Moves of ranks of the gangs that the log knows here."""
 
     def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
         self.host, self.queue, self.log = host, queue, log

@@ -9,7 +9,7 @@ from covey.ports import Clock
 
 
 class RackClock:
-    """As this host reads it."""
+    """The rack's clock as this host reads it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -38,7 +38,7 @@ class LogPart(msgspec.Struct, frozen=True):
 
     data: bytes
     offset: int
-    """Of the first byte of `data` in the output."""
+    """Position of the first byte of `data` in the output, bytes."""
     end: bool
     """The rank has ended and nothing follows `data`."""
     host: HostId
@@ -93,7 +93,7 @@ class QueueSnapshot:
         self._fits: dict[GangShape, bool] = {}
         """Whether there is room now."""
         self._scattered: dict[GangShape, str] = {}
-        """The same -> words."""
+        """Shape of a gang -> how the free GPUs lie that are too scattered for it, in words."""
 
     def holds(
         self,
@@ -316,7 +316,7 @@ def job_view(
 
 
 def brief(view: JobView) -> JobView:
-    """The same in a list of jobs, where a long command is cut; `agentctl job` shows all of it."""
+    """The view shortened for a list of jobs, where a long command is cut; `agentctl job` shows all of it."""
     room, kept = ARGV_LISTED, []
     for word in view.argv:
         kept.append(word if len(word) <= room else f"{word[: max(0, room)]}...")
@@ -440,7 +440,7 @@ def free_of(hosts: Sequence[HostView], queue: JobTable, job: Job | None = None) 
 
 
 def free_for(hosts: Sequence[HostView], standing: QueueSnapshot, job: Job | None) -> dict[HostId, int]:
-    """The same without GPUs that are kept for another gang than `job`."""
+    """Free GPUs of hosts for this job, without GPUs that are kept for another gang than `job`."""
     free = free_of(hosts, standing.queue, job)
     if job is None or standing.queue.keeper in (None, job.id):
         return free

@@ -17,7 +17,7 @@ class RankArrived(msgspec.Struct, frozen=True):
     memory_bytes: int
     """What it asks for: its peak; 0: it did not say, and is given all until it shows what it needs."""
     weight: float = 1.0
-    """Of an opportunistic job among its equals."""
+    """Weight of an opportunistic job among the opportunistic jobs of its GPU."""
     flag: bool = True
     """It can say when it is idle on the device."""
 
@@ -30,7 +30,7 @@ class Found(msgspec.Struct, frozen=True):
     memory_bytes: int
     limit_bytes: int
     epoch: int
-    """Of the limits it has applied."""
+    """Epoch of the limits that the job has applied."""
     weight: float = 1.0
     flag: bool = True
 

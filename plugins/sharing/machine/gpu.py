@@ -112,7 +112,7 @@ class SharedGpu:
 
     @property
     def state(self) -> State:
-        """Of the device and its jobs in one word, for people."""
+        """The state of the device and its jobs in one word, for people."""
         if not isinstance(self.use, InUse):
             return "lost" if isinstance(self.use, LostDevice) else "drain"
         guaranteed = self.guaranteed

@@ -146,7 +146,7 @@ class PressRank(msgspec.Struct, frozen=True):
     job: JobId
     rank: int
     limit_bytes: int | None
-    """Of `how` = "limit"."""
+    """The limit in bytes where `how` is `limit`."""
     how: str
     """`limit`, `suspend` or `resume`."""
 

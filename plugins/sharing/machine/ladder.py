@@ -62,7 +62,7 @@ class Ladder:
         """Verifying because the job was too slow, not because the baseline is old."""
         self._skip = True
         self._now_s = self._changed_s = -math.inf
-        """Of the newest event; when the others were told other limits last."""
+        """When the newest event happened; when the others were last told other limits."""
 
     @property
     def rates(self) -> Rates:

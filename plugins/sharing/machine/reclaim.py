@@ -28,7 +28,8 @@ from plugins.sharing.machine.share_ledger import ShareLedger
 UNGATED_S = 30.0
 """How long an opportunistic job may be beside a guaranteed one and not be held back: time to load its framework."""
 SILENT_S = 60.0
-"""The same of one that has not answered yet: it begins on what others leave of the cores, and loads as slowly."""
+"""How long an opportunistic job that has not answered yet may be beside a guaranteed one: it begins on what others
+leave of the cores, and loads just as slowly."""
 WAITS_S = 60.0
 """How long an opportunistic job may wait for memory beside a guaranteed one, which may never show that it needs less
 than all: longer than it takes to load a framework and to run ten mini-batches."""

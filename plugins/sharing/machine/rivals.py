@@ -26,7 +26,7 @@ L = TypeVar("L", bound=Law)
 
 
 class Constant:
-    """The same rates at all times, whatever is measured."""
+    """A law with the same rates at all times, whatever is measured."""
 
     rates: ClassVar[Rates]
 
@@ -60,7 +60,7 @@ class Throttle(Generic[L]):
         self.baseline = StepSamples()
         self.recent: deque[float] = deque(maxlen=WINDOW_STEPS)
         self._now_s = self._changed_s = -math.inf
-        """Of the newest event; when its rate changed last."""
+        """When the newest event happened; when the rate last changed."""
 
     @property
     def measuring(self) -> bool:

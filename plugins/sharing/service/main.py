@@ -240,7 +240,7 @@ class SharingService(PluginService):
             self.log.warning("a rank stays held back", job=job, rank=rank, next="LimitNICE=+0 in covey.service")
 
     def _pages(self, job: JobId, rank: int) -> RankPages | None:
-        """Of the process of this rank that joined last."""
+        """The pages of the process of this rank that joined last and mapped them."""
         found = [peer.pages for peer in self.host.peers(job) if peer.rank == rank and peer.pages is not None]
         mapped = [pages for pages in found if pages.mapped]
         return mapped[-1] if mapped else None

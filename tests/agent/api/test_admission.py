@@ -69,7 +69,8 @@ def test_the_listener_of_tcp_has_no_route_that_changes_anything(rig: Rig) -> Non
 
 
 async def test_no_change_exists_over_tcp_whoever_asks_and_it_is_said_where_it_does(rig: Rig) -> None:
-    """Root and our own user get no more than others; nor does a page of ours, or whoever knows our header."""
+    """Root and the agent's own user get no more than others; nor does a page of agentctl, or whoever knows its
+    header."""
     asked = [
         ("POST", "/v1/jobs"),
         ("DELETE", "/v1/volumes/v1"),

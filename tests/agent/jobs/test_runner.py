@@ -560,7 +560,7 @@ def test_a_newer_epoch_does_not_wait_for_one_that_was_written_down_and_never_sta
 
 @pytest.mark.parametrize("known", [True, False])
 def test_where_no_supervisor_starts_the_ranks_end_in_words_and_nothing_runs_on(known: bool) -> None:
-    """Also when the one that died had not written down which they are."""
+    """This holds also when the supervisor that died had not written down which processes the ranks are."""
     launched: list[float] = []
 
     async def dies(env: Env, _config: Any) -> None:

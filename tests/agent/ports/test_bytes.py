@@ -314,7 +314,7 @@ async def test_a_unix_socket_whose_folder_is_removed_and_made_again_comes_back(
     listener, near, far = await pair(f"unix:{path}")
 
     async def looked_again() -> None:
-        """And did what it thought right, more than once."""
+        """Wait until the listener has looked for its socket again, more than once."""
         before = looks
         await until(lambda: looks >= before + 3)
 

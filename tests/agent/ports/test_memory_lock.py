@@ -1,4 +1,4 @@
-"""Memory that stays: what a process of ours locks, and what it says when it may not."""
+"""Memory that stays: what a process of Covey locks, and what it says when it may not."""
 
 import asyncio
 import os

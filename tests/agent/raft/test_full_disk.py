@@ -110,7 +110,7 @@ async def test_a_leader_without_room_gives_way_and_follows_once_it_has_some() ->
 
 @virtual
 async def test_nothing_is_acknowledged_while_a_majority_has_no_room() -> None:
-    """And no vote is given, whoever asks: what comes back after a crash of all is what was acknowledged."""
+    """No vote is given either, whoever asks: what comes back after a crash of all is what was acknowledged."""
     async with Rack("a", "b", "c", seed=3) as rack:
         leader = await rack.led()
         await leader.log.propose(b"x")

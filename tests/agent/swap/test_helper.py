@@ -339,7 +339,7 @@ def test_the_agents_user_is_answered(system: FakeKernel) -> None:
 
 
 def test_nobody_else_is_answered(system: FakeKernel) -> None:
-    """As root a process of another user asks; as anybody else, this user asks a helper of another one."""
+    """Run as root, a process of another user asks; run as anybody else, this user asks a helper of another one."""
 
     def asks() -> str:
         with socket.socket(socket.AF_UNIX) as client:

@@ -165,7 +165,7 @@ class PlainLeader:
         return commands
 
     def _drained(self, live: list[Job], rack: Sequence[RackHost], told: Set[JobId], wall_s: float) -> list[TakenBack]:
-        """Of hosts that are drained with `stop_jobs`; no job heals here."""
+        """Jobs taken back from hosts that are drained with `stop_jobs`; no job heals here."""
         found: list[TakenBack] = []
         for host, drain in sorted(self.queue.drained.items()):
             alive = any(named.host == host and named.gone_s is None for named in rack)

@@ -33,7 +33,7 @@ class PoolJob(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int
     job_class: JobClass
     queue: int = 0
-    """Of 2DAS; guaranteed jobs start in the order (queue, submitted, id)."""
+    """The job's queue in 2DAS; guaranteed jobs start in the order (queue, submitted, id)."""
     same_host: bool = False
     """All its GPUs lie on one host."""
 

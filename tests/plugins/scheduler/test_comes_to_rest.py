@@ -1,4 +1,4 @@
-"""When nothing happens from outside any more, a rack comes to rest: no job is stopped for ever, the log does not grow.
+"""When nothing happens from outside any more, a rack is at rest in the end: no job is stopped for ever, the log does not grow.
 
 Coordinators and hosts take their time here. Whoever is granted is placed, and whoever stops ends, in any order and some
 looks later, on the GPUs that its coordinator finds by what the log says at that moment.
@@ -242,9 +242,9 @@ class Healing(Life):
         self.moves: list[tuple[JobId, float]] = []
         """Which gang was to move, and when."""
         self.together = 0
-        """Of them, for a gang that could have started without."""
+        """Moves for a gang that could have started without."""
         self.merged = 0
-        """Of a gang that ran on several hosts, to one of these."""
+        """Moves of a gang that ran on several hosts, to one of these."""
 
     def look(self, after_s: float = 1.0) -> list[Command]:
         said = super().look(after_s)
@@ -302,8 +302,8 @@ class Healing(Life):
 
 
 def test_every_rack_whose_gangs_move_comes_to_rest() -> None:
-    """Also once those may move again that moved a while ago. (One that goes on on fewer hosts may do so later: it never
-    goes back.)"""
+    """Gangs come to rest also once those may move again that moved a while ago. (One that continues on fewer hosts may
+    do so later: it never goes back.)"""
     moved = together = merged = again = 0
     for seed in range(300):
         life = Healing(seed)

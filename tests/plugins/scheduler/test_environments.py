@@ -142,7 +142,7 @@ def test_hosts_that_ran_a_job_keep_its_environment_for_its_next_start() -> None:
 
 
 def asked(rack: SimRack, by: str, work: Any) -> Any:
-    """What a coroutine in this host's agent comes to."""
+    """What a coroutine in this host's agent returns, or how it was refused."""
     found: list[Any] = []
 
     async def call() -> None:

@@ -23,7 +23,7 @@ def gang(**spec: Any) -> Any:
 
 
 def moved() -> tuple[Any, Place]:
-    """The same, whose ranks on h2 go on on h3, and what it had on h2."""
+    """The gang, whose ranks on h2 continue on h3, and the place that it had on h2."""
     job = gang()
     before = job.place_on(H2)
     job.healing.leaving = (before,)

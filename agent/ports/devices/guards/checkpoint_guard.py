@@ -11,7 +11,7 @@ standard input, each answered by one line:
 
 `ok`, or `no` and why. When the time is over, or standard input ends, they are moved back; where the GPU has no room
 for one yet it is tried again every half second. START is field 22 of /proc/PID/stat: a pid that is used again is left
-alone. Run as a script of its own, without anything of ours: python -I -S checkpoint_guard.py [LIBRARY]
+alone. Run as a script of its own, without any of Covey's modules: python -I -S checkpoint_guard.py [LIBRARY]
 """
 
 import ctypes
@@ -115,7 +115,7 @@ class Guard:
         return told
 
     def end(self, all_of_them: bool) -> None:
-        """Of those whose time is over."""
+        """Move back the processes whose time is over, or all of them."""
         now_s = time.monotonic()
         self.drop([one for one, until_s in self.held.items() if all_of_them or until_s <= now_s])
 

@@ -25,7 +25,7 @@ DISMISS_S = 0.1
 """It ends only when all are back."""
 _SILENT = "the guard of checkpointed processes does not answer"
 Users = Callable[[int], Sequence[ProcessId]]
-"""The processes of a rank that use a GPU now; empty when it is none of ours, or uses none."""
+"""The processes of a rank that use a GPU now; empty when it is not a rank of this host, or uses none."""
 
 
 class Checkpoints:

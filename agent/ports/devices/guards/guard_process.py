@@ -53,10 +53,11 @@ class GuardProcess(DetachedProcess):
 
 
 def guard_command(script: str, *arguments: str) -> tuple[str, ...]:
-    """A guard imports nothing of ours, and nothing from the folder or the environment of whoever starts it."""
+    """The command of a guard, which imports nothing of Covey, and nothing from the folder or the environment of whoever
+    starts it."""
     return (sys.executable, "-I", "-S", script, *arguments)
 
 
 def listed(processes: Sequence[ProcessId]) -> str:
-    """As guards read them: `PID:START,...`."""
+    """Processes as guards read them: `PID:START,...`."""
     return ",".join(f"{process.pid}:{process.started}" for process in processes)

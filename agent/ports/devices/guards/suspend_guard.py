@@ -7,7 +7,8 @@ tells this guard, a process of its own, until when. Lines on standard input, eac
     drop PID:START,...               these go on by themselves: the agent lets them
 
 When the time is over, or standard input ends, what is held and its descendants get SIGCONT. START is field 22 of
-/proc/PID/stat: a pid that is used again is left alone. Run as a script of its own, without anything of ours.
+/proc/PID/stat: a pid that is used again is left alone. Run as a script of its own, without any of Covey's
+modules.
 """
 
 import os
@@ -18,7 +19,7 @@ import time
 
 
 def fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat, from the third on; empty when it is gone."""
+    """The fields of /proc/PID/stat, from the third on; empty when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().decode(errors="replace").rpartition(")")[2].split()

@@ -24,7 +24,7 @@ STILL_S = 1.0
 ROUNDS_MAX = 20
 """While a tree is being stopped it may fork: it is read again until nothing new is found."""
 Tree = Callable[[int], Sequence[ProcessId]]
-"""The processes of a rank now; empty when it is none of ours, or gone."""
+"""The processes of a rank now; empty when it is not a rank of this host, or is gone."""
 
 
 class Suspensions:

@@ -58,7 +58,7 @@ class NvmlDevices:
         self._newest: Newest[DriverSaid] = Newest(self._calls, "devices", self._driver.read, DriverSaid(), REFRESH_S)
         self._since_us: dict[str, int] = {}
         self._moves = DriverCalls("CUDA's checkpoint", ANSWER_S, ANSWER_S)
-        """Of gigabytes: they take seconds, and nothing else waits for them."""
+        """Calls that move gigabytes by CUDA's checkpoint: they take seconds, and nothing else waits for them."""
         self.counters = self._calls.counters
         self.counters["xids"] = 0
         self._struck = asyncio.Event()
@@ -204,7 +204,8 @@ class NvmlDevices:
         return [row.id for row in rows if row.pid in found]
 
     def _on_xid(self, whole: str, instance: int | None, number: int) -> None:
-        """Of a GPU, or of one of its instances: of all of them when the driver does not say which."""
+        """Record the XID of a GPU, or of one of its instances: of the GPU and all its instances when the driver does
+        not say which."""
         self.counters["xids"] += 1
         self._log.warning("XID", gpu=whole, instance=instance, number=number)
         self._inventory.struck(

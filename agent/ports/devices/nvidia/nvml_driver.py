@@ -19,7 +19,7 @@ from covey.ports import Logger
 AGAIN_S = 1.0
 """Until a driver that failed is begun again."""
 NO_DRIVER_S = 60.0
-"""The same on a machine without one: it may be installed while the agent runs."""
+"""Seconds until the driver is tried again on a machine without one: it may be installed while the agent runs."""
 LISTEN_S = 30.0
 """Until events are asked for again after the driver failed to tell any."""
 NVIDIA, DISPLAYS = "0x10de", ("0x0300", "0x0302")
@@ -78,7 +78,7 @@ class NvmlDriver:
         self._initialised, self._again_s, self._said = False, 0.0, ""
         self._last = DriverSaid()
         self.handles: Mapping[str, NvmlDevice] = {}
-        """Of each device that was listed since the driver was begun."""
+        """The handles of each device that was listed since the driver was begun, by UUID."""
         self._events: XidEvents | None = None
         self._listened: tuple[tuple[int, ...], float] = ((), 0.0)
         """To which GPUs, and since when."""

@@ -29,10 +29,10 @@ class NvmlDevice(NamedTuple):
 
     device: Device
     number: int
-    """Of the GPU; of an instance, that of the GPU it is a part of."""
+    """The GPU's number; for an instance, that of the GPU it is a part of."""
     handle: Any
     whole: Any
-    """Of the GPU."""
+    """The driver's handle of the whole GPU."""
     instance: int | None
     """GPU instance id, of a MIG instance."""
     unified: bool = False

@@ -10,7 +10,8 @@ ANY_INSTANCE = 0xFFFFFFFF
 
 
 class XidEvents:
-    """Of one NVML that is initialised. `heard(uuid of the GPU, instance or None, number)` is called in the thread."""
+    """XIDs of one NVML that is initialised. `heard(uuid of the GPU, instance or None, number)` is called in the
+    thread."""
 
     def __init__(self, nvml: Any, handles: Sequence[Any], heard: Callable[[str, int | None, int], None]) -> None:
         self._nvml, self._handles, self._heard = nvml, tuple(handles), heard

@@ -43,11 +43,11 @@ class PlacesSought(msgspec.Struct, frozen=True):
     """Places of a running gang that go on elsewhere."""
 
     places: tuple[tuple[Place, HostId | None], ...]
-    """And the host that somebody wants for it."""
+    """Places that are to move, each with the host that somebody wants for it."""
     avoid: tuple[HostId, ...]
     """Where ranks of it are."""
     since: int
-    """Of the new places (`Place.since`)."""
+    """`Place.since` of the new places."""
     number: int
     """Grows with each time that places of this grant are looked for."""
     prefer: HostId | None = None
@@ -69,7 +69,7 @@ class GrantSeen(msgspec.Struct, frozen=True):
     skew: float | None = None
     """What placement goes by (`machine/log/models.py`)."""
     opportunistic: bool = False
-    """As the job is now."""
+    """Whether the job is opportunistic now."""
     apart_from: tuple[JobId, ...] = ()
     """See `JobTable.apart_from`."""
     sought: PlacesSought | None = None
@@ -150,7 +150,7 @@ class HostSearch(msgspec.Struct):
     apart_from: tuple[JobId, ...] = ()
     sought: PlacesSought | None = None
     goes: dict[HostId, Place] = {}
-    """Of the plan: host -> the place that it takes over."""
+    """The plan's moves: host -> the place that it takes over."""
     attempt: int = 0
     plan: dict[HostId, int] = {}
     """Workers per host, in rank order; empty between attempts."""

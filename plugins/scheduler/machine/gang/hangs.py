@@ -32,7 +32,7 @@ Asked = dict[int, float]
 
 
 class Hangs:
-    """Of jobs whose tensors this host sums, or of which it is the first host."""
+    """Stuck ranks of the jobs whose tensors this host sums, or whose first host it is."""
 
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue

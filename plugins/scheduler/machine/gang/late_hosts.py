@@ -32,7 +32,7 @@ class Waited(msgspec.Struct):
 
 
 class LateHosts:
-    """Of jobs whose tensors this host sums."""
+    """Late hosts of the jobs whose tensors this host sums."""
 
     def __init__(self, queue: JobTable) -> None:
         self.queue = queue

@@ -28,7 +28,7 @@ class Hold(msgspec.Struct, frozen=True):
     port: int
     started: bool = False
     guaranteed: bool = True
-    """As the job is now; matters for parts only."""
+    """Whether the job is guaranteed now; this matters for parts only."""
     joins: bool = False
     """For ranks that are to join those of this grant, which run here and have a hold of their own."""
 
@@ -60,7 +60,7 @@ class ChosenGpus(msgspec.Struct, frozen=True):
     there: int
     """How many would do."""
     why_not: str = ""
-    """Of the GPUs that would not, in words."""
+    """Why the GPUs that would not do refuse, in words."""
 
 
 def refusals(refused: Mapping[str, str]) -> str:

@@ -147,7 +147,7 @@ class Reservations:
         return [gpu for gpu in self.gpus if gpu not in taken]
 
     def _refusal(self, gpu: str) -> str:
-        """Why no job comes to this GPU, whoever holds it; empty: one may."""
+        """Why this GPU takes no job, whoever holds it; empty: it takes one."""
         use = self.uses.get(gpu)
         return self.refused.get(gpu, "") or (use.refusal if use is not None else "")
 

@@ -48,7 +48,7 @@ class HeldGpus(NamedTuple):
     guaranteed: bool
     """For a guaranteed job that does not stop: the GPUs are not open."""
     age: int | None
-    """Of an opportunistic job that nobody told to stop: its place among the guests."""
+    """The place among the guests of an opportunistic job that nobody told to stop."""
     placing: int
     """GPUs of a gang that is being placed."""
     alone: bool = False
@@ -82,7 +82,7 @@ class Capacity:
         self.placing = 0
         """GPUs of gangs that are being placed, wherever."""
         self._ages: list[int] = []
-        """Of `opportunistic`: their numbers, negative, so that they ascend."""
+        """The negative job numbers of `opportunistic`, so that they ascend."""
         self._held: Gpus = {}
         self._guaranteed: Gpus = {}
         self._holdings: dict[JobId, HeldGpus] = {}
@@ -259,7 +259,7 @@ class Capacity:
         return CapacityPlan(self)
 
     def anew(self) -> "Capacity":
-        """The same, drawn from the queue."""
+        """A capacity drawn anew from the queue, with the same totals."""
         return Capacity(self.queue, self.totals)
 
     def check(self) -> None:

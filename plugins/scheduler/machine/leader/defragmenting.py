@@ -44,7 +44,7 @@ SETTLES_S = 2.0
 """After the moves a gang that could have started without waits on: until coordinators have heard by gossip that all its
 GPUs are free on one host, they would spread it."""
 TOGETHER_AGAIN_S = 300.0
-"""The same where the gang could have started without."""
+"""Seconds between two times that others move for a gang that could have started without moves."""
 
 Gpus = Mapping[HostId, int]
 
@@ -121,8 +121,8 @@ class Defragmenting:
         return found if found and gains(job.spec.gpus, ran_s, loss, found) else []
 
     def merge(self, job: Job, loss: float, free: Gpus, hosts: Container[HostId], wall_s: float) -> MoveAsked | None:
-        """Of a gang that runs: the next of the moves after which it lies on one of its hosts, if these gain more than
-        they cost. `loss`: of a step, since it is spread; the rest as of `steps`."""
+        """The next move after which a running gang lies on one of its hosts, if these moves gain more than they cost;
+        None: there is none. `loss`: the part of a step that it loses since it is spread; the rest as in `steps`."""
         spec, places = job.spec, job.start.places
         if (
             self.clearing is not None

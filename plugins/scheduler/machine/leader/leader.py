@@ -63,7 +63,7 @@ class RackHost(msgspec.Struct, frozen=True):
     suspect: bool = False
     """Alive as far as anybody knows, and somebody got no answer."""
     out: int = 0
-    """Of `gpus`: those that no job holds and that take none."""
+    """GPUs among `gpus` that no job holds and that take none."""
     why: str = ""
     """What is wrong with the worst of those that take none."""
     known: bool = True
@@ -113,7 +113,7 @@ class Leader:
         self.placing_since: dict[JobId, tuple[int, float]] = {}
         """Epoch and since when."""
         self.seeking_since: dict[JobId, tuple[tuple[int, int], float]] = {}
-        """Of gangs some of whose ranks are to go on elsewhere: epoch, how often that was so, since when."""
+        """Gangs of which some ranks are to move -> (epoch, how often that was so), since when."""
         self.missing_since: dict[HostId, float] = {}
         self.leases = Leases(self.queue, self.terms)
         self.draining, self.defragmenting = Draining(self.queue), Defragmenting(self.queue)
@@ -134,9 +134,9 @@ class Leader:
         self.away: dict[JobId, None] = {}
         """Running gangs that wait for a host that is not alive, or are to leave one."""
         self.gone: dict[HostId, float] = {}
-        """Of those hosts, the ones that are gone, and for how many seconds."""
+        """Hosts that are gone, and for how many seconds."""
         self.restarting: frozenset[HostId] = frozenset()
-        """Of those, the ones that said so before."""
+        """Hosts in `gone` that announced to be back."""
         self.suspects: tuple[HostId, ...] = ()
         self.quotas = dict(self.queue.quotas)
 

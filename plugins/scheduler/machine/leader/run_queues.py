@@ -28,7 +28,7 @@ from plugins.scheduler.policy.eligible import GangShape, shape_of
 from plugins.scheduler.policy.settings import SchedulerSettings
 
 PART_BITS = 64
-"""Of each part of a key; each part is a whole number below 2 to this power."""
+"""Bits of each part of a key; each part is a whole number below 2 to this power."""
 PLENTY = 1 << 60
 """More GPUs than there are."""
 

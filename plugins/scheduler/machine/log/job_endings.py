@@ -154,7 +154,7 @@ def taken_back(queue: JobTable, job: Job, command: TakenBack) -> Result | None:
 
 
 def _do_not_pair(queue: JobTable, job: Job, harmed: JobId, wall_s: float) -> None:
-    """Nor do others of their names."""
+    """Keep later jobs of the same two names apart as well."""
     if harmed in queue.jobs:
         queue.models.saw_harm(job.spec, queue.jobs[harmed].spec, wall_s)
 

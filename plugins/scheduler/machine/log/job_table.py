@@ -20,7 +20,7 @@ from plugins.scheduler.policy.shared import device_of
 ENDED_MAX = 1000
 """Ended jobs kept."""
 SNAPSHOT_VERSION = 1
-"""Of what `JobTable.snapshot` writes."""
+"""Format version of what `JobTable.snapshot` writes."""
 DRAINED_MAX = 10_000
 """Hosts that are drained at a time."""
 
@@ -113,7 +113,7 @@ class JobTable:
         """GPUs that no other guaranteed job gets."""
         self.models = Models()
         self.leading_term = 0
-        """Of the newest leader that decides."""
+        """The term of the newest leader that decides."""
         self.leases_over_s = 0.0
         """Within which the leases of leaders up to that one are certainly over."""
         self.pauses_over_s = 0.0

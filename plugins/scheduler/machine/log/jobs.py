@@ -104,9 +104,9 @@ class JobPriority(msgspec.Struct):
     """What the order of jobs goes by, beside its attained service. Moments are indices of the log."""
 
     first: int | None = None
-    """Of the first start."""
+    """Index of the job's first start."""
     promoted: int | None = None
-    """Of the newest promotion."""
+    """Index of the newest promotion."""
     base_gpu_s: float = 0.0
     """Attained service at that promotion."""
     demoted: int | None = None
@@ -160,7 +160,7 @@ class JobEnding(msgspec.Struct):
     """What `stopping` leads to."""
     blame: FirstFailure | None = None
     exit_code: int | None = None
-    """Of a job that is over."""
+    """The exit code of a job that is over."""
 
 
 class JobHealing(msgspec.Struct):

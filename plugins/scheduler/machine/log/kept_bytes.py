@@ -9,10 +9,10 @@ from plugins.scheduler.machine.log.jobs import Job
 from plugins.scheduler.messages.spec import JobSpec
 
 LIVE_BYTES_MAX = 64 * 1024 * 1024
-"""Of what was submitted with the jobs that wait or run. With the ended ones and what is known of each job this stays
-below half of the longest snapshot (256 MiB)."""
+"""The most bytes of submissions of jobs that wait or run. Together with the ended jobs, and with what is known of each
+job, this stays below half of the longest snapshot (256 MiB)."""
 ENDED_BYTES_MAX = 32 * 1024 * 1024
-"""Of ended jobs; the oldest are forgotten first."""
+"""The most bytes of ended jobs; the oldest are forgotten first."""
 
 _encode = msgspec.msgpack.Encoder().encode
 

@@ -16,9 +16,9 @@ from plugins.scheduler.policy.packing import SpreadLoss, loss, refit, share, sho
 MODELS_MAX = 1024
 """Models whose tensors are remembered; the longest unseen goes first."""
 GANGS_MAX = 256
-"""The same for gangs whose steps were timed."""
+"""Gangs whose step times are remembered; the longest unseen goes first."""
 PAIRS_MAX = 256
-"""The same for models that harmed others on a GPU."""
+"""Models that harmed others on a GPU that are remembered; the longest unseen goes first."""
 HARMED_MAX = 16
 """Models that one of them harmed; the newest."""
 PAIR_S = 86_400.0
@@ -36,7 +36,8 @@ class StepHistory(msgspec.Struct, frozen=True):
 
     @property
     def slowdown(self) -> float | None:
-        """As in `packing.Spread`; None: it did not run both ways."""
+        """Step time spread over step time packed, minus 1, as in `packing.SpreadLoss`; None: it did not run both
+        ways."""
         return self.spread_s / self.packed_s - 1 if self.packed_s and self.spread_s else None
 
 
@@ -55,7 +56,7 @@ class Models:
         self.tensors = dict(tensors)
         """Tenant and name -> bytes of the largest tensor, bytes of all."""
         self.steps = dict(steps)
-        """The same with workers and GPUs of each -> its steps."""
+        """Tenant, name, workers and GPUs of each -> the gang's step times."""
         self._spreads: list[SpreadLoss] | None = None
 
     def saw_tensors(self, spec: JobSpec, largest_bytes: int, total_bytes: int) -> None:

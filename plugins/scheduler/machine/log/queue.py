@@ -164,7 +164,7 @@ def _quota_set(queue: JobTable, command: QuotaSet) -> Result:
 
 
 def _host_drained(queue: JobTable, command: HostDrained) -> Result:
-    """The same said again changes nothing."""
+    """Drain a host, or resume it; a repeated command changes nothing."""
     host, by = command.host, command.by or "a person"
     before = queue.drained.get(host)
     now = Drain(by, command.stop_jobs, command.wall_s) if command.drained else None

@@ -38,7 +38,7 @@ def heals(job: Job, host: HostId, said: JobHeals) -> None:
 
 
 def lose(job: Job, hosts: Collection[HostId]) -> bool:
-    """Of a gang that heals without them. False: it has lost too many without getting on."""
+    """Note the hosts that a gang has lost and heals without. False: it has lost too many without getting on."""
     step, count = job.start.step or 0, len(hosts)
     job.healing.losses = (step, count + (job.healing.losses[1] if job.healing.losses[0] >= step else 0))
     job.healing.missing = (*job.healing.missing, *sorted(hosts))

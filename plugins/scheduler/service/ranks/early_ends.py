@@ -25,18 +25,18 @@ Grant = tuple[JobId, int]
 
 
 class EarlyEnds:
-    """Of ranks here, and of gangs that have ranks here, or whose tensors this host may sum."""
+    """Early ends of ranks here, and of gangs that have ranks here, or whose tensors this host may sum."""
 
     def __init__(self, host: Host, queue: JobTable, log: QueueLog) -> None:
         self._host, self._queue, self._log = host, queue, log
         self._steps: dict[Grant, dict[int, int]] = {}
         """The newest step of each rank here."""
         self._ended: dict[Grant, dict[int, float]] = {}
-        """Of ranks here that ended with 0, when that was heard."""
+        """When each rank here that ended with 0 was heard to have ended."""
         self._gone_s: dict[JobId, float] = {}
         """Gangs that run on without some of their ranks, and since when this host knows."""
         self._told: dict[JobId, tuple[int, frozenset[int]]] = {}
-        """Of these: what the ranks here were told, under which epoch."""
+        """Gangs in `_gone_s` -> what the ranks here were told, under which epoch."""
 
     # ---- what is heard ----
 

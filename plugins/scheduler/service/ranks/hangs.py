@@ -116,8 +116,8 @@ class StuckRanks:
     # ---- a host of its ranks ----
 
     def on_message(self, sender: HostId, message: RankHangs | GangStands | StacksWanted) -> None:
-        """Of a host that sums what runs here, or looks after it: what is done about it is decided by what is known
-        here."""
+        """A host that sums what runs here, or looks after it, says that ranks hang: what is done about it is decided by
+        what is known here."""
         job = self.queue.jobs.get(message.job)
         if job is None or job.spec.hang_s is None or job.grant.epoch != message.epoch or not job.awaits(self.host.id):
             return

@@ -25,7 +25,7 @@ class _Timed(msgspec.Struct, frozen=True):
 
 
 class GrantSteps:
-    """Of one job under one epoch."""
+    """Step times of one job under one epoch."""
 
     def __init__(self) -> None:
         self.step: int | None = None

@@ -41,7 +41,7 @@ class TellingRanks:
         self.heals[fact.job] = JobHeals(fact.epoch, fact.since, fact.may_be_lost)
 
     def heals_news(self, only: JobId | None) -> dict[JobId, JobHeals]:
-        """Of all jobs, or of this one: what the log does not know yet."""
+        """Whether hosts may be lost, of all jobs or of this one, as far as the log does not know it yet."""
         return {id: said for id, said in self.heals.items() if only in (None, id) and self._heals_told.get(id) != said}
 
     def heals_told(self, news: dict[JobId, JobHeals]) -> None:
