@@ -2,8 +2,8 @@
 
 ZeroMQ accepts every connection and gives up a handshake after `HANDSHAKE_S`; until then an idle connection holds a file
 descriptor of the agent. Its monitor reports each connection accepted and ended, with the descriptor, but reports a
-handshake that succeeded without it. So the numbers are right, and which connections they are is not known: one that is older than the
-handshake's limit and has not ended has shown its key.
+handshake that succeeded without it. So the numbers are right, and which connections they are is not known: one that is
+older than the handshake's limit and has not ended has shown its key.
 """
 
 import errno
