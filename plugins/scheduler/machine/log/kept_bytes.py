@@ -18,12 +18,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def size_of(spec: JobSpec) -> int:
-    """Bytes in a snapshot, the same on every host."""
+    """Bytes of a spec in a snapshot, the same on every host."""
     return len(_encode(spec))
 
 
 class KeptBytes:
-    """Bytes of live and of ended jobs, kept up as jobs come, end and are forgotten."""
+    """Bytes of live and of ended jobs, kept up to date as jobs come, end and are forgotten."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.live = self.ended = 0
@@ -38,11 +38,11 @@ class KeptBytes:
         self.live += size
 
     def over(self, job: Job) -> None:
-        """It ended; its spec may have become shorter."""
+        """Count a job as ended; its spec may have become shorter."""
         self.live -= self._sizes[job.id]
         self._sizes[job.id] = size = size_of(job.spec)
         self.ended += size
 
     def forgotten(self, job: JobId) -> None:
-        """An ended one."""
+        """Count an ended job no longer."""
         self.ended -= self._sizes.pop(job)

@@ -69,12 +69,12 @@ FINDS: Mapping[type[AboutJob], tuple[State, ...]] = {
     Upgraded: ("running",),
     GpusKept: ("queued",),
 }
-"""In which states a command may find its job, which must be under the command's epoch as well; one before it when the
-command is a grant."""
+"""The states in which a command may find its job, which must be under the command's epoch as well, or under the one
+before when the command is a grant."""
 
 
 def apply(queue: JobTable, index: int, command: Command) -> tuple[Result, Sequence[LogEvent]]:
-    """The command at `index` of the log. Each change is noted once in the event log of its job."""
+    """Apply the command at `index` of the log. Each change is noted once in the event log of its job."""
     queue.index, queue.rack_s = index, max(queue.rack_s, command.rack_s)
     queue.notes = []
     result = _dispatch(queue, command)
@@ -105,7 +105,8 @@ def _dispatch(queue: JobTable, command: Command) -> Result:
 
 
 def _about_job(queue: JobTable, job: Job, command: AboutJob) -> Result | None:
-    """None: the job is not, or no more, where this command takes it to be. Nothing changes then."""
+    """Apply a command about a job. None: the job is not, or no more, where this command takes it to be, and nothing
+    changes."""
     if isinstance(command, CancelAsked):
         return job_endings.cancel_asked(queue, job, command)
     if (
