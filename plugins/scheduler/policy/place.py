@@ -74,7 +74,7 @@ def consolidate(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
 
 
 def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
-    """The fullest hosts first, so that their gaps are used up. Slots suffice."""
+    """Choose the fullest hosts first, so that their gaps are used up. There must be slots enough."""
     chosen: dict[HostId, int] = {}
     for count, host in sorted((count, host) for host, count in slots.items() if count > 0):
         take = min(count, workers)
@@ -85,9 +85,9 @@ def defragment(slots: Mapping[HostId, int], workers: int) -> dict[HostId, int]:
 
 
 def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | None]]) -> list[HostId] | None:
-    """A host of its own for each place of a gang that goes on elsewhere; None: not all of them find one. `room`: slots
-    of each host that may be taken, or minus its ranks for a job without GPUs, which needs 0; `needs`: slots, and the
-    host that somebody wants. The widest place chooses first, the tightest host that has room."""
+    """A host of its own for each place of a gang that is to continue elsewhere; None: not all of them find one. `room`:
+    slots of each host that may be taken, or minus its ranks for a job without GPUs, which needs 0; `needs`: slots, and
+    the host that somebody wants. The widest place chooses first, the tightest host that has room."""
     left, chosen = dict(sorted(room.items())), dict[int, HostId]()
     for at in sorted(range(len(needs)), key=lambda at: (needs[at][1] is None, -needs[at][0])):
         slots, wanted = needs[at]
@@ -101,8 +101,8 @@ def stand_in(room: Mapping[HostId, int], needs: Sequence[tuple[int, HostId | Non
 
 
 def spread(ranks_now: Mapping[HostId, int], workers: int, pack: Pack = "few") -> dict[HostId, int]:
-    """For a job without GPUs: each worker to the host that then has the fewest ranks. Empty when there is no host, or
-    too few of them for a gang whose workers lie apart."""
+    """Place a job without GPUs: each worker goes to the host that then has the fewest ranks. Empty when there is no
+    host, or too few of them for a gang whose workers lie apart."""
     load = dict(sorted(ranks_now.items()))
     if not load or (pack == "apart" and len(load) < workers):
         return {}

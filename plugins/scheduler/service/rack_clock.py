@@ -15,7 +15,8 @@ class RackClock:
         self._clock = clock
         self._said_s = 0.0
         self._at_s: float | None = None
-        """When `_said_s` was read, on this host's clock; None: nobody has asked yet, and it begins then."""
+        """When `_said_s` was read, on this host's clock; None: it was never asked for, and begins at the first
+        question."""
 
     def now_s(self) -> float:
         now_s = self._clock.now_s()
@@ -24,6 +25,6 @@ class RackClock:
         return self._said_s + max(0.0, now_s - self._at_s)
 
     def heard(self, said_s: float) -> None:
-        """The log has this reading: whoever is behind it catches up."""
+        """Catch up with the log's reading, if this host's clock is behind it."""
         if said_s > self.now_s():
             self._said_s, self._at_s = said_s, self._clock.now_s()

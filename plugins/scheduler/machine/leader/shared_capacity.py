@@ -25,7 +25,7 @@ from plugins.scheduler.policy.place import fits, place
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
-    """How many jobs share a GPU, and until when."""
+    """How GPUs are shared between jobs."""
 
     beside: int = 1
     """The most opportunistic jobs on one GPU."""
