@@ -498,7 +498,7 @@ class InterferenceView(msgspec.Struct, frozen=True):
     baseline_age_s: float | None
     """Seconds since the baseline was measured or confirmed."""
     audits: int
-    """How often the baseline was confirmed."""
+    """How often the baseline was measured or confirmed."""
     others: str
     """What the other jobs may do, in words."""
     age_s: float = 0.0

@@ -11,11 +11,11 @@ from plugins.sharing.policy.ladder import FREE, STOPPED, Rates
 
 BASELINE_STEPS = 32
 WINDOW_STEPS = 10
-"""AntMan's job side averages ten mini-batches."""
+"""The number of mini-batches that AntMan's job side averages."""
 
 
 class Law(Protocol):
-    """What a law of `policy.rivals` looks like."""
+    """The interface of a law of `policy.rivals`."""
 
     @property
     def rate(self) -> float: ...
@@ -98,7 +98,8 @@ class Throttle(Generic[L]):
 
 
 class Flag(Constant):
-    """Told when the guaranteed job is idle on the device, and nothing else: idle phases are free, busy ones closed."""
+    """A controller that is told when the guaranteed job is idle on the device, and nothing else: idle phases are free,
+    busy ones closed."""
 
     rates = Rates(1.0, math.inf, 0.0)
 
