@@ -1,4 +1,5 @@
-"""Chunks side by side are handled by one system call and one request: what a call costs, a run of chunks pays once."""
+"""Runs of neighbouring chunks, each handled by one system call and one request: what a call costs, a run of chunks pays
+once."""
 
 import mmap
 from collections.abc import Sequence
@@ -42,7 +43,8 @@ class StagingPlaces:
         self._view = memoryview(self.memory)
 
     def take(self, most: int) -> range:
-        """Places side by side, as many of so many as there are; at least one, since the machine counts them."""
+        """Take places side by side, at most `most` of them and as many as there are; at least one, since the machine
+        counts them."""
         for count in range(most, 0, -1):
             at = self._taken.find(bytes(count))
             if at >= 0:
@@ -55,6 +57,7 @@ class StagingPlaces:
         self._taken[place] = 0
 
     def at(self, place: int, start: int, size: int) -> memoryview:
-        """`size` bytes, `start` after the beginning of this place; they may lie in the next ones too."""
+        """The memory of `size` bytes, `start` after the beginning of this place; it may reach into the next places
+        too."""
         start += place * self._chunk
         return self._view[start : start + size]

@@ -37,21 +37,21 @@ from covey.wire.frames import FrameError, pack, read_frame
 from plugins.base import Outbox, Program
 
 ALONE_S = 30.0
-"""Without an agent, after which nobody wants spares."""
+"""Seconds without an agent after which no spares are wanted."""
 HERE_S = 10.0
 """From a spare's start until it says that it waits, seconds: a process that has not by then is not one of Covey's
 scripts."""
 WARM_S = 300.0
-"""To import everything."""
+"""Seconds in which a spare has to import everything."""
 PAUSE_S = 2.0
-"""Between a spare that was taken and the start of the next one: its rank starts first."""
+"""Seconds between a spare that was taken and the start of the next one: its rank starts first."""
 FAILS_MAX = 3
-"""Spares in a row that could not be used; then there are none."""
+"""The number of spares in a row that could not be used after which there are none."""
 LOOK_S = 1.0
 
 
 class SparesKeeper:
-    """One run of `SparesConfig`."""
+    """The keeper of the spares of one `SparesConfig`."""
 
     def __init__(self, env: Env, config: SparesConfig) -> None:
         self._env, self._config = env, config
@@ -89,7 +89,7 @@ class SparesKeeper:
     # ---- spares ----
 
     async def _fill(self) -> None:
-        """Start what is missing, one after another."""
+        """Start missing spares, one after another."""
         processes = self._env.processes
         if not isinstance(processes, StartsAhead):
             self._say_why("processes cannot wait here")
@@ -139,7 +139,7 @@ class SparesKeeper:
         self._tell()
 
     async def _watch(self, spare: WaitingProcess) -> None:
-        """One that ends while it waits (somebody killed it, or memory ran out) is replaced."""
+        """Replace a spare that ends while it waits (it was killed, or memory ran out)."""
         while spare in self._warm:
             await asyncio.sleep(LOOK_S)
             if self._env.processes.find(spare.id) is None and spare in self._warm:
@@ -202,7 +202,7 @@ class SparesKeeper:
 
 
 async def _warmed(spare: WaitingProcess) -> str:
-    """Why it cannot be used; empty: it waits."""
+    """Why a started spare cannot be used; empty: it waits."""
     try:
         async with asyncio.timeout(HERE_S):
             said = await spare.says()

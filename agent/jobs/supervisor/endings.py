@@ -3,11 +3,12 @@
 from agent.jobs.supervision import Ending
 
 EXTENSION_MAX_S = 600.0
-"""Most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
+"""The most seconds that a job's ranks may ask for beyond their grace, once: the time to write a large checkpoint."""
 
 
 def asked_to_end(known: Ending | None, grace_s: float, now_s: float, firm: bool) -> Ending:
-    """After one more such request; said again with the same grace it changes nothing. `now_s`: of `Clock.boot_s`."""
+    """The ending after one more request to stop; a repeated one with an equal grace changes nothing. `now_s`: of
+    `Clock.boot_s`."""
     kill_at_s = now_s + max(0.0, grace_s)
     if known is None:
         return Ending(grace_s, kill_at_s, firm=firm)

@@ -1,4 +1,4 @@
-"""Who may hold how much device memory.
+"""How much device memory each job may hold.
 
 Beside a guaranteed job it is simple: it gets what it asked for, the others what is left. Among opportunistic jobs the
 aim is the largest sum of normalized performance (AntMan §3.3), and jobs differ: one keeps its speed with half its
