@@ -30,19 +30,19 @@ RESERVED = (
     "aggregator/",
     "memory/agent",
 )
-"""Names that begin so may use the reserve: without its log and its records a host leaves the rack, and with a full disk
-it could not come back. A record is small, and takes the place of the one before it."""
+"""Beginnings of the names of files that may use the reserve: without its log and its records a host leaves the rack,
+and with a full disk it could not come back. A record is small, and takes the place of the one before it."""
 BULK = ("memory/volumes/", "scheduler/env/")
-"""Names that begin so leave the last room to others."""
+"""Beginnings of the names of files that leave the last room to others."""
 RESERVE_SHARE = 8
-"""The reserve holds at most one over this of the file system."""
+"""The divisor of the file system's size that bounds the reserve."""
 RESERVE_BYTES_MAX = 32 << 20
 PIECE_BYTES = 1 << 20
-"""A piece of the reserve is as long as what is to be written, and this."""
+"""The bytes that a piece of the reserve has beside what is to be written."""
 
 
 def reserve_of(directory: str) -> int:
-    """How many bytes of this directory's file system are worth setting aside."""
+    """The bytes of this directory's file system that are worth setting aside."""
     return _reserve_in(os.statvfs(directory))
 
 
@@ -87,7 +87,7 @@ class DiskReserve:
                 os.close(file)
 
     def give_up(self, needed: int) -> bool:
-        """Free a piece of it: False when nothing was left."""
+        """Free a piece of the reserve: False when nothing was left."""
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:

@@ -16,7 +16,7 @@ from covey.ports import ProcessId
 
 
 class GuardProcess(DetachedProcess):
-    """Runs from the start on. OSError when no process can be started. Blocking calls, one at a time."""
+    """A running guard. OSError when no process can be started. Blocking calls, one at a time."""
 
     def __init__(self, script: str, *arguments: str) -> None:
         super().__init__(
@@ -31,8 +31,8 @@ class GuardProcess(DetachedProcess):
         )
 
     def ask(self, line: str, timeout_s: float) -> str:
-        """Its answer, `ok` or `no` and why; empty when there is none in time, or it has ended. One that was silent once
-        must be dismissed: what it says later would be taken for the next answer."""
+        """Ask the guard, and return its answer, `ok` or `no` and why; empty when there is none in time, or it has
+        ended. One that was silent once must be dismissed: what it says later would be taken for the next answer."""
         assert self.stdin is not None
         assert self.stdout is not None
         try:
@@ -43,7 +43,7 @@ class GuardProcess(DetachedProcess):
             return ""
 
     def dismiss(self, wait_s: float) -> None:
-        """Nobody asks it any more; it is waited for for so long, and then left alone."""
+        """Dismiss the guard: it is waited for `wait_s` seconds, and then left alone."""
         for pipe in (self.stdin, self.stdout):
             assert pipe is not None
             with contextlib.suppress(OSError):

@@ -1,4 +1,5 @@
-"""The guard of suspended processes: it lets them go on when the agent that stopped them does not say more in time.
+"""The guard of suspended processes: it lets them run again when the agent that stopped them does not renew that in
+time.
 
 A process that was stopped (SIGSTOP) stays so when the agent dies or hangs, for ever. So before the agent stops one it
 tells this guard, a process of its own, until when. Lines on standard input, each answered by one line:
@@ -28,7 +29,7 @@ def fields(pid: int) -> list[str]:
 
 
 def go_on(held: "tuple[int, int]") -> None:
-    """SIGCONT to this process and all that descend from it."""
+    """Send SIGCONT to this process and all that descend from it."""
     pid, started = held
     found = fields(pid)
     if not found or int(found[19]) != started:
