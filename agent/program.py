@@ -188,8 +188,8 @@ async def run(program: Program, base: ProgramBase, config: Any, log: Logger) -> 
 
 
 def go_first(score: int, log: Logger) -> None:
-    """Let the kernel kill this program first. The agent is killed last (systemd/covey.service), and what it starts
-    inherits that."""
+    """Set this program's oom_score_adj: the agent is killed last (systemd/covey.service), and what it starts would
+    inherit that."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write(str(score))

@@ -147,7 +147,7 @@ def _rank(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
 
 
 def _launcher(spec: RanksSpec, rank: RankSpec) -> dict[str, object]:
-    """The options of torchrun where they are not given on its command line (PET_*), and scripts that start it."""
+    """What torchrun (PET_*), and scripts that start it, take for options that are not given."""
     return {
         "NNODES": spec.world_size,
         "NODE_RANK": rank.rank,

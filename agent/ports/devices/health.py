@@ -72,8 +72,7 @@ def worse(one: DeviceHealth, other: DeviceHealth) -> DeviceHealth:
 
 
 def worse_xid(one: int, other: int) -> int:
-    """The XID that says more; the first where both say as much as the other; 0 when neither says anything of the
-    device."""
+    """The XID that says more, or `one` where they are equal; 0 when neither says anything of the device."""
     return max((0, one, other), key=lambda number: ORDER.index(of_xid(number).condition))
 
 

@@ -19,9 +19,9 @@ import msgspec
 from agent.raft.messages import Entry
 
 WINDOW = 8192
-"""Entries whose ids are remembered: minutes at 100 commands a second."""
+"""The number of entries whose ids are remembered: minutes at 100 commands a second."""
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""Results remembered, all together; the oldest are dropped first, their ids stay."""
+"""The most bytes of remembered results, all together; the oldest are dropped first, their ids stay."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ class SessionTable:
                 self._drop_result()
 
     def dump(self) -> list[AppliedRequest]:
-        """For the snapshot, oldest first."""
+        """The applied requests for the snapshot, oldest first."""
         return list(self._kept.values())
 
     def load(self, kept: list[AppliedRequest]) -> None:
