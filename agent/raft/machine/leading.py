@@ -175,7 +175,7 @@ class Leading:
         return policy.stands(configuration.hosts, confirmed_s, self._lately(now_s))
 
     def _lately(self, now_s: float) -> float:
-        """The start of the earliest round that counts as late enough: a host that answered it or a later one still has
+        """The start of the earliest round whose answers are recent: a host that answered it or a later one still has
         the log that counts. Each step of a change needs new answers, so that a host that lost its log meanwhile does
         not count."""
         return max(now_s - self._timing.election_min_s, self._changed_s)
