@@ -37,7 +37,7 @@ class SharingRack:
         self.hosts: list[RackHost] = []
 
     def start(self) -> None:
-        """Whatever is missing, as systemd's Restart=always would."""
+        """Start whatever is missing, as systemd's Restart=always would."""
         quiet = rack.Timer(lambda _line: None)
         self.hosts = rack.start(self.directory, self.count, self.gpus, os.environ, quiet)
 
@@ -55,13 +55,15 @@ class SharingRack:
         return pid
 
     def kill(self, name: str) -> None:
-        """Its agent has ended when this returns: one that still holds its lock would be left alone by `start`."""
+        """Kill a host's agent, which has ended when this returns: one that still holds its lock would be left alone by
+        `start`."""
         state_dir = self.host(name).state_dir
         os.kill(self.agentd(name), signal.SIGKILL)
         wait(f"the agent of {name} has ended", lambda: not rack_processes.lock_holder(state_dir))
 
     def submit(self, name: str, argv: list[str], **more: Any) -> str:
-        """Its id. Ranks find `words` in their environment, and covey where this checkout has it."""
+        """Submit a job, and return its id. Ranks find `words` in their environment, and covey where this checkout has
+        it."""
         env = {
             "PATH": os.environ["PATH"],
             "HOME": os.environ.get("HOME", "/tmp"),
@@ -97,7 +99,7 @@ class SharingRack:
         }
 
     def runs(self, job: str, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Its view, once it runs."""
+        """Wait until the job runs, and return its view."""
         found: dict[str, Any] = wait(
             f"{job} runs", lambda: (now := self.job(job))["state"] == "running" and now, timeout_s
         )
@@ -111,7 +113,7 @@ def rank(work_s: float, wait_s: float, steps: int = 0) -> list[str]:
 
 @contextlib.contextmanager
 def sharing_rack(hosts: int, gpus: int, scheduler: str, devices: str = "cpu") -> Iterator[SharingRack]:
-    """Started; stopped at the end, and nothing of it is left."""
+    """A started rack, which is stopped at the end; nothing of it is left."""
     directory = Path(tempfile.mkdtemp(prefix="covey-rack-"))
     try:
         found = SharingRack(directory, hosts, gpus, scheduler, devices)

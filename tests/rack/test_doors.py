@@ -129,7 +129,7 @@ def test_who_may_read_over_the_network_and_that_it_is_said(rack: AgentRack) -> N
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
 def test_another_user_of_the_host_gets_nowhere_at_the_unix_socket(rack: AgentRack) -> None:
-    """Not by its mode, nor where somebody opened that."""
+    """Neither the socket's mode lets him in, nor a mode that somebody opened."""
     gpu1 = rack.hosts[0]
     asks = f"""
 import os, socket

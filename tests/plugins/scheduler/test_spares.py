@@ -1,4 +1,5 @@
-"""Spares on other hosts: which one is asked, who may leave when, what is forgotten, which host a coordinator takes."""
+"""Spares on other hosts: which one is asked, which ranks may leave when, what is forgotten, which host a coordinator
+takes."""
 
 from typing import Any
 
