@@ -37,7 +37,7 @@ VIEWS = (
         "memory",
     ),
 )
-"""What a command is called that answers without being told of what."""
+"""The names of commands that answer without being told of what."""
 
 
 def durations(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, by the kernel; what it does not tell is no user."""
+"""The process and user at the other end of a unix socket, by the kernel; what it does not tell is no user."""
 
 import os
 import shutil

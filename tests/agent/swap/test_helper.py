@@ -48,7 +48,7 @@ class FakeKernel:
         self.memory(1024 * MIB, 512 * MIB)
         self.remembers = True
         self.held: set[str] = set()
-        """Devices that are in use for something else."""
+        """The devices that are in use for something else."""
 
     def memory(self, total: int, available: int) -> None:
         text = MEMINFO.format(total=total >> 10, available=available >> 10)
@@ -126,7 +126,7 @@ def end() -> Iterator[int]:
 
 
 def swapoff(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """In the place of the program."""
+    """Play `swapoff`, in the place of the program."""
     (folder / "bin").mkdir()
     program = folder / "bin/swapoff"
     program.write_text(f"#!/bin/sh\n{script}\n")

@@ -1,5 +1,5 @@
-"""A rack where nothing happens from outside any more is at rest in the end: no job is stopped for ever, and the log does
-not grow.
+"""A rack where nothing happens from outside any more is at rest in the end: no job is stopped for ever, and the log
+does not grow.
 
 Coordinators and hosts take their time here. Whoever is granted is placed, and whoever stops ends, in any order and some
 looks later, on the GPUs that its coordinator finds by what the log says at that moment.
