@@ -322,7 +322,7 @@ class HttpApi:
         return response
 
     def _admit(self, request: web.Request) -> None:
-        """Refuse a request that the listener that it came over must not serve."""
+        """Admit a request; Refused when the listener that it came over must not serve it."""
         stopped = request.app[DOOR].stops(request)
         if stopped is not None:
             self.refused[stopped.reason] += 1
