@@ -1,11 +1,11 @@
 """The byte path of remote memory, compiled: the Python sources, made into machine code by mypyc.
 
-    python -m agent.compiled        for this installation; prints where it lies (three minutes of one core, once)
+    python -m agent.compiled        for this installation; prints the folder (three minutes of one core, once)
 
-It lies under the environment's own prefix, in a folder named after the sources, the Python and the machine, so that
-nothing is ever loaded that was made from other sources: after an upgrade it is made again. Where it was not made, or
-somebody else could have written it, the modules are interpreted, and every promise is the same. A request for a page
-then costs a half more processor time (`docs/results/memory.md`).
+The result is under the environment's own prefix, in a folder named after the sources, the Python and the machine, so
+that nothing is ever loaded that was made from other sources: after an upgrade it is made again. Where it was not made,
+or another user could have written it, the modules are interpreted, and every promise holds all the same. A request for
+a page then costs a half more processor time (`docs/results/memory.md`).
 """
 
 import hashlib

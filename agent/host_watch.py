@@ -4,7 +4,7 @@ it lasts.
 Gossip tells of suspicions, returns, losses and claims of names; hosts gossip which rack's log they follow (`LogNow`)
 and what they see themselves (`WrongNow`). Whatever a reader has to mend is a `Trouble` of one host: what is wrong, and
 what to type. Hosts that share a key but began logs of their own are alive to one another and yet several racks; no
-agent merges them, since one log and its jobs would be lost without anybody's word.
+agent merges them, since one log and its jobs would be lost, and no person had said so.
 """
 
 import math

@@ -5,8 +5,8 @@
 Every timer that fires late shows how long the loop stalled; the machine gets that before it gets the timer, so that no
 probe or suspicion that ran out meanwhile counts. A tick makes sure that there is such a timer five times a second.
 
-An exception in a timer or datagram callback would only go to asyncio's log while gossip went on in a broken state. It
-is caught, stops the service and is raised in the task that `env.spawn` watches.
+An exception in a timer or datagram callback would only go to asyncio's log while gossip kept running in a broken state.
+It is caught, stops the service and is raised in the task that `env.spawn` watches.
 """
 
 import asyncio

@@ -93,8 +93,8 @@ class HostDown(Fact, frozen=True):
 
 
 class MemberAway(Fact, frozen=True):
-    """The host restarts: it announced that it is back within `for_s`, and that its processes go on meanwhile. `HostUp`
-    follows, or `HostDown` once the time is over."""
+    """The host restarts: it announced that it is back within `for_s` seconds, and that its processes keep running
+    meanwhile. `HostUp` follows, or `HostDown` once the time is over."""
 
     host: HostId
     for_s: float

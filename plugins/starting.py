@@ -1,7 +1,7 @@
 """Starting a program of Covey on a machine that has no time for it.
 
-Thirty agents that begin together on two cores need a minute of processor for their programs. Who kills a start after
-10 s and begins another never gets there, and neither does anybody beside him. Therefore:
+Thirty agents that begin together on two cores need a minute of processor for their programs. An agent that kills a
+start after 10 s and begins another never finishes one, and keeps the agents beside it from finishing theirs. Therefore:
 
 - Until the program has said that its code is loaded it may take minutes; afterwards it has little left to do.
 - Time is counted in looks that were due, not on a clock: an agent that gets to look every fifth time only waits five

@@ -3,8 +3,8 @@ its connection at that moment: a client may have closed it before its request is
 user, or of root.
 
 - `OwnSocket`, the unix socket: everything, to whomever the kernel says is root or the agent's own user.
-- `Network`, `[http] bind`: reads, to whoever connects. No change exists there, whoever asks: over TCP nobody can tell
-  who is at the other end.
+- `Network`, `[http] bind`: reads, to whoever connects. No change exists there, whoever asks: over TCP it cannot be
+  told who is at the other end.
 
 A web page may send its visitor's browser to a loopback port, under a name of its own that it points at 127.0.0.1; the
 browser then lets the page read the answers. So what shows jobs is read under an IP address, `localhost`, this host's

@@ -1,7 +1,7 @@
 """What an agent answers about the rack: from gossip, from its copy of the log, and live from the other agents.
 
-A live question goes to every host that is alive, all at once, for as long as the reader waits; who did not answer is
-named beside the rows (`agent.api.gathering`).
+A live question goes to every host that is alive, all at once, for as long as the reader waits; hosts that did not
+answer are named beside the rows (`agent.api.gathering`).
 """
 
 import re

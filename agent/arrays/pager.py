@@ -4,8 +4,8 @@ waits for one thing alone.
     fault -> Paging.handle -> FetchChunk: asked of the volume, into a staging place -> PutInPlace: copied to the job
                            -> SendChunk: write-protected, sent to the volume from the memory itself -> PunchHole
 
-The job is not trusted: it chose the descriptors (`checked`), may lie about addresses and change its memory under us;
-what it can do so is harm its own array. When its process ends, what it wrote is still in the memory, and goes to the
+The job is not trusted: it chose the descriptors (`checked`), may lie about addresses and change its memory meanwhile;
+by that it can harm its own array only. When its process ends, what it wrote is still in the memory, and goes to the
 volume before this process ends.
 """
 

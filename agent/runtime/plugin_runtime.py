@@ -5,8 +5,8 @@
 
 A plugin has one *life* at a time: a service, its tasks, and a boot number of its own, so that ids and epochs of one
 life never come again in the next. Code of a life that ended (a command half way, a timer) reaches no other plugin and
-no other host. A new life begins as after a restart of the agent, from disk and from the programs that went on; it then
-receives the facts that hold now. A plugin that fails does not take the others down.
+no other host. A new life begins as after a restart of the agent, from disk and from the programs that kept running; it
+then receives the facts that hold now. A plugin that fails does not take the others down.
 """
 
 import asyncio

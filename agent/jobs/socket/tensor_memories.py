@@ -3,9 +3,9 @@ up what they have before it goes to an aggregator. Which was given which:
 
     all of them joined, each can   -> memory is made, each is given it
     one cannot, now or later       -> each is told: whatever it has not shared yet goes to an aggregator
-    this agent began anew          -> who has it keeps it; if one has and another has not, each is told
+    this agent began anew          -> ranks that have it keep it; if one has and another has not, each is told
 
-The agent needs it for nothing but to hand it on: ranks that have it go on without an agent.
+The agent needs the memory for nothing but to hand it on: ranks that have it work on without an agent.
 """
 
 from collections.abc import Callable, Mapping, Sequence

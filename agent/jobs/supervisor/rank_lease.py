@@ -1,7 +1,7 @@
 """The lease of one supervisor's ranks (`plugins.base.RankLease`): how long they run without news, and when they stop.
 
 Ranks that may all be lost stand still long before their lease is over, so that others may take their place; a renewal
-lets them go on.
+lets them run again.
 """
 
 import msgspec

@@ -21,13 +21,13 @@ the notice, SIGTERM and SIGKILL from here, whatever the agent does: it may be de
 Ranks that may all be lost stand still long before (`agent/jobs/supervisor/rank_lease.py`); what ends them then is
 SIGKILL.
 
-Started once. The unix socket is the claim: two supervisors for the same epoch cannot both listen. One that finds a
-state file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started,
-lets them run on, and learns how they ended from what their shims wrote (`Processes.resume`). Every other process with
-the marks of this epoch is ended. So an agent that does not know how far it got starts a supervisor again.
+Started once. The unix socket is the claim: two supervisors for one epoch cannot both listen. One that finds a state
+file takes over from a supervisor that died: it starts nothing, finds the ranks again that the other had started, lets
+them run on, and learns how they ended from what their shims wrote (`Processes.resume`). Every other process with the
+marks of this epoch is ended. So an agent that does not know how far it got starts a supervisor again.
 
 A rank that may be lost (`Heal`: its script called `job.state`) is started again alone when it fails, or is killed
-(`agent.jobs.successors`); of what its process left running nothing goes on.
+(`agent.jobs.successors`); whatever its process left running is ended.
 
 Any other rank that fails takes its siblings on this host with it after `SIBLINGS_S`, since collective operations would
 wait for it for ever; codes are kept in the order in which the ranks ended, so the first that failed comes first.

@@ -4,8 +4,8 @@ A device is a set of cores and a memory size. Ranks are bound to the cores of th
 (`covey.ports.Command.cores`). What a rank uses is read from /proc (`rank_trees.py`), with everything that it started: a
 rank of several devices uses each alike, since the kernel does not say on which core a process spent its time.
 
-The memory size is what the scheduler and the sharing of devices go by; nobody holds a rank to it (`hard limit` is not
-in `can`). Suspending stops a rank's processes for a lease (`guards/suspensions.py`); their memory stays where it is.
+The memory size is what the scheduler and the sharing of devices go by; no rank is held to it (`hard limit` is not in
+`can`). Suspending stops a rank's processes for a lease (`guards/suspensions.py`); their memory stays where it is.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 The kernel notes pid and uid when a process connects, so the answer stays the same when the peer closes or ends. Three
 things make it no answer, and each is `UNKNOWN_USER` here, which no rule lets in: the socket was never connected (the
-kernel says uid -1), it is closed already, or the peer's user has no number in our user namespace (the kernel says
-65534, which another process may truly be).
+kernel says uid -1), it is closed already, or the peer's user has no number in this process's user namespace (the kernel
+says 65534, which another process may truly be).
 """
 
 import socket

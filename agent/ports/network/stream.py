@@ -1,8 +1,8 @@
-"""One connection for bulk bytes, over TCP or a unix socket, on asyncio's BufferedProtocol; the same on
-uvloop and on stock asyncio.
+"""One connection for bulk bytes, over TCP or a unix socket, on asyncio's BufferedProtocol, for uvloop and stock asyncio
+alike.
 
 Reading: the kernel fills either the reader's own memory (a read of at least `DIRECT_BYTES` is waiting) or a spill
-buffer of `SPILL_BYTES`, from which small reads are served; when the spill is full and nobody reads, the socket is
+buffer of `SPILL_BYTES`, from which small reads are served; when the spill is full and no reader waits, the socket is
 paused, and TCP tells the peer.
 
     kernel -> get_buffer() -> the reader's view, when one waits     no copy

@@ -7,7 +7,7 @@ Once its channel answers it is let go with all that it has started meanwhile: th
 it had.
 
 Raising a priority again needs CAP_SYS_NICE, or a limit RLIMIT_NICE of 20 (`LimitNICE=+0` in covey.service). Without
-either a rank's own nice stays as it is, since nobody could take it back; its automatic group needs neither.
+either a rank's own nice stays as it is, since it could not be taken back; its automatic group needs neither.
 """
 
 import os

@@ -13,10 +13,10 @@ A *rank*, and a spare that waits to become one:
   limits, control group, cores, I/O priority, namespaces, `no_new_privs`, the system call filter, and which
   capabilities may ever be had.
 
-Our *programs* (a supervisor, a keeper of spares, byte processes) get descriptors 0 to 2 and one pipe by which they say
-that they are loaded (sockets they open themselves, or are sent), the agent's environment without what systemd says to
-the agent alone (`NOT_INHERITED`), and no blocked signal. A *shim* gets the few variables by
-which it is found, and writes its own errors to the log of the supervisor (descriptor 2).
+Covey's *programs* (a supervisor, a keeper of spares, byte processes) get descriptors 0 to 2 and one pipe by which they
+say that they are loaded (sockets they open themselves, or are sent), the agent's environment without what systemd says
+to the agent alone (`NOT_INHERITED`), and no blocked signal. A *shim* gets the few variables by which it is found, and
+writes its own errors to the log of the supervisor (descriptor 2).
 
 Standard library only, and little of it: a shim imports this without site (`agent/ports/processes/shim.py`).
 """

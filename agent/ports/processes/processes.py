@@ -1,12 +1,13 @@
 """Processes on this machine: users' commands and Covey's own programs.
 
-Every process gets a session and a process group of its own, and no death signal tied to us: it lives on when this agent
-is killed. Its end is seen through a pidfd, also when it is not our child (found again after a restart).
+Every process gets a session and a process group of its own, and no death signal tied to this one: it lives on when this
+agent is killed. Its end is seen through a pidfd, also when it is not this process's child (found again after a
+restart).
 
     start(Command)      no shell, nothing inherited, stdout and stderr appended to a file; with `run` under a shim that
-                        outlives us, bounds what is written and tells how it ended (`agent/ports/processes/shim.py`,
-                        `agent/ports/processes/shims.py`)
-    resume(Command)     what was started under that shim, by us or by a supervisor before
+                        outlives this one, bounds what is written and tells how it ended
+                        (`agent/ports/processes/shim.py`, `agent/ports/processes/shims.py`)
+    resume(Command)     what was started under that shim, here or by an earlier supervisor
     start_program(...)  `python -P -m agent.program`, its configuration handed over in an unnamed file as stdin
     find(ProcessId)     pid and start time must match /proc: a recycled pid is another process
 

@@ -23,7 +23,7 @@ there is none what is new is lost, and a line says so.
 
 A *spare* (`config["control"]`, a socket of whoever keeps it) is a process that waits before it does anything of its
 script (`covey.hooks.warm`). It has no record and no output until it is taken for a rank: what it is then comes over
-that socket, and from there on it is a rank like any other. Its shim ends it once nobody holds the other end.
+that socket, and from there on it is a rank like any other. Its shim ends it once no process holds the other end.
 
     keeper -- marshal: run, output, limit_bytes, cores, given --> shim -- "warm" or why not, then "taken" --> keeper
 

@@ -4,8 +4,8 @@ It is created at each election and dropped when the leader steps down (Raft Figu
 
 CheckQuorum and the lease. Each round of heartbeats has a number, every answer names it, and what counts is when the
 round *began*: at that moment the voter had not yet voted for another host, and for `election_min_s` after it received
-our heartbeat it will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a majority
-answered, no other leader can exist.
+this leader's heartbeat it will not (Raft thesis §4.2.3, §6.4.1). So until `lease_s` after the latest round that a
+majority answered, no other leader can exist.
 
 Who counts. A voter is a name and the log that it votes with (`messages.Voter`). The leader writes down which log that
 is before it counts an answer of it: of a host that has answered no leader yet, with the first answer; of one that

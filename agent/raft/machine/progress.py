@@ -2,7 +2,7 @@
 
 probe     one Append at a time, until the place is found where the two logs agree
 stream    entries are sent ahead of the answers, up to `window` messages
-snapshot  the host is further behind than our log reaches: pieces of the snapshot, one at a time
+snapshot  the host is further behind than the leader's log reaches: pieces of the snapshot, one at a time
 """
 
 import enum

@@ -4,8 +4,8 @@ Writes. One task performs them in order (`service.writer`). While one write is u
 become the next one (group commit). What the core promised to others leaves only after `Persisted`.
 
 Trouble. A full disk is waited for. When it fails otherwise, or the state cannot apply a committed command, this host's
-part in the log ends: what an interrupted write left there is unknown until a restart reads it back. The agent goes on
-and answers reads with their age.
+part in the log ends: what an interrupted write left there is unknown until a restart reads it back. The agent keeps
+running and answers reads with their age.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The only writer of a log: requests in order, those that gathered meanwhile as one write.
 
 A disk without room is waited for: nothing counts as written before it is, so this host acknowledges nothing, gives no
-vote and, after `machine.disk_pace.SLOW_S`, leads no longer; its part in the log goes on by itself once there is room.
+vote and, after `machine.disk_pace.SLOW_S`, leads no longer; its part in the log continues by itself once there is room.
 Any other failure of the disk ends that part (`failed`): what is on the disk then is known after a restart.
 """
 

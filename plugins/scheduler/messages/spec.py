@@ -1,7 +1,7 @@
 """What a person asks for: one job, checked once.
 
 `JobSpec.parse` is the only validation of a submission. Every error names the field, what was found and what was
-expected, and on a misspelt field the nearest one there is. The limits stand in the types, so the same struct is bounded
+expected, and on a misspelt field the nearest one there is. The limits are in the types, so the struct is bounded too
 when it comes back out of the log or from another host.
 """
 

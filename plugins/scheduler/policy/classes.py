@@ -1,8 +1,8 @@
 """What a job's class lets it do: quotas, demotion, upgrade, and one gang that waits for GPUs (AntMan §3.2, §3.3).
 
-A *guaranteed* job uses its tenant's quota and nobody else's job may be in its way. An *opportunistic* one uses none,
-takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then it is
-opportunistic, until a quota that got free makes it guaranteed where it runs.
+A *guaranteed* job uses its tenant's quota and no other tenant's job may be in its way. An *opportunistic* one uses
+none, takes what guaranteed jobs leave, and yields to them. An *auto* job is guaranteed until it waited too long; then
+it is opportunistic, until a quota that got free makes it guaranteed where it runs.
 
 These functions decide that for the replicated queue of a rack (`machine/leader/leader.py`), whether its GPUs are shared
 (`machine/leader/shared_capacity.py`) or not.

@@ -7,15 +7,16 @@ A gang that fits already, on several hosts, and is slower there, waits for moves
 
     h1 [AA..]  h2 [....]                 4 GPUs, and it minds being spread: A's ranks move to h2, and it starts on h1
 
-That is worth it if what it loses to the network in the time that it is taken to run is more than what all stand still.
+Such moves pay if the gang would lose more to the network, in the time that it is expected to run, than all that move
+lose by standing still.
 
 A gang that runs on several hosts, and is slower there, moves together once one of them has room for all of it:
 
     h1 [AA..]  h2 [BBBA]                 B has ended: A's rank on h2 moves to h1
 
-Only gangs that go on without a host can move (`machine/log/replacing.py`); each waits for some seconds meanwhile,
-whole. Nothing moves from where it would cost more room than it makes. Ours: no scheduler of the six papers can do it,
-for a job's processes would begin anew.
+Only gangs that can continue without a host can move (`machine/log/replacing.py`); each waits for some seconds
+meanwhile, whole. Nothing moves from where that would cost more room than it makes. This is Covey's own: no scheduler of
+the six papers can do it, since a job's processes would begin anew there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

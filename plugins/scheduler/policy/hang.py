@@ -6,11 +6,11 @@ What shows it, the strongest first:
     rank 3 does not wait, all that wait do so     each rank tells its agent for how long it has waited for others, and
     for others, and rank 3 shows no sign of life  since its last sign of life (`judged`)
     all stand still, rank 3 a step behind         each rank tells its agent, where no tensors are summed
-    all stand still                               nobody can be named: the whole gang ends
+    all stand still                               no rank can be named: the whole gang ends
 
 A sign of life is a step, a batch that was fetched, also in an evaluation, a call of tensors, or `job.alive()`. A rank
-that never connected to its agent has none, and what only it could know counts against nobody but itself. Of a gang that
-reports nothing, and waits for nothing, nothing is known, and nothing is done.
+that never connected to its agent has none, and what only it could know counts against itself alone. If a gang reports
+nothing, and waits for nothing, nothing is known of it, and nothing is done.
 """
 
 from collections.abc import Collection, Sequence

@@ -10,9 +10,9 @@ The host counts from when it asked, the leader from when it answered, which is l
 slow link, a stopped agent) is on the safe side. Two clocks may differ in rate by `DRIFT` each.
 
 Ranks that may be lost (`covey.job.job_state`) need not be gone before others take over: it is enough that they stand
-still. They are suspended `pause_s` after the question that was answered last, and go on when one is answered in time
-after all. So a host that falls silent is replaced within seconds, and a busy one, or one whose agent restarts, loses
-nothing:
+still. They are suspended `pause_s` after the question that was answered last, and run again once one is answered in
+time after all. So a host that falls silent is replaced within seconds, and a busy one, or one whose agent restarts,
+loses nothing:
 
     asked      answered          suspended              they stand still: others may start in their place
     --+-----------+-----------------+------ slack ------+--->

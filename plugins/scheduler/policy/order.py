@@ -2,9 +2,9 @@
 
 A job's attained service is its GPUs times the seconds it ran. Jobs start in queue 0 and sink as they attain service;
 inside a queue it is first come, first served. The walk goes down the order and skips a gang that does not fit whole
-(all or nothing, no blocking behind it). Where the paper's text, pseudocode and simulator disagree we keep running jobs
-ahead of waiting ones inside a queue ("sticky"): a job is preempted only by one of a strictly higher queue or a promoted
-one. The literal pseudocode preempts six times as often for nothing.
+(all or nothing, no blocking behind it). Where the paper's text, pseudocode and simulator disagree, Covey keeps running
+jobs ahead of waiting ones inside a queue ("sticky"): a job is preempted only by one of a strictly higher queue or a
+promoted one. The literal pseudocode preempts six times as often for nothing.
 """
 
 import bisect

@@ -3,8 +3,8 @@
 Workers on several hosts communicate through the network. Tiresias packs the models that have one huge tensor and
 spreads all others into gaps. Most jobs do not describe their tensors, so a gang is packed here until its model is
 known: `skew` is None until its tensors were seen to be small and its steps were seen to take no longer when spread
-(`packing.shown`). What fits
-into a gap whole goes there (best fit), which keeps whole hosts free for those that need them.
+(`packing.shown`). A gang that fits into a gap whole goes there (best fit), which keeps whole hosts free for gangs that
+need them.
 
 Functions work in slots: a slot is what one worker takes, so with one GPU per worker a slot is a GPU. `pack` is what the
 submitter asked for:

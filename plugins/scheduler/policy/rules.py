@@ -1,7 +1,7 @@
-"""How jobs are ordered, as one value: the published policies, what they are compared with, and ours.
+"""How jobs are ordered, as one value: the published policies, what they are compared with, and Covey's own.
 
 Every policy is a walk down an order (`policy/order.py`); they differ in the queues, in who stays, and in the order
-inside a queue. A `OrderRules` says all of it, so that the agent, the simulator and the tests speak of the same thing.
+inside a queue. An `OrderRules` says all of it, so that the agent, the simulator and the tests mean one thing.
 """
 
 from typing import Literal, get_args

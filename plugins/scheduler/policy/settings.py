@@ -87,7 +87,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def knob(self) -> tuple[int, int] | None:
-        """`promote_knob` as a fraction, as `Rules` has it."""
+        """`promote_knob` as a fraction, as `OrderRules` has it."""
         if self.promote_knob is None:
             return None
         return Fraction(self.promote_knob).limit_denominator(1000).as_integer_ratio()

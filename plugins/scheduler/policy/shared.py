@@ -6,8 +6,8 @@ they are: Algorithm 1 asks for the topology of guaranteed jobs only. A job of se
 its workers apart, lies on hosts as anywhere else (`policy/place.py`), and takes the best GPUs of each.
 
 The log gives one name to one job, so parts of a GPU have names of their own: a guaranteed job holds `UUID`, those
-beside it `UUID+1`, `UUID+2`, ... One that is upgraded where it runs goes on holding its part; no guaranteed job comes
-to that GPU while it does.
+beside it `UUID+1`, `UUID+2`, ... A job that is upgraded where it runs keeps its part; no guaranteed job starts on that
+GPU while it does.
 """
 
 import zlib
@@ -42,7 +42,7 @@ def part_of(device: str, number: int | str) -> str:
 
 def short_name(device: str) -> str:
     """Eight hex digits for a GPU's name: what gossip says of GPUs must be short. Two of one host may, with a chance of
-    1 in 35 million for 16 of them, come out alike; the host notices (`SharedGpus.alike`)."""
+    1 in 35 million for 16 of them, come out alike; the host notices (`GpusShared.names`)."""
     return f"{zlib.crc32(device.encode()):08x}"
 
 

@@ -3,14 +3,14 @@
     ranks to start, ranks that run --> RenewLeases --> the leader, or any other host that reaches it
     LeasesRenewed: these, for so long --> runner.renew --> their supervisors
 
-While nobody leads, nobody can grant anything elsewhere either, and whoever is elected next waits for one whole lease.
-So ranks that run go on as long as a majority of voters answers, each for itself, that it knows no leader
-(`Leaderless`), and no copy of the log among theirs and ours has an entry that ended these ranks, or may have: a host
+While the log has no leader, no host can grant anything elsewhere either, and the next leader waits for one whole lease.
+So ranks that run keep running as long as a majority of voters answers, each for itself, that it knows no leader
+(`Leaderless`), and no copy of the log, theirs or this host's, has an entry that ended these ranks, or may have: a host
 that was cut off does not know what was decided meanwhile. A host that reaches neither a leader nor that majority cannot
 tell whether the voters are dead or it is cut off: its ranks end.
 
-Ranks of a job that is submitted with `--on-lost keep` need none. Nothing else starts here without one: a host that
-receives the log but is heard by nobody would otherwise begin what is being taken back.
+Ranks of a job that is submitted with `--on-lost keep` need no lease. Nothing else starts here without one: a host that
+receives the log but cannot make itself heard would otherwise begin what is being taken back.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The rack's clock: seconds during which agents took part in this log, by clocks that do not step.
 
-Each command carries the proposer's reading; the log keeps the highest (`Queue.rack_s`). Between commands every host
-counts on by its own monotonic clock. So the duration that people see of a job is the same on every host, and no clock
-that is set, forward or back, changes it. It stands still while no agent of the rack runs.
+Each command carries the proposer's reading; the log keeps the highest (`JobTable.rack_s`). Between commands every host
+counts on by its own monotonic clock. So people see one duration of a job on every host, and no clock that is set,
+forward or back, changes it. It stands still while no agent of the rack runs.
 """
 
 from covey.ports import Clock

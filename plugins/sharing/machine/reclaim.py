@@ -2,9 +2,9 @@
 
 asked --(3 mini-batches or 5 s)--> driver limit --1 s--> suspend --10 s--> terminate --10 s--> kill
 
-One that keeps the memory it took at its start (JAX) is not limited by the driver, under which it would fail.
-Who still loads its framework and did not say what memory it wants is not suspended but queued again: nothing of it is
-lost yet, and suspended it would need room for all there may be before it could go on.
+One that keeps the memory it took at its start (JAX) is not limited by the driver, under which it would fail. A job that
+still loads its framework and did not say what memory it wants is not suspended but queued again: nothing of it is lost
+yet, and suspended it would need room for all there may be before it could continue.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ old limit or the new one, so it is charged with the larger. The sum of these cha
 capacity, at no instant and whatever gets lost: that is `check`.
 
     want 4 GB      shrink sent        acknowledged           room for others
-    8 ----------> charged 8 -------> charged 4 -----------> 4 more may be sent to somebody
+    8 ----------> charged 8 -------> charged 4 -----------> 4 more may be sent to others
 """
 
 from collections.abc import Mapping

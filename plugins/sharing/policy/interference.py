@@ -2,8 +2,8 @@
 
 The measure is the duration of a mini-batch (AntMan §2.3: mini-batches repeat the same work, so their rate says how a
 job fares). One mini-batch proves nothing: it varies by itself. So durations are collected, and a decision waits until
-the measured slowdown, give or take its error, lies on one side of the tolerance. AntMan calls any difference under
-10 ms zero (§5.3), which hides a doubling of a 10 ms mini-batch; we compare relative to the job's own duration.
+the measured slowdown, give or take its error, lies on one side of the tolerance. AntMan calls any difference under 10
+ms zero (§5.3), which hides a doubling of a 10 ms mini-batch; Covey compares relative to the job's own duration.
 """
 
 import math

@@ -7,7 +7,7 @@
 
 A throttle that knows nothing of the other job (AntMan, TGS, HAMi) hurts in proportion to what it gives: at 5 % it gives
 some 5 %. But a training job does not use its GPU all the time (AntMan §2.2): while it reads input or waits for
-gradients, whatever runs there delays nobody. So the ladder gives these phases away first, and only then, carefully, a
+gradients, whatever runs there delays no one. So the ladder gives these phases away first, and only then, carefully, a
 share of the busy ones. Every rung gives more and hurts more than the one below, so one number and one rule suffice.
 
 Below 1 the opportunistic job gets the *beginning* of each idle phase, not a fraction spread over it: operations cannot

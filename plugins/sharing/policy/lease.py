@@ -2,7 +2,7 @@
 
 AntMan's published job side waits for ever at a limit of 0, HAMi's while its monitor is dead. Here every limit carries a
 lease. When it is over a guaranteed job runs free, an opportunistic one falls back to its failsafe rate, which is never
-0; memory stays as it was, since nobody is there to make room.
+0; memory stays as it was, since there is no agent to make room.
 """
 
 from plugins.sharing.messages import LEASE_S

@@ -1,8 +1,8 @@
 """The guard of ranks whose GPU memory is on the host: it moves them out by CUDA's checkpoint, and back when time is
 over.
 
-A process that was checkpointed stays out of its GPU until somebody restores it; so whoever moves it out is this guard,
-a process of its own that ends only when all are back. It alone loads the driver's library, never the agent. Lines on
+A process that was checkpointed stays out of its GPU until it is restored; so it is this guard that moves it out, a
+process of its own that ends only when all are back. It alone loads the driver's library, never the agent. Lines on
 standard input, each answered by one line:
 
     hold SECONDS PID:START,...    these are moved out, for so long at most; of those that are, the time begins anew

@@ -2,10 +2,10 @@
 calls of CUDA wait (drivers from 570 on: `cuCheckpointProcessLock`, `Checkpoint`, `Restore`, `Unlock`). Never run on a
 GPU so far.
 
-A rank must not stay out because its agent died: `checkpoint_guard.py`, a process of its own, moves it back when a
-lease is over or the agent is gone. SIGSTOP is not used in its place: a stopped process keeps its memory of the GPU,
-and what it had queued goes on, so nobody would have anything of it. Processes that share device memory with others
-(some of NCCL's transports) are refused by the driver: then they stay as they are.
+A rank must not stay out because its agent died: `checkpoint_guard.py`, a process of its own, moves it back when a lease
+is over or the agent is gone. SIGSTOP is not used in its place: a stopped process keeps its memory of the GPU, and what
+it had queued runs on, so it would free nothing for others. Processes that share device memory with others (some of
+NCCL's transports) are refused by the driver: then they stay as they are.
 """
 
 import subprocess

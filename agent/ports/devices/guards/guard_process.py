@@ -1,7 +1,7 @@
 """A guard of ranks, as the agent has it: `suspend_guard.py` or `checkpoint_guard.py`, a process that undoes what was
 done to ranks when the agent does not say more in time, or is gone.
 
-One line to its standard input, one line back. It sees by the end of its standard input that nobody needs it any more,
+One line to its standard input, one line back. It sees by the end of its standard input that it is not needed any more,
 undoes what is left, and ends by itself, so it is never killed.
 """
 

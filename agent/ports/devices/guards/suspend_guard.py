@@ -5,7 +5,7 @@ A process that was stopped (SIGSTOP) stays so when the agent dies or hangs, for 
 tells this guard, a process of its own, until when. Lines on standard input, each answered by one line:
 
     hold SECONDS PID:START,...       from now on, these for so long at most; what it held of them before is replaced
-    drop PID:START,...               these go on by themselves: the agent lets them
+    drop PID:START,...               these are let run by the agent itself
 
 When the time is over, or standard input ends, what is held and its descendants get SIGCONT. START is field 22 of
 /proc/PID/stat: a pid that is used again is left alone. Run as a script of its own, without any of Covey's

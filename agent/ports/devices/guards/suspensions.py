@@ -2,8 +2,8 @@
 lease.
 
 A stopped rank must not stay stopped because its agent died, was stopped itself, or forgot it: `suspend_guard.py`, a
-process of its own, knows of every stopped process before it is stopped, and lets it go on when the lease is over or the
-agent is gone. Whoever wants a rank stopped for longer says so again within `LEASE_S`.
+process of its own, knows of every stopped process before it is stopped, and lets it run again when the lease is over or
+the agent is gone. Whoever wants a rank stopped for longer says so again within `LEASE_S`.
 """
 
 import contextlib

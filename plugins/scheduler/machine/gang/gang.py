@@ -9,9 +9,9 @@ plans with that number. GPUs that the log keeps for another gang meanwhile are c
 here: committing Placed is the start, and a host that said yes holds its GPUs until the log says what became of the
 grant.
 
-A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places.
-One that has ranks of it already takes some more if somebody wants that, or if no other has room. Replaced is the start
-then.
+A gang that runs, and has lost hosts or is to leave some, gets others in the same way: one for each of these places. A
+host that has ranks of the gang already takes more if a person wants that, or if no other host has room. Replaced is the
+start then.
 """
 
 from collections.abc import Mapping, Sequence

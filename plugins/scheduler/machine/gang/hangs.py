@@ -6,8 +6,9 @@
                     the gang's first host    --GangStands--> host of its lowest rank: its ranks end, and with them the
                                                             whole gang, which fails, or runs again with `--retries`
 
-One rank at a time: a successor of each needs others that live. The host of a rank knows since when its process runs,
-and leaves one alone that is younger than what its job allows: the round that waits may be older than a successor.
+Ranks are told of one at a time: a successor of each needs others that live. The host of a rank knows since when its
+process runs, and leaves one alone that is younger than what its job allows: the round that waits may be older than a
+successor.
 """
 
 from collections.abc import Mapping, Sequence

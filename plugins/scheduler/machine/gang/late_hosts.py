@@ -4,7 +4,7 @@
                                                     and fewer than half of the ranks are
 
 A share of these seconds is a share of the job's time. A few such hosts cause most of the trouble of a rack: a card that
-throttles, a link that lost half its speed, somebody else's process.
+throttles, a link that lost half its speed, another user's process.
 """
 
 from collections import Counter, deque

@@ -2,8 +2,8 @@
 
     HeartbeatHeard --> newest step, quiet since, waits since      each second: processes that are new begin anew
 
-Nothing counts from before what disturbed a gang last: this agent began, nobody led (ranks that may be lost are
-suspended then), this machine stood still, or ranks of the gang went elsewhere.
+Signs from before the last disturbance of a gang do not count. A disturbance is: this agent began, the log had no leader
+(ranks that may be lost are suspended then), this machine stood still, or ranks of the gang moved.
 """
 
 from collections.abc import Collection, Mapping

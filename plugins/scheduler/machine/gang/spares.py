@@ -1,10 +1,10 @@
 """Spares of jobs on other hosts: which host is asked to keep some, and how long ranks that move wait for theirs.
 
     first host of a job --SparesWanted, again and again--> the host that would take ranks over --SparesWarm--> its hosts
-    host that ranks leave --SparesWanted--> the host where they go on --SparesWarm--> it: now its ranks end
+    host that ranks leave --SparesWanted--> the host where they run on --SparesWarm--> it: now its ranks end
 
-Nothing of it is in the log: a host that was not asked again forgets what it kept, and a spare that is not there costs
-its rank the time that it takes to start.
+The log knows nothing of spares: a host that was not asked again forgets what it kept, and a spare that is not there
+costs its rank the time that it takes to start.
 """
 
 from collections.abc import Mapping, Sequence

@@ -9,10 +9,10 @@ Then, down that order, each of them that waits
 - keeps the open GPUs that there are, when it does not fit even so. One gang at a time keeps GPUs.
 
 Opportunistic jobs come last, oldest first, on what is left. No job stops for them: they lose their GPUs to guaranteed
-jobs only, as often as that happens (there is no sharing of a GPU yet). None starts while a gang claims GPUs and another
-gang keeps some: a claim is not in the log, so the job's coordinator could put it on just these GPUs, and it would be
-stopped for the gang at the next look, for ever. (Where no other gang keeps GPUs, this one keeps them when it stops
-others.)
+jobs only, as often as that happens (where GPUs are shared no job loses one: `machine/leader/shared_capacity.py`). No
+opportunistic job starts while one gang claims GPUs and another gang keeps some: a claim is not in the log, so placement
+could give the job exactly those GPUs and preempt it again at the next look, for ever. (Where no other gang keeps GPUs,
+this one keeps them when it stops others.)
 """
 
 import heapq

@@ -11,9 +11,10 @@ does not know yet which GPUs the gangs that are being placed will hold.
 `Capacity` and `SharedCapacity` stay two classes, since they count two things. Without sharing the log counts GPUs of a
 host and does not name them until a gang is placed: there is no GPU by which a gang that is being placed, or one that
 keeps GPUs, could be counted, and victims are chosen by host. With sharing the log must name GPUs, since a job that is
-upgraded stays on its own, and nobody is stopped. What both have in common (what each job holds, who keeps what, where
-ranks may start) stands in `Capacity` alone; `stops` is the one question that admission asks. Counting by GPU everywhere
-would also cost time: to draft a look and plan one gang on 256 hosts of 8 GPUs takes 0.08 ms by host and 1.2 ms by GPU.
+upgraded stays on its own GPUs, and no job is stopped. What both have in common (what each job holds, which gang keeps
+what, where ranks may start) is in `Capacity` alone; `stops` is the one question that admission asks. Counting by GPU
+everywhere would also cost time: to draft a look and plan one gang on 256 hosts of 8 GPUs takes 0.08 ms by host and 1.2
+ms by GPU.
 
 A job is put in again whenever it changed, so this map is never drawn anew. Hosts where nothing is free, open or
 staying are not in those maps: in a full rack a decision looks at the few where something is.

@@ -5,9 +5,9 @@ lacks GPUs, or would be spread --departures, and they pay--> MoveAsked to each; 
    ^                                          |              to run
    '-- none, or `LASTS_S` passed: as without -+-- all through: it starts
 
-Who could start anyway has others move for it only in a rack where nothing else is going on, and seldom: what is gained
-then is not certain, and what moves is slower for a moment. So does a gang that runs on several hosts and would lie on
-one, place after place.
+For a gang that could start anyway others move only in a rack where nothing else changes, and seldom: what is gained
+then is not certain, and what moves is slower for a moment. A gang that runs on several hosts and would fit on one moves
+there under these conditions too, place after place.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence

@@ -1,9 +1,9 @@
 """What the elected leader decides: which jobs run, which stop for them, and what happens to jobs whose host is gone.
 
-Everything that must survive the leader stands in the log. What it remembers by itself (since when a grant is being
-placed, when to try one again, how long jobs have waited since it last told the log) the next leader begins anew, which
-only makes that one a little slower to act. The leader proposes; `queue.apply` decides whether a proposal still holds.
-Which jobs start, and on which GPUs, is decided in `machine/leader/admission.py`.
+Everything that must survive the leader is in the log. What it remembers by itself (since when a grant is being placed,
+when to try one again, how long jobs have waited since it last told the log) the next leader begins anew, which only
+makes that one a little slower to act. The leader proposes; `queue.apply` decides whether a proposal still holds. Which
+jobs start, and on which GPUs, is decided in `machine/leader/admission.py`.
 """
 
 import math

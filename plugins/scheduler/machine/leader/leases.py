@@ -1,7 +1,7 @@
 """Which hosts may still run ranks, as the elected leader knows it: what it answered, and when.
 
 A new leader knows nothing of what earlier ones answered, so to it every host was confirmed at the moment of its own
-election, by the longest lease that an earlier one may have given (it stands in the log: `Leads`). A grant that it
+election, by the longest lease that an earlier one may have given (it is in the log: `Leads`). A grant that the leader
 decided to take back is confirmed no more: ranks that have not started yet will not.
 """
 

@@ -1,8 +1,7 @@
 """The replicated state machine: tenants' quotas, jobs, grants and attained service.
 
-`apply` is deterministic: the same commands in the same order give the same state and the same answers on every host.
-What must never happen is refused here and nowhere else, because no command of a leader that was cut off gets past
-this place:
+`apply` is deterministic: equal commands in one order give one state and equal answers on every host. What must never
+happen is refused here and nowhere else, because no command of a leader that was cut off gets past this place:
 
 - no tenant ever holds more GPUs than its quota (one lowered under what is held lets that run out and grants nothing);
 - a grant's epoch grows by one each time, and a command of another epoch changes nothing;

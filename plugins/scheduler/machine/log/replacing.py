@@ -3,15 +3,15 @@
     running, whole --PlacesLost (a host is lost)--> running, `missing` --Replaced--> running, whole
                    --MoveAsked (it is alive)------> running, `moving`  --Replaced--> running, `leaving` --its report-->
 
-It stays one grant under one epoch: the ranks that are left go on where they are, and wait for those that are to come.
-Where no place is found the whole gang stops and is queued again, as one does that cannot heal; one that only was to
+It stays one grant under one epoch: the ranks that are left stay where they are, and wait for those that are to come.
+Where no place is found the whole gang stops and is queued again, like a gang that cannot heal; a gang that only was to
 move stays where it is.
 
 A place is taken over by a host without ranks of the gang, or by one that has some and whose place grows:
 
     gpu1 (0 1), gpu2 (2 3)  --Replaced(gpu1 -> gpu2 (2 3 0 1))-->  gpu2 (2 3 0 1), leaving: gpu1 (0 1)
 
-Those that it had run on, and the others join them (`plugins.facts.Place.ranks`).
+The ranks that were there keep running, and the others join them (`plugins.facts.Place.ranks`).
 """
 
 from collections.abc import Collection, Container, Mapping

@@ -11,8 +11,8 @@ ranks (`agent/jobs/runner.py`, mode 0600, gone with the ranks) and in their own 
 
 Hosts that find a place for the job or run it may have it, as far as the log that the holder knows says so. Whoever ran
 it keeps it until the job ends, so the job outlives the submitting agent. Copies beside that one are there for the time
-before the first start: a job waits in the queue for hours, and the host where somebody typed `submit` may be gone by
-then. When nobody who has it answers, the job goes back to the queue and says who would have to come back.
+before the first start: a job waits in the queue for hours, and the host where the job was submitted may be gone by
+then. When no host that has it answers, the job goes back to the queue and says which hosts would have to come back.
 """
 
 import asyncio

@@ -4,8 +4,8 @@
     log says stopping, or the grant is over --> runner.stop
     RanksEnded --> RanksReported to the log until it answers --> runner.forget, GPUs free
 
-Every look starts from the log's state, not from its events, so it finds the same after a restart, a replay of the log
-or a lost wake-up. A start is fenced twice: by an epoch on disk here, and by the runner's own.
+Every look starts from the log's state, not from its events, so a restart, a replay of the log or a lost wake-up changes
+nothing of what it finds. A start is fenced twice: by an epoch on disk here, and by the runner's own.
 """
 
 import asyncio
