@@ -148,7 +148,8 @@ class RanksSpec(msgspec.Struct, frozen=True, kw_only=True):
     bind_gpus: bool = False
     """Each rank sees its own GPUs only, not those of its siblings here."""
     held_back: bool = False
-    """Its ranks begin on what other ranks leave of the cores, until their channel answers (`covey.ports.LetsGo`)."""
+    """Whether its ranks begin on what other ranks leave of the cores, until their channel answers
+    (`covey.ports.LetsGo`)."""
     attach: bool = True
     """Whether `covey.hooks` sees the script's steps."""
     tables: int = 1

@@ -79,7 +79,7 @@ def overlap_s(intervals: Iterable[tuple[float, float]], start_s: float, end_s: f
 
 
 def some(candidates: Sequence[T], count: int, rng: random.Random) -> list[T]:
-    """At most `count` of the candidates, in random order."""
+    """A random choice of at most `count` candidates, in random order."""
     return rng.sample(candidates, min(count, len(candidates)))
 
 

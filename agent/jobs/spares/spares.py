@@ -39,7 +39,7 @@ from plugins.base import Outbox, Program
 ALONE_S = 30.0
 """Seconds without an agent after which no spares are wanted."""
 HERE_S = 10.0
-"""From a spare's start until it says that it waits, seconds: a process that has not by then is not one of Covey's
+"""Seconds from a spare's start until it has to say that it waits: a process that has not by then is not one of Covey's
 scripts."""
 WARM_S = 300.0
 """Seconds in which a spare has to import everything."""

@@ -11,8 +11,8 @@ TAKE_S = 5.0
 
 
 class AnswerLost(Exception):
-    """It is not known whether a spare has become the rank, or may yet: whatever waits must be ended before anything
-    else is started."""
+    """The answer of a spare's keeper was lost: a spare may have become the rank, or may yet, so whatever waits must be
+    ended before anything else is started."""
 
 
 async def take(env: Env, socket: Address, command: Command) -> Process | None:

@@ -30,7 +30,7 @@ class DriverCalls:
 
     @property
     def silence(self) -> str:
-        """That no call is made now, in words that do not change while it is so; empty when calls are made."""
+        """The driver's silence in words that do not change while it lasts; empty when calls are made."""
         return f"{self._driver} does not answer" if self.trouble else ""
 
     @property

@@ -44,9 +44,9 @@ class GpuSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """[gpus]: real ones are found by NVML and need nothing here."""
 
     backend: str = "auto"
-    """Where the devices come from. `nvml`: what NVIDIA's driver has, MIG instances included; `cpu`: what `cpu` lists;
-    `simulated`: `simulated` devices that only pretend; `auto`: `simulated` or `cpu` where these say something, else
-    `nvml`."""
+    """The source of the devices. `nvml`: what NVIDIA's driver has, MIG instances included; `cpu`: what `cpu` lists;
+    `simulated`: devices that only pretend, `simulated` of them; `auto`: `simulated` or `cpu` where these say something,
+    else `nvml`."""
     simulated: int = 0
     """The number of GPUs to pretend, for a rack on a laptop; 0: the real ones."""
     simulated_memory: str = "16 GiB"

@@ -387,7 +387,8 @@ def read_frames(data: bytes, at: int, salt: int) -> tuple[list[bytes], int]:
 
 
 def next_frame(data: bytes, after: int, salt: int) -> int | None:
-    """Where a good frame begins behind the damage at `after`; None when there is none, as after a torn write."""
+    """The position where a good frame begins behind the damage at `after`; None when there is none, as after a torn
+    write."""
     at = data.find(_MARK_BYTES, after + 1)
     while at >= 0:
         if _frame_at(data, at, salt) is not None:

@@ -70,7 +70,7 @@ class Leading:
         self._changed_s = now_s
         """When the configuration in force was appended: a host that answers a later round answers under it."""
         self._leaving: tuple[float, float] | None = None
-        """Since when, and until when, this leader offers to hand over; None: it does not."""
+        """The times since when, and until when, this leader offers to hand over; None: it does not."""
         self.tick_s = now_s
         """When the next round of heartbeats is due."""
         self.first_index = raft_log.log.last_index + 1

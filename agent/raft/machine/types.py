@@ -157,7 +157,7 @@ class SaveSnapshot(msgspec.Struct, frozen=True):
 
 
 class Apply(msgspec.Struct, frozen=True):
-    """These entries are committed; apply them in order, once."""
+    """Apply these committed entries in order, once."""
 
     first: int
     entries: tuple[Entry, ...]

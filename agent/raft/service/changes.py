@@ -45,7 +45,7 @@ class ProposalLogView(Protocol):
 
     @property
     def heard_lately(self) -> frozenset[HostId]:
-        """On the leader: the hosts that answered within an election timeout, itself included."""
+        """The hosts that answered this leader within an election timeout, itself included."""
 
     @property
     def stranger(self) -> HostId | None:

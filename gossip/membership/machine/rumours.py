@@ -27,7 +27,7 @@ class Rumours:
         return len(self._by_host)
 
     def publish(self, host: HostId, message: Message) -> None:
-        """From now on send this about `host`, and nothing older."""
+        """Send this message about `host` from now on, and no older one."""
         self._serial += 1
         self._by_host[host] = Rumour(message, size(message), self._serial)
 

@@ -277,7 +277,7 @@ def are_free(count: int) -> str:
 
 
 def scattered(free: Mapping[HostId, int], spec: JobSpec) -> str:
-    """That there are enough GPUs, but not where this gang needs them."""
+    """The words for GPUs that suffice, but are not where this gang needs them."""
     where = ", ".join(f"{host} {count}" for host, count in sorted(free.items()) if count)
     return f"free GPUs by host are {where}, and {_needs(spec)}"
 

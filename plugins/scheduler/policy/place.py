@@ -1,4 +1,4 @@
-"""Where a gang goes: onto few hosts, unless its steps took no longer on several (NSDI'19 §3.4).
+"""The placement of a gang: onto few hosts, unless its steps took no longer on several (NSDI'19 §3.4).
 
 Workers on several hosts communicate through the network. Tiresias packs the models that have one huge tensor and
 spreads all others into gaps. Most jobs do not describe their tensors, so a gang is packed here until its model is

@@ -31,9 +31,8 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Stop a job of a lower queue for one of a higher queue. Off: a started job keeps its GPUs, except that an
     opportunistic one always yields to guaranteed ones."""
     defragment: bool = True
-    """Where a gang fits once others have moved, and these can continue without a host (`job.state`), they move instead
-    of being stopped, or waited for; also where the gang fits on one host then, and loses on several
-    (`policy/defragment.py`)."""
+    """Whether gangs that can continue without a host (`job.state`) move so that another gang fits, instead of being
+    stopped, or waited for; also so that a gang fits on one host that loses on several (`policy/defragment.py`)."""
     demote_after_s: float | None = 300.0
     """A job of class auto that waited this many seconds for its tenant's quota becomes opportunistic; None or inf:
     never (AntMan §3.3 names no time. Ours: long beside the seconds that placing takes, short beside the hours of a

@@ -1,4 +1,5 @@
-"""Between the scheduler and the replicated log: it proposes commands and applies what the log says to the queue.
+"""The link between the scheduler and the replicated log: it proposes commands and applies what the log says to the
+queue.
 
 `behind` tells whether this copy may be missing what was already decided: true from the start of the agent until a
 command of its own came back out of the log, and whenever the copy is older than `current_s`. What is read from an old

@@ -1,4 +1,4 @@
-"""Where GPUs are shared: what a host gossips of its own, and what a coordinator and its leader make of it.
+"""GPUs that are shared: what a host gossips of its own, and what a coordinator and its leader make of it.
 
     GpusMeasured (once a second) --> GpuGossip: key `gpus_shared`, at most 256 bytes --> SharedGpus of each host
 

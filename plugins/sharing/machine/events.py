@@ -88,7 +88,7 @@ class HardLimited(msgspec.Struct, frozen=True):
 
 
 class Suspended(msgspec.Struct, frozen=True):
-    """After a `Suspend`: the job holds no device memory now (`ok`), or could not be suspended."""
+    """The outcome of a `Suspend`: the job holds no device memory now (`ok`), or could not be suspended."""
 
     job: JobId
     ok: bool

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from covey.core.ids import JobId
 
 ACK_S = 5.0
-"""Seconds that a job may take to apply a smaller limit..."""
+"""Seconds that a job may take to apply a smaller limit."""
 ACK_STEPS = 3.0
-"""...or the number of its mini-batches, if these take longer."""
+"""The number of its mini-batches in which a job has to apply a smaller limit, if these take longer than `ACK_S`."""
 
 
 @dataclass

@@ -25,8 +25,8 @@ Rank = tuple[JobId, int, int]
 
 
 class RankAge(msgspec.Struct, frozen=True):
-    """Since when a rank's newest process runs on this host, as far as this agent knows. Pid 0: since when no process
-    does."""
+    """The age of a rank's newest process: since when it runs on this host, as far as this agent knows. Pid 0: since
+    when no process does."""
 
     pid: int
     since_s: float
@@ -58,7 +58,7 @@ class RankSigns:
         self._calm: dict[Grant, tuple[int, float]] = {}
         """How often the places of a grant were exchanged, and since when nothing disturbed the grant."""
         self._calm_s: float | None = None
-        """Since when nothing disturbed all grants here."""
+        """The time since when nothing disturbed all grants here; None: it is not known yet."""
         self._last_s = 0.0
 
     def heard(self, fact: HeartbeatHeard, now_s: float) -> None:

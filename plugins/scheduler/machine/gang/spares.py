@@ -49,7 +49,7 @@ class SparesOfOthers:
         """The hosts that this one chose: job -> the host that keeps spares of it, and has no rank of it."""
         self._told_s: dict[tuple[JobId, HostId], float] = {}
         self._leaves_s: dict[tuple[JobId, int], float] = {}
-        """Since when ranks of this job, whose `Place.since` is the number, are to leave this host."""
+        """The times since when ranks of a job, whose `Place.since` is the number, are to leave this host."""
 
     # ---- who is asked ----
 

@@ -43,7 +43,7 @@ class JobsSeen(NamedTuple):
     placing: Collection[JobId]
     """Gangs that are being placed."""
     coordinators: Mapping[HostId, int]
-    """For how many of these gangs each host is the coordinator."""
+    """The number of these gangs whose coordinator each host is."""
     may_move: Sequence[Job]
     """Running gangs that can continue without some of their hosts."""
 

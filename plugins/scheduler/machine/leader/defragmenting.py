@@ -60,7 +60,7 @@ class Clearing(msgspec.Struct):
     spread: bool
     """Whether the gang could have started without moves."""
     through_s: float | None = None
-    """Since when no gang moves any more."""
+    """The time since when no gang moves any more; None: some do."""
 
 
 class Defragmenting:

@@ -61,7 +61,7 @@ class Leases:
         self.given_s: dict[HostId, float] = {}
         """When each host was last given leases."""
         self.led_s: float | None = None
-        """Since when this host leads; None: it has not begun."""
+        """The time since when this host leads; None: it has not begun."""
         self.earlier_s = 0.0
         """The longest lease of earlier leaders in seconds, grace and margin included."""
         self.earlier_pause_s = 0.0

@@ -37,7 +37,7 @@ Books = Mapping[str, OrderBook]
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
-    """Where a guaranteed job is in the order."""
+    """The entry of a guaranteed job in the order."""
 
     tenant: str | None
     """The tenant whose book it is; None: the one that tenants without a quota share."""

@@ -1,4 +1,4 @@
-"""For how long jobs wait, and which of them are promoted or demoted for it.
+"""How long jobs wait, and which of them are promoted or demoted for it.
 
 Each job has a time at which that may come, in a heap, so a look reads the few whose time has come and no others.
 

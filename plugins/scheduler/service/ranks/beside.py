@@ -1,4 +1,5 @@
-"""Where GPUs are shared: ranks start here when this host's sharing says so, and go when it says that they cannot stay.
+"""Ranks on GPUs that are shared: they start here when this host's sharing says so, and go when it says that they cannot
+stay.
 
     the log placed them here --> RanksComing, again and again --> RanksMayStart --> they start
                                                               --> RanksUnfit    --> TakenBack(unfit): queued again
