@@ -317,7 +317,7 @@ class JobAttached(Fact, frozen=True):
     to: str
     """What is attached, such as `torch 2.13.0`; empty: nothing."""
     problem: str
-    """Why less is seen than could be; empty: all is seen."""
+    """Why less is seen than could be; empty: there is no reason."""
 
 
 class HeartbeatHeard(Fact, frozen=True):

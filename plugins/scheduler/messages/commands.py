@@ -229,7 +229,7 @@ class GpusKept(CommandBase, frozen=True, kw_only=True):
 
 
 class Elapsed(CommandBase, frozen=True, kw_only=True):
-    """Leader: the total time for which jobs have waited on this rack, in seconds. It only grows (max-merge)."""
+    """Leader: the seconds during which any job has waited on this rack, in all. They only grow (max-merge)."""
 
     clock_s: Seconds
 
